@@ -1,7 +1,5 @@
 """The conv2d problem."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 from codegen.operators.convolution.problem import AllowsWinograd

@@ -5,8 +5,6 @@ Of each tile of the output there are 16 or 36 places, and a product of matrices 
 filters (channels first: filters by channels, channels by tiles). The extents of the matrices are multiples of 8.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any

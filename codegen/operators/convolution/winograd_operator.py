@@ -1,8 +1,6 @@
 """Winograd as a third algorithm of a convolution's operator: of the forward one as it is, of a gradient as that of the
 output's gradient."""
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar

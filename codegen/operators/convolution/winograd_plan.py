@@ -1,7 +1,5 @@
 """What verifies kernels of Winograd: reduced problems of a signature, and inputs whose transforms are exact."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass

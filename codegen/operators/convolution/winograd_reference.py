@@ -15,8 +15,6 @@ part needs more than 24 bits: there the bound is 0. That of F(4 x 4) is for filt
 divides by 576, which 24 bits give back where the quotient has few (the nearest fp32 to 1 / 576 is off by 2^-27).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

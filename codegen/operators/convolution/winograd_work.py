@@ -1,7 +1,5 @@
 """What a schedule of Winograd does to the machine: the product, and the transforms around it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from codegen.dtypes import dtype
