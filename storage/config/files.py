@@ -21,10 +21,10 @@ def close_tree(folder: Path) -> None:
 
 
 def close(path: Path) -> None:
-    """Does nothing where it is not there, or another user's."""
+    """Does nothing where it is not there, another user's, a link, or a device: a database may be named /dev/null."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         mode = path.lstat().st_mode
-        if not stat.S_ISLNK(mode) and mode & UMASK:
+        if (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode)) and mode & UMASK:
             path.chmod(stat.S_IMODE(mode) & ~UMASK)
 
 

@@ -53,8 +53,10 @@ def allowed_for(api: Api, problem: dict[str, Any], name: str) -> list[Any] | dic
 
 
 def test_every_tunable_value_that_is_listed_may_be_asked_for(api: Api) -> None:
-    # Some are of kernels on CUDA cores, some of those on tensor cores: what is listed is what either takes.
-    problems = [MATMUL, {**MATMUL, "dtype": "float16"}]
+    # Some are of kernels on CUDA cores, some of those on tensor cores, some of those over rings: what is listed is what
+    # any of them takes.
+    truncated = {"fraction_bits": 8, "truncation": {"policy": "tolerance", "ulp": 64}}
+    problems = [MATMUL, {**MATMUL, "dtype": "float16"}, {**MATMUL, "dtype": "int64", **truncated}]
     (listed,) = (one for one in api.client.get("/v1/operators").json()["operators"] if one["operator"] == "matmul")
     for name, tunable in listed["tunables"].items():
         found = [allowed for problem in problems if (allowed := allowed_for(api, problem, name))]

@@ -63,7 +63,7 @@ CUKILN_CPU_EXPORT void fake_announce(const char* name, void* begin, uint64_t byt
   buffer.begin = static_cast<char*>(begin);
   buffer.bytes = bytes;
   buffer.writable = true;
-  buffer.written = false;
+  forget_writes(buffer);
 }
 """
 _RUN_SECONDS = 60.0

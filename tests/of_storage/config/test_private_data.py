@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from storage.config.files import close_tree
+from storage.config.files import close, close_tree
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from tests.support.fixtures_queue import JOURNAL_WORKER
@@ -98,3 +98,13 @@ def test_a_closed_folder_is_not_looked_through_again_and_links_are_not_followed(
     (data / "later").chmod(0o644)
     close_tree(data)
     assert open_to_others(data) == {"later": "0o644"}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes a device file, which root may")
+def test_a_device_file_keeps_its_permissions(tmp_path: Path) -> None:
+    """A database that is named /dev/null by mistake: closed to others, it would break the machine's other programs."""
+    device = tmp_path / "null"
+    os.mknod(device, stat.S_IFCHR | 0o666, Path(os.devnull).stat().st_rdev)
+    device.chmod(0o666)
+    close(device)
+    assert stat.S_IMODE(device.stat().st_mode) == 0o666
