@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from storage.config.files import close_tree
+from storage.config.files import close, close_tree
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from tests.support.fixtures_queue import JOURNAL_WORKER
@@ -98,3 +98,15 @@ def test_a_closed_folder_is_not_looked_through_again_and_links_are_not_followed(
     (data / "later").chmod(0o644)
     close_tree(data)
     assert open_to_others(data) == {"later": "0o644"}
+
+
+def test_a_device_is_not_closed(tmp_path: Path) -> None:
+    """DATABASE_URL=sqlite:////dev/null, run as root, took /dev/null from all other users."""
+    device = tmp_path / "device"
+    try:
+        os.mknod(device, stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("this user may make no device")
+    device.chmod(0o666)
+    close(device)
+    assert stat.S_IMODE(device.stat().st_mode) == 0o666
