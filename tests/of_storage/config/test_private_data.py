@@ -16,6 +16,7 @@ from storage.database.session import Database
 from tests.support.fixtures_queue import JOURNAL_WORKER
 from workers.supervisor import serve
 from workers.supervisor.serve import Commands, Running
+from workers.supervisor.start_checks import ServeError, lock_folder
 
 KEY = "k" * 32
 
@@ -110,3 +111,11 @@ def test_a_device_is_not_closed(tmp_path: Path) -> None:
     device.chmod(0o666)
     close(device)
     assert stat.S_IMODE(device.stat().st_mode) == 0o666
+
+
+def test_a_folder_for_all_users_is_no_data_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(ServeError, match="is for all users"):
+        lock_folder(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o1777
+    assert list(tmp_path.iterdir()) == []
