@@ -52,6 +52,8 @@ RECONCILER_KEY = "cukiln:reconciler"  # there as long as one is at work
 
 EVENTS_PER_JOB = 1_000  # about half a megabyte; a watcher that was away for longer reads the state from the database
 EVENT_SECONDS = 3600  # after the last one
+READ_AT_ONCE = 20
+"""Events of one read: while a watcher takes them, all others and every other request wait."""
 ANSWER_SECONDS = 0.5
 SILENT_SECONDS = 1.0
 
@@ -264,7 +266,9 @@ async def follow(
 ) -> AsyncIterator[list[Event]]:
     """Batches of events after the id `after`, for ever; empty after `wait_seconds` of silence. Raises RedisError."""
     while True:
-        answer: Any = await client.xread({events_key(job_id): after}, count=500, block=max(1, int(wait_seconds * 1000)))
+        answer: Any = await client.xread(
+            {events_key(job_id): after}, count=READ_AT_ONCE, block=max(1, int(wait_seconds * 1000))
+        )
         events = _events(answer)
         if events:
             after = events[-1].id

@@ -97,9 +97,16 @@ class LocalObjects(RemoteObjects):
         super().__init__(LocalStore(root))
 
     def put(self, path: str, data: bytes) -> None:
+        file = self.root / path
+        if file.is_dir():  # the only thing that a rename does not replace
+            file.rename(f"{file}#folder")
         super().put(path, data)
-        sync(self.root / path)
-        sync((self.root / path).parent)
+        sync(file)
+        sync(file.parent)
+
+    def get(self, path: str) -> bytes | None:
+        """None also where something stands that is no file: reading a pipe would not end."""
+        return super().get(path) if (self.root / path).is_file() else None
 
     def list(self) -> Iterator[StoredObject]:
         # Not through obstore: its listing hides the staged files of a crash, which are what a sweep is for.

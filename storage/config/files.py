@@ -21,10 +21,11 @@ def close_tree(folder: Path) -> None:
 
 
 def close(path: Path) -> None:
-    """Does nothing where it is not there, another user's, a link, or a device: a database may be named /dev/null."""
+    """Does nothing where it is not there, or another user's. Devices stay as they are: they are the machine's."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         mode = path.lstat().st_mode
-        if (stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode)) and mode & UMASK:
+        is_ours = stat.S_ISREG(mode) or stat.S_ISDIR(mode) or stat.S_ISSOCK(mode) or stat.S_ISFIFO(mode)
+        if is_ours and mode & UMASK:
             path.chmod(stat.S_IMODE(mode) & ~UMASK)
 
 

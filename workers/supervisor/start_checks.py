@@ -6,6 +6,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -32,6 +33,7 @@ def lock_folder(folder: Path) -> int:
     """Hold the data folder, whose valkey log two would ruin; returns the open file. Raises ServeError, FolderBusy."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _refuse_shared(folder)
         lock = os.open(folder / "serve.lock", os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise _unusable(folder, error) from None
@@ -45,6 +47,12 @@ def lock_folder(folder: Path) -> int:
         ) from None
     close_tree(folder)
     return lock
+
+
+def _refuse_shared(folder: Path) -> None:
+    """A data folder is closed to other users: `/` and those such as /tmp are theirs too. Raises ServeError."""
+    if folder.stat().st_mode & stat.S_ISVTX or folder.resolve() == Path("/"):
+        raise ServeError(f"{folder} is for all users, and a data folder for one: set CUKILN_DATA to a folder in it")
 
 
 def refuse_half_restored(folder: Path) -> None:

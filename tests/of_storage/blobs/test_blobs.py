@@ -9,12 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 from obstore.store import MemoryStore
 
-from storage.blobs.blob_store import Blob, BlobStore, add_blobs
+from storage.blobs.blob_store import Blob, BlobStore, add_blobs, blob_path
 from storage.blobs.object_store import LocalObjects, RemoteObjects, StoredObject, open_objects
 from storage.database.session import Clock, Database
 from storage.database.tables import BlobRow
@@ -90,6 +91,18 @@ def test_damaged_bytes_are_never_handed_out_and_healed_by_the_next_put(
             use(DIGEST)
     blobs.put(DATA, "-")
     assert blobs.get(DIGEST) == DATA
+
+
+@pytest.mark.parametrize("what", ["folder", "pipe", "loop"])
+def test_what_is_no_file_is_missing_and_replaced_by_the_next_put(blobs: BlobStore, folder: Path, what: str) -> None:
+    digest = blobs.put(b"kernel", "text/plain").digest
+    file = folder / blob_path(digest)
+    file.unlink()
+    {"folder": file.mkdir, "pipe": partial(os.mkfifo, file), "loop": partial(file.symlink_to, file)}[what]()
+    with pytest.raises(BlobMissing):
+        blobs.get(digest)
+    blobs.put(b"kernel", "text/plain")
+    assert blobs.get(digest) == b"kernel"
 
 
 def test_the_same_bytes_are_written_once(blobs: BlobStore, folder: Path) -> None:

@@ -16,6 +16,7 @@ from storage.database.session import Database
 from tests.support.fixtures_queue import JOURNAL_WORKER
 from workers.supervisor import serve
 from workers.supervisor.serve import Commands, Running
+from workers.supervisor.start_checks import ServeError, lock_folder
 
 KEY = "k" * 32
 
@@ -100,11 +101,21 @@ def test_a_closed_folder_is_not_looked_through_again_and_links_are_not_followed(
     assert open_to_others(data) == {"later": "0o644"}
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="makes a device file, which root may")
-def test_a_device_file_keeps_its_permissions(tmp_path: Path) -> None:
-    """A database that is named /dev/null by mistake: closed to others, it would break the machine's other programs."""
-    device = tmp_path / "null"
-    os.mknod(device, stat.S_IFCHR | 0o666, Path(os.devnull).stat().st_rdev)
+def test_a_device_is_not_closed(tmp_path: Path) -> None:
+    """DATABASE_URL=sqlite:////dev/null, run as root, took /dev/null from all other users."""
+    device = tmp_path / "device"
+    try:
+        os.mknod(device, stat.S_IFCHR, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("this user may make no device")
     device.chmod(0o666)
     close(device)
     assert stat.S_IMODE(device.stat().st_mode) == 0o666
+
+
+def test_a_folder_for_all_users_is_no_data_folder(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    with pytest.raises(ServeError, match="is for all users"):
+        lock_folder(tmp_path)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o1777
+    assert list(tmp_path.iterdir()) == []
