@@ -171,16 +171,17 @@ class Conv2dDgrad(WinogradOperator):
             )
         of_taps, of_channels = max(1, t["tile_k"] // dy), max(1, t["tile_n"] // w)
         vectors = t["tile_k"] * of_channels
-        return check(
-            threads % of_taps == 0,
-            "gather",
-            f"{threads} threads for {of_taps} vectors of taps: each thread needs one tap in all its rows",
-        ) or check(
-            threads % of_channels == 0 and (vectors % threads == 0 or vectors < threads),
-            "gather",
-            f"{threads} threads for {t['tile_k']} x {of_channels} vectors of filters: each thread needs the same "
-            "channels in all its rows",
-        )
+        if threads % of_taps != 0:
+            return Rejected(
+                "gather", f"{threads} threads for {of_taps} vectors of taps: each thread needs one tap in all its rows"
+            )
+        if threads % of_channels != 0 or (vectors % threads != 0 and vectors >= threads):
+            return Rejected(
+                "gather",
+                f"{threads} threads for {t['tile_k']} x {of_channels} vectors of filters: each thread needs the same "
+                "channels in all its rows",
+            )
+        return None
 
     def gather_registers(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
         return implicit.image_registers(s, t) + WEIGHT_REGISTERS

@@ -99,16 +99,17 @@ class Conv2dWgrad(ConvolutionOperator):
     def gather_rule(self, p: Conv2dWgradProblem, t: Mapping[str, Any]) -> Rejected | None:
         threads, (dy, x, _) = implicit.threads(t), self.aligns(p)
         taps, pixels = max(1, t["tile_n"] // x), max(1, t["tile_k"] // dy)
-        return check(
-            threads % taps == 0,
-            "gather",
-            f"{threads} threads for {taps} vectors of taps: each thread needs one tap at all its pixels",
-        ) or check(
-            p.channels_last or threads % pixels == 0,
-            "gather",
-            f"{threads} threads for {pixels} vectors of dy's pixels: each thread needs the same pixels of all its "
-            "filters",
-        )
+        if threads % taps != 0:
+            return Rejected(
+                "gather", f"{threads} threads for {taps} vectors of taps: each thread needs one tap at all its pixels"
+            )
+        if not p.channels_last and threads % pixels != 0:
+            return Rejected(
+                "gather",
+                f"{threads} threads for {pixels} vectors of dy's pixels: each thread needs the same pixels of all its "
+                "filters",
+            )
+        return None
 
     def gather_registers(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
         return PLACE_REGISTERS + (0 if s["layout"] == "nhwc" else APART_REGISTERS)

@@ -9,7 +9,7 @@ from typing import Any
 from codegen.dtypes import dtype
 from codegen.operators.matmul import grid, split
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
 
@@ -68,47 +68,32 @@ def rules(
 
 def _shape_rules(t: Mapping[str, Any]) -> Rejected | None:
     m, n, tm, tn, warp = t["tile_m"], t["tile_n"], t["thread_m"], t["thread_n"], t["warp_m"]
-    if broken := check(
-        m % tm == 0 and n % tn == 0, "thread_tile", f"threads of {tm}x{tn} do not cover a tile of {m}x{n}"
-    ):
-        return broken
+    if m % tm != 0 or n % tn != 0:
+        return Rejected("thread_tile", f"threads of {tm}x{tn} do not cover a tile of {m}x{n}")
     count, across_m, across_n = threads(t), m // tm, n // tn
-    return (
-        check(
-            32 <= count <= 1024 and count % 32 == 0,
-            "threads",
-            f"{m}x{n} / {tm}x{tn} = {count} threads; 32 to 1024 in whole warps",
-        )
-        or check(
-            32 % warp == 0 and across_m % warp == 0,
-            "warp",
-            f"{across_m} threads along m are no multiple of warp_m = {warp}",
-        )
-        or check(
-            across_n % (32 // warp) == 0,
-            "warp",
-            f"{across_n} threads along n are no multiple of 32 / warp_m = {32 // warp}",
-        )
-        or check(
-            t["tile_k"] % t["unroll_k"] == 0,
-            "unroll",
-            f"unroll_k = {t['unroll_k']} does not divide tile_k = {t['tile_k']}",
-        )
-        or check(
-            t["fragments"] == 1 or t["unroll_k"] % 2 == 0,
-            "fragments",
-            f"2 fragment buffers need an even unroll_k, not {t['unroll_k']}",
-        )
-        or check(t["padding"] % 4 == 0, "padding", f"padding = {t['padding']} breaks the alignment to 4 floats")
-    )
+    if not (32 <= count <= 1024 and count % 32 == 0):
+        return Rejected("threads", f"{m}x{n} / {tm}x{tn} = {count} threads; 32 to 1024 in whole warps")
+    if 32 % warp != 0 or across_m % warp != 0:
+        return Rejected("warp", f"{across_m} threads along m are no multiple of warp_m = {warp}")
+    if across_n % (32 // warp) != 0:
+        return Rejected("warp", f"{across_n} threads along n are no multiple of 32 / warp_m = {32 // warp}")
+    if t["tile_k"] % t["unroll_k"] != 0:
+        return Rejected("unroll", f"unroll_k = {t['unroll_k']} does not divide tile_k = {t['tile_k']}")
+    if t["fragments"] != 1 and t["unroll_k"] % 2 != 0:
+        return Rejected("fragments", f"2 fragment buffers need an even unroll_k, not {t['unroll_k']}")
+    if t["padding"] % 4 != 0:
+        return Rejected("padding", f"padding = {t['padding']} breaks the alignment to 4 floats")
+    return None
 
 
 def _vector_rules(t: Mapping[str, Any], problem: MatmulProblem, aligns: tuple[int, int]) -> Rejected | None:
     row_a = t["tile_m"] if problem.a_transposed else t["tile_k"]
     row_b = t["tile_k"] if problem.b_transposed else t["tile_n"]
-    return check(
-        row_a % aligns[0] == 0, "vector", f"a tile row of A has {row_a} elements, no multiple of {aligns[0]}"
-    ) or check(row_b % aligns[1] == 0, "vector", f"a tile row of B has {row_b} elements, no multiple of {aligns[1]}")
+    if row_a % aligns[0] != 0:
+        return Rejected("vector", f"a tile row of A has {row_a} elements, no multiple of {aligns[0]}")
+    if row_b % aligns[1] != 0:
+        return Rejected("vector", f"a tile row of B has {row_b} elements, no multiple of {aligns[1]}")
+    return None
 
 
 def _worth_rules(t: Mapping[str, Any], problem: MatmulProblem, size: int, target: Target) -> Rejected | None:
@@ -116,17 +101,10 @@ def _worth_rules(t: Mapping[str, Any], problem: MatmulProblem, size: int, target
     k, slices = problem.k, t["split_k"]
     steps = grid.k_steps(k, t["tile_k"]) // slices  # of the shortest slice
     unforced = target.registers_per_sm // (2 * threads(t))
-    return (
-        grid.padding_rules(t, problem, 8)
-        or check(
-            t["stages"] == 1 or steps > 1,
-            "stages",
-            f"2 stages with one step: k = {k}, tile_k = {t['tile_k']}, split_k = {slices}",
-        )
-        or check(
-            t["min_blocks"] == 1 or registers(t, size) + TYPICAL_SHORTFALL > unforced,
-            "min_blocks",
-            f"2 blocks of about {registers(t, size)} registers fit unasked ({unforced} each)",
-        )
-        or grid.order_rules(t, problem)
-    )
+    if broken := grid.padding_rules(t, problem, 8):
+        return broken
+    if t["stages"] != 1 and steps <= 1:
+        return Rejected("stages", f"2 stages with one step: k = {k}, tile_k = {t['tile_k']}, split_k = {slices}")
+    if t["min_blocks"] != 1 and registers(t, size) + TYPICAL_SHORTFALL <= unforced:
+        return Rejected("min_blocks", f"2 blocks of about {registers(t, size)} registers fit unasked ({unforced} each)")
+    return grid.order_rules(t, problem)

@@ -169,88 +169,68 @@ def rules(
 def _instruction_rules(t: Mapping[str, Any], problem: MatmulProblem, target: Target) -> Rejected | None:
     by_k, mma_k = MMA_K[problem.dtype], t["mma_k"]
     name = "tf32" if problem.dtype == "float32" else problem.dtype
-    return check(
-        mma_k in by_k, "mma", f"mma.sync on {name} has k = {' or '.join(map(str, by_k))}, not mma_k = {mma_k}"
-    ) or check(
-        target.capability >= by_k.get(mma_k, 0),
-        "mma",
-        f"mma.sync on {name} with k = {mma_k} needs sm_{by_k.get(mma_k)}; the target is {target.name}",
-    )
+    if mma_k not in by_k:
+        return Rejected("mma", f"mma.sync on {name} has k = {' or '.join(map(str, by_k))}, not mma_k = {mma_k}")
+    if target.capability < by_k.get(mma_k, 0):
+        return Rejected(
+            "mma", f"mma.sync on {name} with k = {mma_k} needs sm_{by_k.get(mma_k)}; the target is {target.name}"
+        )
+    return None
 
 
 def _shape_rules(t: Mapping[str, Any], size: int) -> Rejected | None:
     row_bytes, (rows, columns) = t["tile_k"] * size, warp_tile(t)
-    return (
-        check(
-            row_bytes in ROW_BYTES,
-            "tile_k",
-            f"tile_k = {t['tile_k']} is {row_bytes} bytes; {', '.join(map(str, ROW_BYTES))} are allowed",
+    if row_bytes not in ROW_BYTES:
+        return Rejected(
+            "tile_k", f"tile_k = {t['tile_k']} is {row_bytes} bytes; {', '.join(map(str, ROW_BYTES))} are allowed"
         )
-        or check(
-            rows * t["warps_m"] == t["tile_m"] and rows % 16 == 0 and rows > 0,
-            "warp_tile",
-            f"{t['tile_m']} rows for {t['warps_m']} warps are no multiple of 16 each",
-        )
-        or check(
-            columns * t["warps_n"] == t["tile_n"] and columns % 16 == 0 and columns > 0,
-            "warp_tile",
-            f"{t['tile_n']} columns for {t['warps_n']} warps are no multiple of 16 each",
-        )
-        or check(
-            threads(t) <= 1024,
-            "threads",
-            f"{t['warps_m']} x {t['warps_n']} warps are {threads(t)} threads; at most 1024",
-        )
-        or check(
-            t["fragments"] == 1 or row_bytes % (2 * STEP_BYTES) == 0,
+    if rows * t["warps_m"] != t["tile_m"] or rows % 16 != 0 or rows <= 0:
+        return Rejected("warp_tile", f"{t['tile_m']} rows for {t['warps_m']} warps are no multiple of 16 each")
+    if columns * t["warps_n"] != t["tile_n"] or columns % 16 != 0 or columns <= 0:
+        return Rejected("warp_tile", f"{t['tile_n']} columns for {t['warps_n']} warps are no multiple of 16 each")
+    if threads(t) > 1024:
+        return Rejected("threads", f"{t['warps_m']} x {t['warps_n']} warps are {threads(t)} threads; at most 1024")
+    if t["fragments"] != 1 and row_bytes % (2 * STEP_BYTES) != 0:
+        return Rejected(
             "fragments",
             f"2 fragment buffers need an even number of {STEP_BYTES}-byte k-steps; tile_k = {t['tile_k']} has 1",
         )
-    )
+    return None
 
 
 def _copy_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
     stages, narrowest = t["stages"], min(stored.aligns) * stored.size
     if t["copy"] == "registers":
         return check(stages <= 2, "copy", f"copies through registers have 1 or 2 stages, not {stages}")
-    return (
-        check(target.capability >= AMPERE, "copy", f"cp.async needs sm_{AMPERE}; the target is {target.name}")
-        or check(
-            narrowest >= LEAST_COPY_BYTES,
-            "copy",
-            f"cp.async copies at least {LEAST_COPY_BYTES} bytes; an operand is aligned to {narrowest}",
+    if target.capability < AMPERE:
+        return Rejected("copy", f"cp.async needs sm_{AMPERE}; the target is {target.name}")
+    if narrowest < LEAST_COPY_BYTES:
+        return Rejected(
+            "copy", f"cp.async copies at least {LEAST_COPY_BYTES} bytes; an operand is aligned to {narrowest}"
         )
-        or check(
-            not any(stored.turned),
+    if any(stored.turned):
+        return Rejected(
             "copy",
             f"bytes that do not lie along k are turned in registers: layout {stored.layout} needs copy = registers",
         )
-        or check(stages >= 2, "copy", "cp.async needs a stage that is not being read: 2 stages at least")
-    )
+    if stages < 2:
+        return Rejected("copy", "cp.async needs a stage that is not being read: 2 stages at least")
+    return None
 
 
 def _resource_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
     maxnreg, count = t["maxnreg"], threads(t)
     limited = maxnreg or t["min_blocks"] > 1
     wanted = least_registers(t, stored) if limited else registers(t, stored)
-    return (
-        check(
-            not maxnreg or t["min_blocks"] == 1,
-            "maxnreg",
-            f"CUDA takes maxnreg = {maxnreg} or min_blocks = {t['min_blocks']}, not both",
+    if maxnreg and t["min_blocks"] != 1:
+        return Rejected("maxnreg", f"CUDA takes maxnreg = {maxnreg} or min_blocks = {t['min_blocks']}, not both")
+    if maxnreg * count > target.registers_per_sm:
+        return Rejected(
+            "maxnreg", f"{count} threads of {maxnreg} registers; {target.name} has {target.registers_per_sm}"
         )
-        or check(
-            maxnreg * count <= target.registers_per_sm,
-            "maxnreg",
-            f"{count} threads of {maxnreg} registers; {target.name} has {target.registers_per_sm}",
-        )
-        or check(
-            not maxnreg or wanted <= maxnreg,
-            "registers",
-            f"at least {wanted} registers per thread; maxnreg = {maxnreg} would spill",
-        )
-        or grid.residency_rules(t["min_blocks"], count, shared_bytes(t, stored.size), wanted, target)
-    )
+    if maxnreg and wanted > maxnreg:
+        return Rejected("registers", f"at least {wanted} registers per thread; maxnreg = {maxnreg} would spill")
+    return grid.residency_rules(t["min_blocks"], count, shared_bytes(t, stored.size), wanted, target)
 
 
 def _stream_rule(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
@@ -272,23 +252,18 @@ def _worth_rules(t: Mapping[str, Any], problem: MatmulProblem, stored: Stored, t
     blocks = split.grid_blocks(problem, t)
     steps = split.all_steps(problem, t) // blocks  # of the shortest block
     wanted, limit = registers(t, stored), launch_bounds(t).registers(target)
-    return (
-        check(
-            static_k in (0, k) and static_k <= LARGEST_STATIC_K,
-            "static_k",
-            f"static_k = {static_k} is neither 0 nor k = {k}, or over {LARGEST_STATIC_K}",
+    if static_k not in (0, k) or static_k > LARGEST_STATIC_K:
+        return Rejected("static_k", f"static_k = {static_k} is neither 0 nor k = {k}, or over {LARGEST_STATIC_K}")
+    if broken := grid.padding_rules(t, problem, 2 * STEP_BYTES // stored.size):
+        return broken
+    if stages > max(2 if t["copy"] == "cp_async" else 1, steps):
+        return Rejected(
+            "stages", f"{stages} stages for {steps} steps: k = {k}, tile_k = {t['tile_k']}, {blocks} blocks"
         )
-        or grid.padding_rules(t, problem, 2 * STEP_BYTES // stored.size)
-        or check(
-            stages <= max(2 if t["copy"] == "cp_async" else 1, steps),
-            "stages",
-            f"{stages} stages for {steps} steps: k = {k}, tile_k = {t['tile_k']}, {blocks} blocks",
+    if (t["maxnreg"] or t["min_blocks"] != 1) and wanted <= limit:
+        return Rejected(
+            "maxnreg" if t["maxnreg"] else "min_blocks", f"about {wanted} registers fit into {limit} unasked"
         )
-        or check(
-            (not t["maxnreg"] and t["min_blocks"] == 1) or wanted > limit,
-            "maxnreg" if t["maxnreg"] else "min_blocks",
-            f"about {wanted} registers fit into {limit} unasked",
-        )
-        or (_stream_rule(t, stored, target) if t["split"] == "stream" else None)
-        or grid.order_rules(t, problem)
-    )
+    if t["split"] == "stream" and (broken := _stream_rule(t, stored, target)):
+        return broken
+    return grid.order_rules(t, problem)
