@@ -14,7 +14,7 @@ from codegen.operators.conv2d_wgrad.space import fill, level_slices
 from codegen.operators.convolution.direct import filter_rules
 from codegen.operators.matmul import grid, split, traffic
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.operators.matmul.simt_work import node_seconds
+from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.joined_space import Kind
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace, first_accepted
 from codegen.search.schedule import Schedule, Value

@@ -9,7 +9,7 @@ from codegen.dtypes import dtype
 from codegen.operator import ConfigField, Cost, Work, constants
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import grid
-from codegen.operators.matmul.simt_work import node_seconds
+from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Tunable

@@ -54,12 +54,12 @@ IDLE_SHARE = 0.1
 
 def functions(tunables: Mapping[str, Any]) -> tuple[str, ...]:
     """The kernel's __global__ functions, in launch order."""
-    return _FUNCTIONS[tunables["split"]]
+    return _FUNCTIONS[tunables.get("split", "none")]
 
 
 def deterministic(tunables: Mapping[str, Any], acc_dtype: str) -> bool:
     """Integer sums are the same in any order."""
-    return tunables["split"] != "atomic" or acc_dtype == "int32"
+    return tunables.get("split") != "atomic" or acc_dtype == "int32"
 
 
 def sum_bytes(problem: MatmulProblem) -> int:
