@@ -18,7 +18,9 @@ def _fits_float32(value: float) -> float:
     # The kernel holds scalars in fp32: a finite double beyond its range would become an infinity there.
     if not math.isfinite(value) or abs(value) > LARGEST_FLOAT32:
         raise refuse(
-            "not_float32", "must be finite and fit float32, so at most {allowed} in magnitude", allowed=LARGEST_FLOAT32
+            "not_float32",
+            f"must be finite and fit float32, so at most {LARGEST_FLOAT32} in magnitude",
+            allowed=LARGEST_FLOAT32,
         )
     return value
 
@@ -129,7 +131,7 @@ class Clip(Node):
     @model_validator(mode="after")
     def _ordered(self) -> "Clip":
         if self.lo > self.hi:
-            raise refuse("empty_clip", "lo is {lo} and hi is {hi}; lo must be at most hi", lo=self.lo, hi=self.hi)
+            raise refuse("empty_clip", f"lo is {self.lo} and hi is {self.hi}; lo must be at most hi")
         return self
 
 

@@ -1,10 +1,9 @@
 """The base of all problems, and the checked field types that problems share."""
 
-from collections.abc import Callable
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationInfo
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from codegen.canonical import as_integer
@@ -46,16 +45,15 @@ def filled_in(field: dict[str, Any]) -> None:
     field["anyOf"] = [own, {"type": "null"}]
 
 
-def refuse(kind: str, message: str, **numbers: Any) -> PydanticCustomError:
-    """A validation error with a stable `kind`, a sentence with `{placeholders}`, and the numbers it talks about."""
-    return PydanticCustomError(kind, message, numbers)
+def refuse(kind: str, message: str, allowed: Any = None) -> PydanticCustomError:
+    """A validation error with a stable `kind`, a sentence that goes on from the field's name, and what is allowed."""
+    return PydanticCustomError(kind, "{message}", {"message": message, "allowed": allowed})
 
 
 def require_indexable(number: int, what: str, allowed: int = LARGEST_EXTENT, makes: str = "makes") -> None:
     """Raises where a field makes more of something than a kernel counts."""
     if number > allowed:
-        message = makes + " {number} {what}; at most {allowed} can be indexed"
-        raise refuse("too_large", message, number=number, what=what, allowed=allowed)
+        raise refuse("too_large", f"{makes} {number} {what}; at most {allowed} can be indexed", allowed)
 
 
 def like_the_inputs(value: Any, info: ValidationInfo) -> Any:
@@ -71,14 +69,27 @@ FloatOut = Annotated[
 """The field `out_dtype` of problems on floats."""
 
 
+def _of_float32_only(value: bool, info: ValidationInfo) -> bool:
+    # One spelling for inputs that have no TF32, so that they share a key.
+    return value and info.data.get("dtype", "float32") == "float32"
+
+
+AllowTf32 = Annotated[
+    StrictBool,
+    AfterValidator(_of_float32_only),
+    Field(
+        description="Whether float32 inputs may lose their low 13 bits on the tensor cores. Means nothing for others."
+    ),
+]
+"""The field `allow_tf32` of problems that tensor cores compute."""
+
+
 def require_elements(name: str, elements: int) -> None:
     """Raises where an operand would span more elements than any index computation is meant for."""
     if elements > LARGEST_ELEMENTS:
         raise refuse(
             "too_many_elements",
-            "operand {operand} would span {elements} elements; at most {allowed} are allowed",
-            operand=name,
-            elements=elements,
+            f"operand {name} would span {elements} elements; at most {LARGEST_ELEMENTS} are allowed",
             allowed=LARGEST_ELEMENTS,
         )
 
@@ -102,18 +113,3 @@ class Problem(BaseModel):
     @cached_property
     def digest(self) -> str:
         return problem_digest(self.canonical())
-
-
-P = TypeVar("P", bound=Problem)
-
-
-def require(kind: type[P]) -> Callable[[Problem], P]:
-    """A function that returns its problem, which must be a `kind`; it raises TypeError."""
-    name = kind.model_fields["operator"].default
-
-    def checked(problem: Problem) -> P:
-        if not isinstance(problem, kind):
-            raise TypeError(f"{name} got a problem of operator {problem.operator!r}")
-        return problem
-
-    return checked

@@ -27,7 +27,7 @@ from codegen.problem import Problem
 from codegen.rows.problem import NormProblem, RowProblem
 from codegen.rows.reference import make_inputs, reference
 from codegen.search.joined_space import Kind, build_joined, together
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, first_accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
 from codegen.search.space import Linked, SearchSpace, Tunable
@@ -107,45 +107,32 @@ class RowOperator(Operator):
         steps = int(t.get("steps", 1))
         least = -(-p.columns // (row_threads * width))
         limit = min(target.registers_per_thread, target.registers_per_sm // max(count, 32))
-        return (
-            check(
-                32 <= count <= target.max_threads_per_block,
+        if not 32 <= count <= target.max_threads_per_block:
+            return Rejected(
                 "threads",
                 f"{rows} rows of {row_threads} threads are {count}; a block has 32 to {target.max_threads_per_block}",
             )
-            or check(
-                width * size <= 16 and p.columns % width == 0,
-                "vector",
-                f"vector = {width} of {size} bytes; rows of {p.columns} elements allow up to {p.align}",
+        if width * size > 16 or p.columns % width != 0:
+            return Rejected(
+                "vector", f"vector = {width} of {size} bytes; rows of {p.columns} elements allow up to {p.align}"
             )
-            or check(
-                row_threads == 1 or row_threads < 2 * power_of_two(-(-p.columns // width)),
-                "row_threads",
-                f"{row_threads} threads for a row of {-(-p.columns // width)} vectors are mostly idle",
+        if row_threads != 1 and row_threads >= 2 * power_of_two(-(-p.columns // width)):
+            return Rejected(
+                "row_threads", f"{row_threads} threads for a row of {-(-p.columns // width)} vectors are mostly idle"
             )
-            or check(
-                rows == 1 or rows * row_threads <= 32 or rows < 2 * power_of_two(p.rows),
-                "rows",
-                f"{rows} rows of a block are mostly padding for {p.rows}",
+        if rows != 1 and rows * row_threads > 32 and rows >= 2 * power_of_two(p.rows):
+            return Rejected("rows", f"{rows} rows of a block are mostly padding for {p.rows}")
+        if room and p.columns > room:
+            return Rejected("steps", f"room for {room} elements; a row has {p.columns} ({least} steps)")
+        if steps >= 2 * least:
+            return Rejected("steps", f"{steps} steps are mostly unused by {least}")
+        if _registers(t) > limit:
+            return Rejected("registers", f"a thread needs about {_registers(t)} registers; {limit} are there")
+        if _shared_bytes(t, size) > target.shared_per_block:
+            return Rejected(
+                "shared_memory", f"{_shared_bytes(t, size)} bytes of shared memory; {target.shared_per_block} are there"
             )
-            or check(
-                not room or p.columns <= room,
-                "steps",
-                f"room for {room} elements; a row has {p.columns} ({least} steps)",
-            )
-            or check(steps < 2 * least, "steps", f"{steps} steps are mostly unused by {least}")
-            or check(
-                _registers(t) <= limit,
-                "registers",
-                f"a thread needs about {_registers(t)} registers; {limit} are there",
-            )
-            or check(
-                _shared_bytes(t, size) <= target.shared_per_block,
-                "shared_memory",
-                f"{_shared_bytes(t, size)} bytes of shared memory; {target.shared_per_block} are there",
-            )
-            or ACCEPTED
-        )
+        return ACCEPTED
 
     def config(self, kernel: Kernel) -> Config:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()

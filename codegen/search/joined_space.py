@@ -22,11 +22,13 @@ from codegen.search.space import (
 
 @dataclass(frozen=True)
 class Kind:
-    """Schedules of one kind: their tunables, the value lists of levels 1 and 2, and what goes together in them."""
+    """Schedules of one kind: their tunables, the value lists of levels 1 and 2, and what goes together in them, and in
+    searches that name one of what goes together."""
 
     tunables: tuple[Tunable, ...]
     levels: Mapping[int, Mapping[str, tuple[Value, ...]]]
     linked: Mapping[int, Linked] | None = None
+    every_way: Linked | None = None
 
 
 def together(kinds: Iterable[Iterable[Tunable]], by: str, meaning: str) -> tuple[Tunable, ...]:
@@ -71,7 +73,7 @@ def build_joined(
         if value in named.get(by, [value]) and named.keys() <= own:
             rest = {name: values for name, values in named.items() if name != by}
             part = search.model_copy(update={"tunables": rest or None, "level": None if rest else search.level or 1})
-            parts.append(build_space(part, kind.tunables, kind.levels, default, kind.linked))
+            parts.append(build_space(part, kind.tunables, kind.levels, default, kind.linked, kind.every_way))
     if not parts:
         tried = " and ".join(f"{by} = {value}" for value in kinds)
         raise InvalidSearch(

@@ -60,9 +60,7 @@ class Search(BaseModel):
             return data
         kinds = [name for name in ("level", "tunables", "schedules") if data.get(name) is not None]
         if len(kinds) > 1:
-            raise refuse(
-                "one_search", "give one of level, tunables and schedules; {given} are given", given=" and ".join(kinds)
-            )
+            raise refuse("one_search", f"give one of level, tunables and schedules; {' and '.join(kinds)} are given")
         return data if kinds else {**data, "level": 1}
 
     def canonical(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ a larger one; kernel by kernel, so that a model's problems try the same ones.
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from codegen.errors import InvalidSearch, UnknownTunable
@@ -116,12 +116,6 @@ class SearchSpace:
     compared: tuple[Schedule, ...] = ()
     # Values of tunables that no schedule names.
     unnamed: frozenset[tuple[str, Value]] = frozenset()
-    _radix: tuple[int, ...] = field(init=False, repr=False, compare=False, default=())
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", tuple(sorted(self.values)))
-        radix = [*(len(values) for _, values in self.values), *(len(linked.choices) for linked in self.linked)]
-        object.__setattr__(self, "_radix", tuple(radix))
 
     @classmethod
     def of_one(cls, schedule: Schedule, launch_time: frozenset[str]) -> "SearchSpace":
@@ -129,19 +123,25 @@ class SearchSpace:
         return cls(values=tuple((name, (value,)) for name, value in schedule.values), launch_time=launch_time)
 
     @cached_property
+    def axes(self) -> tuple[Linked, ...]:
+        """The digits of an index, the last one fastest: each list alone, by name, then what goes together."""
+        alone = (Linked((name,), tuple((value,) for value in values)) for name, values in sorted(self.values))
+        return (*alone, *self.linked)
+
+    @cached_property
     def size(self) -> int:
         """How many schedules there are before any rule."""
         if self.parts:
             return sum(part.size for part in self.parts)
-        return len(self.schedules) if self.schedules is not None else math.prod(self._radix)
+        return len(self.schedules) if self.schedules is not None else math.prod(len(axis.choices) for axis in self.axes)
 
     @property
     def tunables(self) -> dict[str, tuple[Value, ...]]:
         """The value lists, but for those of `parts`."""
-        return dict(self.values) | {name: values for linked in self.linked for name, values in linked.lists.items()}
+        return {name: values for axis in self.axes for name, values in axis.lists.items()}
 
     def by_index(self, index: int) -> Schedule:
-        """The schedule at 0 <= index < size: the index's mixed-radix digits choose values, the last axis fastest."""
+        """The schedule at 0 <= index < size."""
         if not 0 <= index < self.size:
             raise IndexError(f"index {index} is outside a space of {self.size} schedules")
         for part in self.parts:
@@ -150,14 +150,11 @@ class SearchSpace:
             index -= part.size
         if self.schedules is not None:
             return self.schedules[index]
-        digits = []
-        for base in reversed(self._radix):
-            index, digit = divmod(index, base)
-            digits.append(digit)
-        chosen = [(name, values[digits.pop()]) for name, values in self.values]
-        for linked in self.linked:
-            chosen += zip(linked.names, linked.choices[digits.pop()], strict=True)
-        return self._schedule(sorted(chosen) if self.linked else chosen)
+        chosen: list[tuple[str, Value]] = []
+        for axis in reversed(self.axes):
+            index, digit = divmod(index, len(axis.choices))
+            chosen += zip(axis.names, axis.choices[digit], strict=True)
+        return self._schedule(sorted(chosen))
 
     def index_of(self, schedule: Schedule) -> int | None:
         """Where the space has `schedule`; None where it does not."""
@@ -174,15 +171,11 @@ class SearchSpace:
         if chosen.keys() != self.tunables.keys():
             return None
         index = 0
-        for name, values in self.values:
-            if chosen[name] not in values:
+        for axis in self.axes:
+            choice = tuple(chosen[name] for name in axis.names)
+            if choice not in axis.choices:
                 return None
-            index = index * len(values) + values.index(chosen[name])
-        for linked in self.linked:
-            choice = tuple(chosen[name] for name in linked.names)
-            if choice not in linked.choices:
-                return None
-            index = index * len(linked.choices) + linked.choices.index(choice)
+            index = index * len(axis.choices) + axis.choices.index(choice)
         return index
 
     def __iter__(self) -> Iterator[Schedule]:
@@ -218,7 +211,7 @@ class SearchSpace:
         there are: the layers of a model, whose spaces often differ in the latter alone, try the same kernels, and each
         of those is compiled once.
         """
-        spaces = [part._axes() for part in self.parts] or [self._axes()]
+        spaces = [part._kernel_axes() for part in self.parts] or [self._kernel_axes()]
         kernels = [math.prod(map(len, axes)) for axes in spaces]
         most = max(math.prod(max(len(choices) for _, choices in axis) for axis in axes) for axes in spaces)
         for turn in range(most):
@@ -246,14 +239,13 @@ class SearchSpace:
     def _schedule(self, pairs: Iterable[tuple[str, Value]]) -> Schedule:
         return Schedule(tuple(pair for pair in pairs if pair not in self.unnamed))
 
-    def _axes(self) -> list[list[tuple[_Pairs, list[_Pairs]]]]:
+    def _kernel_axes(self) -> list[list[tuple[_Pairs, list[_Pairs]]]]:
         """Of each axis what it can make of a kernel, and the launch-time choices of that."""
-        single = [((name,), tuple((value,) for value in values)) for name, values in self.values]
         axes = []
-        for names, choices in [*single, *((linked.names, linked.choices) for linked in self.linked)]:
+        for axis in self.axes:
             options: dict[_Pairs, list[_Pairs]] = {}
-            for choice in choices:
-                pairs = tuple(zip(names, choice, strict=True))
+            for choice in axis.choices:
+                pairs = tuple(zip(axis.names, choice, strict=True))
                 made = tuple(pair for pair in pairs if pair[0] not in self.launch_time)
                 options.setdefault(made, []).append(tuple(pair for pair in pairs if pair[0] in self.launch_time))
             axes.append(list(options.items()))
@@ -295,9 +287,11 @@ def build_space(
     levels: Mapping[int, Mapping[str, tuple[Value, ...]]],
     default: Schedule,
     linked: Mapping[int, Linked] | None = None,
+    every_way: Linked | None = None,
 ) -> SearchSpace:
     """The space of a search. `levels` has the value lists of levels 1 and 2, and `linked` what goes together in them;
-    level 0 is `default` alone. A search that names one of the linked tunables takes every combination of its lists.
+    level 0 is `default` alone. A search that names one of the linked tunables takes every combination of its lists:
+    those of `every_way`, where there is one, because with the few choices of level 1 such a list may leave nothing.
 
     Raises InvalidSearch, which names the tunable or value at fault and what is allowed.
     """
@@ -315,7 +309,8 @@ def build_space(
     elif search.tunables is not None:
         lists = dict(levels[1])
         if any(name in search.tunables for axis in together for name in axis.names):
-            lists |= {name: values for axis in together for name, values in axis.lists.items()}
+            for axis in (every_way,) if every_way else together:
+                lists |= axis.lists
             together = ()
         values = _with_lists(lists, search.tunables, allowed)
     elif search.level == 0:

@@ -31,8 +31,7 @@ def lists_in_words(space: SearchSpace) -> str:
     if space.parts:
         words = lists_in_words(max(space.parts, key=lambda part: part.size))
         return words if len(space.parts) == 1 else f"most of them by {words}"
-    lengths = [(len(values), name) for name, values in space.values]
-    lengths += [(len(linked.choices), " with ".join(linked.names)) for linked in space.linked]
+    lengths = [(len(axis.choices), " with ".join(axis.names)) for axis in space.axes]
     longest_first = sorted((entry for entry in lengths if entry[0] > 1), key=lambda entry: (-entry[0], entry[1]))
     assert math.prod(length for length, _ in longest_first) == space.size
     return " × ".join(f"{name} {length}" for length, name in longest_first)

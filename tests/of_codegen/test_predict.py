@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.operators.matmul import tensor_rules
-from codegen.operators.matmul.alignment import aligns
-from codegen.operators.matmul.simt_rules import registers
+from codegen.operators.matmul import tensor
+from codegen.operators.matmul.kernel_family import Stored, aligns
 from codegen.predict.roofline import Prediction, occupancy, predict
 from codegen.search.search import Search
 from codegen.targets import target, targets
@@ -122,10 +121,10 @@ def test_bands_help_where_the_operands_exceed_the_l2() -> None:
 
 @pytest.mark.parametrize("arch", sorted(targets()))
 def test_no_prediction_beats_the_data_sheet(arch: str) -> None:
-    problem, sheet = matmul(**LARGE), target(arch)
-    flops = operator("matmul").cost(problem, default_candidate(problem, arch).schedule).flops
+    op, problem, sheet = operator("matmul"), matmul(**LARGE), target(arch)
+    flops = op.cost(problem, default_candidate(problem, arch).schedule).flops
     for candidate in lower(problem, sheet, Search(level=2, limit=60)).candidates:
-        prediction = predict(candidate, report(registers(candidate.schedule.as_dict())), sheet)
+        prediction = predict(candidate, report(op.estimated_registers(candidate.kernel)), sheet)
         assert prediction.us > flops / fp32_gflops(sheet) / 1e3
         assert math.isfinite(prediction.us)
         assert prediction.bound_by in prediction.roofs_us
@@ -168,8 +167,8 @@ def on_tensor_cores(fields: dict[str, Any], arch: str = "sm_90a", **changes: int
     """Of the level-0 schedule with some tunables changed, with the registers that the rules expect."""
     problem = matmul(**fields)
     candidate = default_candidate(problem, arch, **changes)
-    stored = tensor_rules.Stored.of(problem, aligns(problem)[:2])
-    expected = tensor_rules.registers(candidate.schedule.as_dict(), stored)
+    stored = Stored.of(problem, aligns(problem)[:2])
+    expected = tensor.registers(candidate.schedule.as_dict(), stored)
     return predict(candidate, report(min(expected, 255)), target(arch))
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from codegen.operator import LaunchBounds
 from codegen.operators import operator
-from codegen.operators.matmul import simt_rules
+from codegen.operators.matmul import simt
 from codegen.problem import LARGEST_EXTENT, Problem
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.search.schedule import Schedule
@@ -129,7 +129,7 @@ def test_check_chains_with_or() -> None:
 def test_shared_memory_is_what_the_kernel_s_launch_code_asks_for() -> None:
     text = operator("matmul").kernel_texts["gemm/simt.cuh"]
     assert "C::stages * C::tile_k * (C::tile_m + C::tile_n + 2 * C::padding) * sizeof(typename C::Input)" in text
-    assert simt_rules.shared_bytes(GOOD) == 2 * 16 * (64 + 64 + 2 * 4) * 4
+    assert simt.shared_bytes(GOOD) == 2 * 16 * (64 + 64 + 2 * 4) * 4
 
 
 def test_every_static_assert_of_the_kernel_has_its_rule() -> None:

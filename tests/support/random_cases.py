@@ -25,9 +25,9 @@ from codegen.epilogue import MAX_NODES
 from codegen.kernel import Candidate, Kernel
 from codegen.operator import Operator
 from codegen.operators import operator
-from codegen.operators.matmul.alignment import aligns
+from codegen.operators.matmul.kernel_family import aligns
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.operators.matmul.tensor_rules import LEAST_COPY_BYTES
+from codegen.operators.matmul.tensor import LEAST_COPY_BYTES
 from codegen.problem import Problem
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule, Value

@@ -21,6 +21,7 @@ from codegen.operators.convolution.problem import with_axes
 from codegen.operators.convolution.reference import padded, windows
 from codegen.operators.convolution.winograd_operator import WinogradOperator
 from codegen.operators.matmul.problem import Layout, MatmulProblem
+from codegen.operators.matmul.product import family
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected, check
@@ -114,7 +115,7 @@ class Conv2d(WinogradOperator):
         return index_check(elements, f"the image has {elements} elements with its padding")
 
     def gather_rule(self, p: Conv2dProblem, t: Mapping[str, Any]) -> Rejected | None:
-        count, x = implicit.threads(t), self.aligns(p)[0]
+        count, x = family(t).threads(t), self.aligns(p)[0]
         if p.channels_last:
             per_row = max(1, t["tile_k"] // x)
             return check(

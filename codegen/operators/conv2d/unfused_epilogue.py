@@ -15,7 +15,7 @@ from codegen.epilogue import node_of, words_of_mask
 from codegen.operator import Work
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import traffic
-from codegen.search.rules import Rejected, check, check_workspace
+from codegen.search.rules import Rejected, check_workspace
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Tunable
 from codegen.targets import Target
@@ -61,15 +61,11 @@ def workspace_bytes(problem: Convolution) -> int:
 
 
 def rules(problem: Convolution, tunables: Mapping[str, Any], workspace_limit: int | None) -> Rejected | None:
-    return (
-        check(bool(problem.epilogue), NAME, "there is no epilogue that could be separate")
-        or check(
-            tunables.get("split", "none") == "none",
-            NAME,
-            "sums that are divided have their epilogue in `reduce`, which is a launch of its own",
-        )
-        or check_workspace(workspace_bytes(problem), workspace_limit)
-    )
+    if not problem.epilogue:
+        return Rejected(NAME, "there is no epilogue that could be separate")
+    if tunables.get("split", "none") != "none":
+        return Rejected(NAME, "sums that are divided have their epilogue in `reduce`, which is a launch of its own")
+    return check_workspace(workspace_bytes(problem), workspace_limit)
 
 
 def launches(problem: Convolution, width: int, target: Target) -> tuple[Work, ...]:

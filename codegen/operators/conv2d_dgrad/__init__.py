@@ -28,11 +28,11 @@ from codegen.operators.convolution.reference import windows
 from codegen.operators.convolution.winograd_operator import WinogradOperator
 from codegen.operators.matmul import split
 from codegen.operators.matmul.problem import Layout, MatmulProblem
+from codegen.operators.matmul.product import family
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected, check
 from codegen.search.schedule import Schedule
-from codegen.search.search import Search
 from codegen.targets import Target
 
 # Of Winograd, along an axis.
@@ -104,12 +104,12 @@ class Conv2dDgrad(WinogradOperator):
 
     # ---- search
 
-    def product_kind(self, p: Conv2dDgradProblem, target: Target, search: Search) -> Kind:
-        kind = super().product_kind(p, target, search)
+    def product_kind(self, p: Conv2dDgradProblem, target: Target) -> Kind:
+        kind = super().product_kind(p, target)
         if not p.strided:
             return kind
         undivided = split.linked(split.ways(()), with_stream=kind.tunables is implicit.TENSOR_TUNABLES)
-        return replace(kind, linked=dict.fromkeys(kind.levels, undivided))
+        return replace(kind, linked=dict.fromkeys(kind.levels, undivided), every_way=None)
 
     def direct_kind(self, p: Conv2dDgradProblem, target: Target) -> Kind | None:
         """Where a product would be mostly padding, of taps or of columns."""
@@ -159,7 +159,7 @@ class Conv2dDgrad(WinogradOperator):
                 f"with stride {p.stride[0]} x {p.stride[1]} sums differ in length: split = {t['split']} would leave "
                 "slices of some empty",
             )
-        threads, (dy, w, _) = implicit.threads(t), self.aligns(p)
+        threads, (dy, w, _) = family(t).threads(t), self.aligns(p)
         if not p.channels_last:
             return check(
                 threads % t["tile_n"] == 0
@@ -171,16 +171,17 @@ class Conv2dDgrad(WinogradOperator):
             )
         of_taps, of_channels = max(1, t["tile_k"] // dy), max(1, t["tile_n"] // w)
         vectors = t["tile_k"] * of_channels
-        return check(
-            threads % of_taps == 0,
-            "gather",
-            f"{threads} threads for {of_taps} vectors of taps: each thread needs one tap in all its rows",
-        ) or check(
-            threads % of_channels == 0 and (vectors % threads == 0 or vectors < threads),
-            "gather",
-            f"{threads} threads for {t['tile_k']} x {of_channels} vectors of filters: each thread needs the same "
-            "channels in all its rows",
-        )
+        if threads % of_taps != 0:
+            return Rejected(
+                "gather", f"{threads} threads for {of_taps} vectors of taps: each thread needs one tap in all its rows"
+            )
+        if threads % of_channels != 0 or (vectors % threads != 0 and vectors >= threads):
+            return Rejected(
+                "gather",
+                f"{threads} threads for {t['tile_k']} x {of_channels} vectors of filters: each thread needs the same "
+                "channels in all its rows",
+            )
+        return None
 
     def gather_registers(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
         return implicit.image_registers(s, t) + WEIGHT_REGISTERS
@@ -223,7 +224,7 @@ class Conv2dDgrad(WinogradOperator):
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         if schedule.get("algorithm") == winograd.NAME:
             return self.work_of_winograd(self.own(problem), schedule, target)
-        p, t, least = self.own(problem), implicit.matmul_tunables(schedule.as_dict()), self.cost(problem, schedule)
+        p, t, least = self.own(problem), self.values(schedule), self.cost(problem, schedule)
         if is_direct(t):
             return self.direct_work(p, t, least, target)
         s, layout = self.signature(p), _layout(p.layout, pointwise=p.pointwise)

@@ -63,9 +63,7 @@ class Conv2dDgradProblem(AllowsWinograd):
             if residues > MOST_RESIDUES:
                 raise refuse(
                     "too_large",
-                    "makes {number} residues of the stride along {extent}; at most {allowed} are told apart",
-                    number=residues,
-                    extent=extent,
+                    f"makes {residues} residues of the stride along {extent}; at most {MOST_RESIDUES} are told apart",
                     allowed=MOST_RESIDUES,
                 )
         return value

@@ -10,9 +10,9 @@ from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.residue_classes import Phase, phases
 from codegen.operators.convolution import direct
 from codegen.operators.convolution.implicit import GATHER_INSTRUCTIONS, image_product
-from codegen.operators.matmul import simt_work, tensor_work, traffic
-from codegen.operators.matmul.kernel_family import is_tensor
+from codegen.operators.matmul import traffic
 from codegen.operators.matmul.problem import Layout
+from codegen.operators.matmul.product import family
 from codegen.targets import Target
 
 Count = Callable[[Phase, Cost], Work]
@@ -51,7 +51,7 @@ def of_product(
     """Matmul's counts for a phase's product; of DRAM what it writes and what its epilogue reads."""
     as_matmul = image_product(phase, layout, phase.epilogue)
     as_stored = replace(own, bytes_read=own.bytes_read + int(traffic.input_bytes(as_matmul)))
-    counts = (tensor_work.work if is_tensor(t) else simt_work.work)(as_matmul, t, aligned, as_stored, target)
+    counts = family(t).work(as_matmul, t, aligned, as_stored, target)
     if phase.taps == 0:
         moved = float(own.bytes_read + own.bytes_written)
         outputs = as_matmul.batch * as_matmul.m * as_matmul.n

@@ -18,11 +18,11 @@ from codegen.operators.convolution.operator import Admit, ConvolutionOperator, e
 from codegen.operators.convolution.problem import with_axes
 from codegen.operators.convolution.reference import padded, windows
 from codegen.operators.matmul.problem import Layout, MatmulProblem
+from codegen.operators.matmul.product import family
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected, check
 from codegen.search.schedule import Schedule
-from codegen.search.search import Search
 from codegen.targets import Target
 
 # Registers of a thread's place in the image and of what moves it, and of dy's where its images are apart; estimates.
@@ -69,8 +69,8 @@ class Conv2dWgrad(ConvolutionOperator):
 
     # ---- search
 
-    def product_kind(self, p: Conv2dWgradProblem, target: Target, search: Search) -> Kind:
-        return spaces.product_kind(self.product(p), self.aligns(p)[:2], target, search)
+    def product_kind(self, p: Conv2dWgradProblem, target: Target) -> Kind:
+        return spaces.product_kind(self.product(p), self.aligns(p)[:2], target)
 
     def product_default(self, p: Conv2dWgradProblem, target: Target, admit: Admit) -> Schedule:
         return spaces.product_default(p, self.product(p), self.aligns(p)[:2], target, admit)
@@ -97,18 +97,19 @@ class Conv2dWgrad(ConvolutionOperator):
         )
 
     def gather_rule(self, p: Conv2dWgradProblem, t: Mapping[str, Any]) -> Rejected | None:
-        threads, (dy, x, _) = implicit.threads(t), self.aligns(p)
+        threads, (dy, x, _) = family(t).threads(t), self.aligns(p)
         taps, pixels = max(1, t["tile_n"] // x), max(1, t["tile_k"] // dy)
-        return check(
-            threads % taps == 0,
-            "gather",
-            f"{threads} threads for {taps} vectors of taps: each thread needs one tap at all its pixels",
-        ) or check(
-            p.channels_last or threads % pixels == 0,
-            "gather",
-            f"{threads} threads for {pixels} vectors of dy's pixels: each thread needs the same pixels of all its "
-            "filters",
-        )
+        if threads % taps != 0:
+            return Rejected(
+                "gather", f"{threads} threads for {taps} vectors of taps: each thread needs one tap at all its pixels"
+            )
+        if not p.channels_last and threads % pixels != 0:
+            return Rejected(
+                "gather",
+                f"{threads} threads for {pixels} vectors of dy's pixels: each thread needs the same pixels of all its "
+                "filters",
+            )
+        return None
 
     def gather_registers(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
         return PLACE_REGISTERS + (0 if s["layout"] == "nhwc" else APART_REGISTERS)

@@ -14,9 +14,9 @@ from codegen.operators.conv2d_wgrad.space import fill, level_slices
 from codegen.operators.convolution.direct import filter_rules
 from codegen.operators.matmul import grid, split, traffic
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.operators.matmul.simt_work import node_seconds
+from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.joined_space import Kind
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace, first_accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Tunable
 from codegen.targets import Target
@@ -154,15 +154,14 @@ def rules(
         )
     threads, threads_k, filters = int(t["threads"]), int(t["threads_k"]), int(t["filters"])
     elements = int(t["elements"])
+    if broken := filter_rules(p, filters, t["tile_m"], one_group=False):
+        return broken
+    if elements > p.taps:
+        return Rejected("elements", f"elements = {elements} of filters that have {p.taps}")
+    if threads not in (threads_k, THREADS[0]) and t["tile_k"] >= 2 * power_of_two(p.pixels):
+        return Rejected("threads", f"{t['tile_k']} threads along {p.pixels} pixels")
     return (
-        filter_rules(p, filters, t["tile_m"], one_group=False)
-        or check(elements <= p.taps, "elements", f"elements = {elements} of filters that have {p.taps}")
-        or check(
-            threads in (threads_k, THREADS[0]) or t["tile_k"] < 2 * power_of_two(p.pixels),
-            "threads",
-            f"{t['tile_k']} threads along {p.pixels} pixels",
-        )
-        or split.rules(t, as_product, target)
+        split.rules(t, as_product, target)
         or grid.residency_rules(1, threads, shared_bytes(s, t), registers(s, t), target)
         or grid.order_rules(t, as_product)
         or check_workspace(split.workspace_bytes(as_product, t), workspace_limit)

@@ -7,14 +7,7 @@ from typing import Any
 from codegen.epilogue import node_of
 from codegen.operators.conv2d_wgrad import direct
 from codegen.operators.convolution.problem import Convolution
-from codegen.operators.convolution.reduced import (
-    GEOMETRIES,
-    POINTWISE,
-    Wish,
-    granted,
-    many_taps,
-    with_channel_bias,
-)
+from codegen.operators.convolution.reduced import GEOMETRIES, POINTWISE, Wish, granted, many_taps, with_channel_bias
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import Problem
 

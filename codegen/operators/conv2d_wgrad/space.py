@@ -2,16 +2,15 @@
 device idle: of 256 images of 112 x 112 pixels sums have 3.2 million products, where dw may be a single tile."""
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.convolution import implicit
-from codegen.operators.matmul import grid, simt_space, split, tensor_space
-from codegen.operators.matmul.kernel_family import on_tensor_cores
+from codegen.operators.matmul import grid, split
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected, check
 from codegen.search.schedule import Schedule
-from codegen.search.search import Search
 from codegen.targets import Target
 
 # Of every level, beside 1 (Apache TVM pull request 10185 settled on these).
@@ -36,15 +35,15 @@ def level_slices(more: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted({*ALWAYS, *more}))
 
 
-def product_kind(as_matmul: MatmulProblem, aligned: tuple[int, int], target: Target, search: Search) -> Kind:
+def product_kind(as_matmul: MatmulProblem, aligned: tuple[int, int], target: Target) -> Kind:
     """What searches try of `implicit_gemm`."""
-    slices, own = _slices(as_matmul, aligned, target), implicit.tunables_of(as_matmul, target)
-    has_stream = own is implicit.TENSOR_TUNABLES
+    slices = _slices(as_matmul, aligned, target)
+    made = implicit.kind(as_matmul, aligned, target, slices)
+    has_stream = made.tunables is implicit.TENSOR_TUNABLES
     streams = (target.sm_count, 2 * target.sm_count) if has_stream else ()
     usual = split.linked(split.ways(level_slices(slices), atomic=False), with_stream=has_stream)
     every_way = split.linked(split.ways(level_slices((2, *slices)), streams), with_stream=has_stream)
-    named = not set(every_way.names).isdisjoint(search.tunables or ())
-    return Kind(own, _lists(as_matmul, aligned, target, slices), {1: every_way if named else usual, 2: every_way})
+    return replace(made, linked={1: usual, 2: every_way}, every_way=every_way)
 
 
 def product_default(
@@ -70,19 +69,10 @@ def product_default(
     return first(admit) if not fills(filling) or isinstance(admit(filling), Rejected) else filling
 
 
-def _lists(
-    as_matmul: MatmulProblem, aligned: tuple[int, int], target: Target, slices: tuple[int, ...]
-) -> dict[int, simt_space.Lists]:
-    """Matmul's value lists of levels 1 and 2."""
-    if on_tensor_cores(as_matmul, target):
-        return implicit.lists_of_product(tensor_space.levels(as_matmul, target, aligned, slices))
-    return implicit.lists_of_product(simt_space.levels(as_matmul, target, slices))
-
-
 def _slices(as_matmul: MatmulProblem, aligned: tuple[int, int], target: Target) -> tuple[int, ...]:
     """Of level 1, in ascending order, those worth a guess: as long as slices have LEAST_STEPS steps, and more than the
     usual ones where level 1's smallest tiles need them to fill the device."""
-    small = _lists(as_matmul, aligned, target, ALWAYS)[1]
+    small = implicit.kind(as_matmul, aligned, target, ALWAYS).levels[1]
     tile_m, tile_n, tile_k = (int(small[name][0]) for name in ("tile_m", "tile_n", "tile_k"))
     most = grid.k_steps(as_matmul.k, tile_k) // LEAST_STEPS
     every = level_slices(fill(grid.blocks(as_matmul, tile_m, tile_n), target.sm_count, most))

@@ -9,7 +9,7 @@ from codegen.dtypes import dtype
 from codegen.operator import ConfigField, Cost, Work, constants
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import grid
-from codegen.operators.matmul.simt_work import node_seconds
+from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Tunable
@@ -173,21 +173,13 @@ def _in_order(lists: Lists) -> Iterator[Schedule]:
 def filter_rules(problem: Convolution, filters: int, of_block: int, *, one_group: bool) -> Rejected | None:
     """How many of a thread and of a block fit the problem."""
     p = problem
-    return (
-        check(
-            one_group or p.depthwise or p.group_filters % filters == 0,
-            "filters",
-            f"filters = {filters} of a thread would be of several groups of {p.group_filters}",
-        )
-        or check(
-            filters <= max(1, power_of_two(p.k)), "filters", f"filters = {filters} is mostly padding for k = {p.k}"
-        )
-        or check(
-            of_block < 2 * max(filters, power_of_two(p.k)),
-            "threads_k",
-            f"blocks of {of_block} filters are mostly padding for k = {p.k}",
-        )
-    )
+    if not one_group and not p.depthwise and p.group_filters % filters != 0:
+        return Rejected("filters", f"filters = {filters} of a thread would be of several groups of {p.group_filters}")
+    if filters > max(1, power_of_two(p.k)):
+        return Rejected("filters", f"filters = {filters} is mostly padding for k = {p.k}")
+    if of_block >= 2 * max(filters, power_of_two(p.k)):
+        return Rejected("threads_k", f"blocks of {of_block} filters are mostly padding for k = {p.k}")
+    return None
 
 
 def rules(problem: Convolution, t: Mapping[str, Any], target: Target) -> Accepted | Rejected:
@@ -196,31 +188,21 @@ def rules(problem: Convolution, t: Mapping[str, Any], target: Target) -> Accepte
     threads, threads_k, filters = int(t["threads"]), int(t["threads_k"]), int(t["filters"])
     s = {"dtype": p.dtype}
     across, down = blocks(p, t)
-    return (
-        check(threads % threads_k == 0, "threads", f"{threads} threads are no multiple of threads_k = {threads_k}")
-        or filter_rules(p, filters, block(t)[1], one_group=p.groups == 1)
-        or check(
-            t["pixels"] == 1 or _pixels_fit(block(t)[0], p.pixels),
-            "pixels",
-            f"blocks of {block(t)[0]} pixels are mostly padding for {p.pixels}",
-        )
-        or check(
-            t["window"] == 0 or int(t["pixels"]) < 2 * p.q,
-            "pixels",
-            f"{t['pixels']} neighbouring pixels are mostly padding for rows of {p.q}",
-        )
-        or check(
-            t["taps"] == 16 or int(t["taps"]) < 2 * p.taps, "taps", f"taps = {t['taps']} is mostly padding for {p.taps}"
-        )
-        or check(down <= 65535, "grid", f"{down} blocks along the filters; a launch has at most 65535")
-        or check(
-            across * block(t)[0] <= LARGEST_INDEX,
-            "grid",
-            f"{across} blocks of {block(t)[0]} pixels; at most {LARGEST_INDEX} pixels are counted",
-        )
-        or grid.residency_rules(1, threads, shared_bytes(s, t), registers(s, t), target)
-        or ACCEPTED
-    )
+    if threads % threads_k != 0:
+        return Rejected("threads", f"{threads} threads are no multiple of threads_k = {threads_k}")
+    if broken := filter_rules(p, filters, block(t)[1], one_group=p.groups == 1):
+        return broken
+    if t["pixels"] != 1 and not _pixels_fit(block(t)[0], p.pixels):
+        return Rejected("pixels", f"blocks of {block(t)[0]} pixels are mostly padding for {p.pixels}")
+    if t["window"] != 0 and int(t["pixels"]) >= 2 * p.q:
+        return Rejected("pixels", f"{t['pixels']} neighbouring pixels are mostly padding for rows of {p.q}")
+    if t["taps"] != 16 and int(t["taps"]) >= 2 * p.taps:
+        return Rejected("taps", f"taps = {t['taps']} is mostly padding for {p.taps}")
+    if down > 65535:
+        return Rejected("grid", f"{down} blocks along the filters; a launch has at most 65535")
+    if across * block(t)[0] > LARGEST_INDEX:
+        return Rejected("grid", f"{across} blocks of {block(t)[0]} pixels; at most {LARGEST_INDEX} pixels are counted")
+    return grid.residency_rules(1, threads, shared_bytes(s, t), registers(s, t), target) or ACCEPTED
 
 
 def work(problem: Convolution, t: Mapping[str, Any], least: Cost) -> Work:

@@ -10,13 +10,13 @@ from codegen.dtypes import dtype
 from codegen.epilogue import Node
 from codegen.operator import Cost, Work
 from codegen.operators.convolution.problem import Convolution
-from codegen.operators.matmul import simt_rules, simt_space, simt_work, tensor_rules, tensor_space, tensor_work, traffic
-from codegen.operators.matmul.kernel_family import is_tensor, on_tensor_cores
+from codegen.operators.matmul import simt_space, space, tensor, tensor_space, traffic
+from codegen.operators.matmul.kernel_family import Stored, is_tensor, on_tensor_cores
 from codegen.operators.matmul.problem import Layout, MatmulProblem
+from codegen.operators.matmul.product import family
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected, check
 from codegen.search.schedule import Schedule
-from codegen.search.search import Search
 from codegen.search.space import Tunable
 from codegen.targets import Target
 
@@ -65,19 +65,9 @@ def widths(problem: Convolution, *rows: int) -> tuple[int, int, int]:
     return width(p.dtype, first), width(p.dtype, second), width(p.out_dtype, written)
 
 
-def matmul_tunables(tunables: Mapping[str, Any]) -> dict[str, Any]:
-    """A schedule of the implicit product as matmul's rules read it: its length is never a constant of the code."""
-    return {"static_k": 0, **tunables}
-
-
 def _implicit(tunables: Mapping[str, T], algorithm: T) -> dict[str, T]:
     """Values, or lists of values, of matmul's as those of an implicit product."""
     return {"algorithm": algorithm, **{name: value for name, value in tunables.items() if name != "static_k"}}
-
-
-def lists_of_product(levels: Mapping[int, tuple[simt_space.Lists, Any]]) -> dict[int, simt_space.Lists]:
-    """Matmul's value lists as those of an implicit product."""
-    return {level: _implicit(lists, ("implicit_gemm",)) for level, (lists, _) in levels.items()}
 
 
 def tunables_of(as_matmul: MatmulProblem, target: Target) -> tuple[Tunable, ...]:
@@ -85,16 +75,14 @@ def tunables_of(as_matmul: MatmulProblem, target: Target) -> tuple[Tunable, ...]
     return TENSOR_TUNABLES if on_tensor_cores(as_matmul, target) else SIMT_TUNABLES
 
 
-def kind(as_matmul: MatmulProblem, aligned: tuple[int, int], target: Target, search: Search) -> Kind:
-    """Matmul's levels. `aligned`: elements per access of A and B."""
-    if on_tensor_cores(as_matmul, target):
-        levels, every_way = tensor_space.levels(as_matmul, target, aligned), tensor_space.every_way(target)
-    else:
-        levels, every_way = simt_space.levels(as_matmul, target), simt_space.EVERY_WAY
-    ways = {level: division for level, (_, division) in levels.items()}
-    if not set(every_way.names).isdisjoint(search.tunables or ()):
-        ways[1] = every_way
-    return Kind(tunables_of(as_matmul, target), lists_of_product(levels), ways)
+def kind(
+    as_matmul: MatmulProblem, aligned: tuple[int, int], target: Target, slices: tuple[int, ...] | None = None
+) -> Kind:
+    """Matmul's. `aligned`: elements per access of A and B; `slices`: of k, the few that seem useful where that is
+    None."""
+    made = space.kind_of(as_matmul, target, aligned, slices)
+    levels = {level: _implicit(lists, ("implicit_gemm",)) for level, lists in made.levels.items()}
+    return replace(made, tunables=tunables_of(as_matmul, target), levels=levels)
 
 
 def default(
@@ -115,35 +103,25 @@ def default(
         constant = schedule.as_dict().get("static_k", 0) != 0
         return check(not constant, "static_k", "k is no constant here") or admit(implicit(schedule))
 
-    if on_tensor_cores(as_matmul, target):
-        return implicit(tensor_space.default(as_matmul, target, aligned, admit_product, stored_bytes, slices))
-    return implicit(simt_space.default(as_matmul, target, admit_product, slices))
-
-
-def threads(t: Mapping[str, Any]) -> int:
-    """Threads of a block."""
-    return tensor_rules.threads(t) if is_tensor(t) else simt_rules.threads(t)
+    return implicit(space.default(as_matmul, target, aligned, admit_product, stored_bytes, slices))
 
 
 def image_registers(s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
     """An estimate of those of a thread that a gathered image takes."""
     if s["layout"] != "nhwc":
         return COLUMN_REGISTERS
-    corners: int = -(-t["tile_m"] * t["tile_k"] // (threads(t) * s["align_x"]))
+    corners: int = -(-t["tile_m"] * t["tile_k"] // (family(t).threads(t) * s["align_x"]))
     return CORNER_REGISTERS * corners + TAP_REGISTERS
 
 
-def register_rule(gathering: int, t: Mapping[str, Any], stored: tensor_rules.Stored, target: Target) -> Rejected | None:
+def register_rule(gathering: int, t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
     """Whether a thread may take as many registers as the product and the gather need; of the product that is the least
     where the launch bounds limit its registers."""
-    if not is_tensor(t):
-        wanted, allowed = simt_rules.registers(t), target.registers_per_thread
-    else:
-        limited = t["maxnreg"] or t["min_blocks"] > 1
-        wanted = tensor_rules.least_registers(t, stored) if limited else tensor_rules.registers(t, stored)
-        allowed = tensor_rules.launch_bounds(t).registers(target)
+    limited = is_tensor(t) and (t["maxnreg"] or t["min_blocks"] > 1)
+    wanted = tensor.least_registers(t, stored) if limited else family(t).registers(t, stored)
     wanted += gathering
-    limit = min(allowed, target.registers_per_sm // (threads(t) * t["min_blocks"]))
+    allowed = family(t).launch_bounds(t).registers(target) if is_tensor(t) else target.registers_per_thread
+    limit = min(allowed, target.registers_per_sm // (family(t).threads(t) * t["min_blocks"]))
     return check(
         wanted <= limit, "registers", f"about {wanted} registers per thread with the gather; {limit} are allowed"
     )
@@ -161,7 +139,7 @@ def work(
     """Matmul's counts for the product: every tap comes from L2, the image from DRAM once. `stored_bytes`: of the
     convolution's operands; `per_element`: instructions of the gather beside those of a copy."""
     expanded = replace(least, bytes_read=least.bytes_read - stored_bytes + int(traffic.input_bytes(as_matmul)))
-    counts = (tensor_work.work if is_tensor(t) else simt_work.work)(as_matmul, t, aligned, expanded, target)
+    counts = family(t).work(as_matmul, t, aligned, expanded, target)
     tiles = traffic.tile_bytes(as_matmul, t) / dtype(as_matmul.dtype).bytes
     return replace(
         counts,

@@ -15,27 +15,14 @@ from codegen.dtypes import dtype
 from codegen.epilogue import Bias, structures, tensor_nodes, words_of_mask
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
-from codegen.operator import (
-    CONV,
-    GEMM,
-    Array,
-    Config,
-    ConfigField,
-    Cost,
-    Float64,
-    InputKind,
-    LaunchBounds,
-    Operand,
-    Operator,
-    Work,
-)
+from codegen.operator import CONV, GEMM, Array, ConfigField, Cost, Float64, InputKind, LaunchBounds, Operand, Work
 from codegen.operators.convolution import implicit, inputs, reference
 from codegen.operators.convolution.direct import LARGEST_INDEX
-from codegen.operators.convolution.implicit import matmul_tunables
 from codegen.operators.convolution.problem import Convolution
-from codegen.operators.matmul import config_fields, simt_rules, simt_work, split, tensor_rules, tensor_work, traffic
-from codegen.operators.matmul.kernel_family import is_tensor
+from codegen.operators.matmul import traffic
+from codegen.operators.matmul.kernel_family import Stored
 from codegen.operators.matmul.problem import Layout, MatmulProblem
+from codegen.operators.matmul.product import Fields, ProductOperator, family, product_fields
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
 from codegen.operators.matmul.reference import accumulated
 from codegen.problem import Problem
@@ -46,7 +33,6 @@ from codegen.search.search import Search
 from codegen.search.space import SearchSpace, Tunable
 from codegen.targets import Target
 
-Fields = Mapping[str, Any]
 Admit = Callable[[Schedule], Accepted | Rejected]
 
 # From so many filters of a group on a product of matrices is the better first guess.
@@ -74,7 +60,7 @@ class Reduced(Protocol):
     def directly(self, kind: type[Any], s: Fields, t: Fields, /) -> list[Problem]: ...
 
 
-class ConvolutionOperator(Operator):
+class ConvolutionOperator(ProductOperator):
     """An operator says which product it is, how that is gathered, and what its kernel without one does."""
 
     problem_type: ClassVar[type[Convolution]]
@@ -93,11 +79,6 @@ class ConvolutionOperator(Operator):
     reduced: Reduced
     # Tunables that both algorithms have, and of which levels try the default alone.
     beside: ClassVar[tuple[Tunable, ...]] = ()
-
-    @staticmethod
-    @abstractmethod
-    def product(p: Any) -> MatmulProblem:
-        """What of it is matmul's (tiles, splits, rules, costs) is that of this product."""
 
     @abstractmethod
     def product_layout(self, layout: str, *, pointwise: bool) -> Layout:
@@ -162,9 +143,13 @@ class ConvolutionOperator(Operator):
         """Elements of a store of `run`."""
         return int(s[self.align_names[2]])
 
-    def stored(self, s: Fields) -> tensor_rules.Stored:
+    def stored(self, s: Fields) -> Stored:
         layout = self.product_layout(s["layout"], pointwise=s["pointwise"])
-        return tensor_rules.Stored(dtype(s["dtype"]).bytes, self.product_aligns(s), layout)
+        return Stored(dtype(s["dtype"]).bytes, self.product_aligns(s), layout)
+
+    def values(self, schedule: Schedule) -> dict[str, Any]:
+        """The length of a sum is never a constant of the code."""
+        return {"static_k": 0, **schedule.as_dict()}
 
     # ---- search
 
@@ -186,18 +171,18 @@ class ConvolutionOperator(Operator):
     def kinds(self, p: Any, target: Target, search: Search) -> dict[Value, Kind]:
         """What searches try of each algorithm that is worth it; of `beside` levels have the defaults alone."""
         tried = {
-            "implicit_gemm": None if p.depthwise else self.product_kind(p, target, search),
+            "implicit_gemm": None if p.depthwise else self.product_kind(p, target),
             "direct": self.direct_kind(p, target),
         }
         return {
-            name: Kind((*kind.tunables, *self.beside), kind.levels, kind.linked)
+            name: replace(kind, tunables=(*kind.tunables, *self.beside))
             for name, kind in tried.items()
             if kind is not None
         }
 
-    def product_kind(self, p: Any, target: Target, search: Search) -> Kind:
+    def product_kind(self, p: Any, target: Target) -> Kind:
         """What searches try of `implicit_gemm`."""
-        return implicit.kind(self.product(p), self.product_aligns(_signature(self, p)), target, search)
+        return implicit.kind(self.product(p), self.product_aligns(_signature(self, p)), target)
 
     def product_default(self, p: Any, target: Target, admit: Admit) -> Schedule:
         """The first of `implicit_gemm` that breaks no rule."""
@@ -211,7 +196,7 @@ class ConvolutionOperator(Operator):
     def rules(
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
-        p, t = self.own(problem), matmul_tunables(schedule.as_dict())
+        p, t = self.own(problem), self.values(schedule)
         directly = t["algorithm"] == "direct"
         if (directly or not p.pointwise) and (broken := self.index_rule(p, whole=directly or p.channels_last)):
             return broken
@@ -224,65 +209,42 @@ class ConvolutionOperator(Operator):
             )
         if not p.pointwise and (broken := self.gather_rule(p, t)):
             return broken
-        admit, s = tensor_rules.rules if is_tensor(t) else simt_rules.rules, _signature(self, p)
-        outcome = admit(self.product(p), self.product_aligns(s), Schedule.of(t), target, workspace_limit)
+        s = _signature(self, p)
+        outcome = family(t).rules(self.product(p), self.product_aligns(s), Schedule.of(t), target, workspace_limit)
         if isinstance(outcome, Rejected) or p.pointwise:
             return outcome
         return implicit.register_rule(self.gather_registers(s, t), t, self.stored(s), target) or ACCEPTED
 
     # ---- the kernel
 
-    def functions(self, kernel: Kernel) -> tuple[str, ...]:
-        return split.functions({**UNDIVIDED, **kernel.tunables.as_dict()})
-
-    def deterministic(self, kernel: Kernel) -> bool:
-        t = {**UNDIVIDED, **kernel.tunables.as_dict()}
-        return split.deterministic(t, str(kernel.signature_dict["acc_dtype"]))
-
-    def config(self, kernel: Kernel) -> Config:
-        s, t = kernel.signature_dict, matmul_tunables(kernel.tunables.as_dict())
-        bools = {"direct": is_direct(t), "channels_last": s["layout"] == "nhwc", **{n: s[n] for n in self.flags}}
-        out = self.out_align(s, t)
-        rest = (
-            self.direct.fields(s, t, out)
-            if is_direct(t)
-            else config_fields(t, self.stored(s).layout, (*self.product_aligns(s), out))
-        )
-        types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
-        fields = (*(ConfigField("bool", name, value) for name, value in bools.items()), *rest)
-        return Config(fields, tuple(s["epilogue"]), types, s["out_dtype"])
+    def fields(self, s: Fields, t: Fields) -> list[ConfigField]:
+        flags = {"direct": is_direct(t), "channels_last": s["layout"] == "nhwc", **{n: s[n] for n in self.flags}}
+        fields, out = [ConfigField("bool", name, value) for name, value in flags.items()], self.out_align(s, t)
+        if is_direct(t):
+            return fields + self.direct.fields(s, t, out)
+        return fields + product_fields(t, self.stored(s).layout, (*self.product_aligns(s), out))
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         t = kernel.tunables.as_dict()
-        if function != "run":
-            return LaunchBounds(split.REDUCE_THREADS)
-        if is_tensor(t):
-            return tensor_rules.launch_bounds(t)
-        if is_direct(t):
+        if is_direct(t) and function == "run":
             return LaunchBounds(int(t["threads"]))
-        return LaunchBounds(simt_rules.threads(t), int(t["min_blocks"]))
+        return super().launch_bounds(kernel, function)
 
     def estimated_registers(self, kernel: Kernel) -> int:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
         if is_direct(t):
             return self.direct.registers(s, t)
-        alone = tensor_rules.registers(t, self.stored(s)) if is_tensor(t) else simt_rules.registers(t)
-        return alone if s["pointwise"] else alone + self.gather_registers(s, t)
+        return super().estimated_registers(kernel) + (0 if s["pointwise"] else self.gather_registers(s, t))
 
     def shared_bytes(self, kernel: Kernel) -> int:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        if is_direct(t):
-            return self.direct.shared_bytes(s, t)
-        return tensor_rules.shared_bytes(t, self.stored(s).size) if is_tensor(t) else simt_rules.shared_bytes(t)
+        return self.direct.shared_bytes(s, t) if is_direct(t) else super().shared_bytes(kernel)
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
-        s, t = kernel.signature_dict, matmul_tunables(kernel.tunables.as_dict())
-        epilogue = tuple(s["epilogue"])
+        s, t = kernel.signature_dict, kernel.tunables.as_dict()
         if is_direct(t):
-            return self.direct.compile_seconds(t, epilogue)
-        if is_tensor(t):
-            return tensor_work.compile_seconds(t, epilogue, self.stored(s))
-        return simt_work.compile_seconds(t, epilogue)
+            return self.direct.compile_seconds(t, tuple(s["epilogue"]))
+        return super().predicted_compile_seconds(kernel)
 
     # ---- a call
 
@@ -314,7 +276,7 @@ class ConvolutionOperator(Operator):
         """Even, tail tiles, smallest, many tiles: of the product what matmul has, of the geometry another each:
         padding, strides that leave elements unseen, dilation, windows that lie in the padding altogether, several
         images and groups."""
-        s, t = kernel.signature_dict, matmul_tunables(kernel.tunables.as_dict())
+        s, t = kernel.signature_dict, self.values(kernel.tunables)
         if is_direct(t):
             return self.reduced.directly(self.problem_type, s, t)
         a, b = self.product_aligns(s)
@@ -326,8 +288,7 @@ class ConvolutionOperator(Operator):
         return [self.reduced.of_product(kind, s, number, matmul) for number, matmul in enumerate(reduced)]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        t = kernel.tunables.as_dict()
-        return [[0, 0, 0]] if is_direct(t) else split.launches_to_test(t, self.product(self.own(problem)))
+        return [[0, 0, 0]] if is_direct(kernel.tunables.as_dict()) else super().test_launches(kernel, problem)
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = self.own(problem)
@@ -358,7 +319,7 @@ class ConvolutionOperator(Operator):
         return replace(cost, bytes_read=cost.bytes_read - unseen)
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        p, least, t = self.own(problem), self.cost(problem, schedule), matmul_tunables(schedule.as_dict())
+        p, least, t = self.own(problem), self.cost(problem, schedule), self.values(schedule)
         if is_direct(t):
             return self.direct_work(p, t, least, target)
         s = _signature(self, p)

@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, StrictBool, TypeAdapter, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationInfo, field_validator
 
 from codegen.canonical import as_integer
 from codegen.dtypes import dtype
 from codegen.epilogue import MAX_NODES, Bias, MaskedActivation, Node, PlainNode
 from codegen.problem import (
     LARGEST_EXTENT,
+    AllowTf32,
     Extent,
     Float,
     FloatOut,
@@ -101,10 +102,7 @@ class Convolution(Problem):
     dtype: Float = "float32"
     acc_dtype: Literal["float32"] = "float32"
     out_dtype: FloatOut = Field(default=None, validate_default=True)
-    allow_tf32: StrictBool = Field(
-        default=False,
-        description="Whether float32 inputs may lose their low 13 bits on the tensor cores. Means nothing for others.",
-    )
+    allow_tf32: AllowTf32 = False
     epilogue: Chain = ()
 
     @property
@@ -202,14 +200,7 @@ class Convolution(Problem):
         for name, what in (("c", "channels"), ("k", "filters")):
             extent = info.data.get(name, value)
             if extent % value:
-                raise refuse(
-                    "groups_do_not_divide",
-                    "is {given}, which does not divide the {extent} {what} ({name})",
-                    given=value,
-                    extent=extent,
-                    what=what,
-                    name=name,
-                )
+                raise refuse("groups_do_not_divide", f"is {value}, which does not divide the {extent} {what} ({name})")
         return value
 
     @field_validator("dilation", mode="after")
@@ -229,17 +220,16 @@ class Convolution(Problem):
             if window > padded:
                 raise refuse(
                     "no_output",
-                    "is {given}: {extent} = {size} is {padded} with it, less than the {window} that {taps} elements of "
-                    "the filter span with dilation {dilation}; nothing would be left",
-                    given=_words(value[axis]), extent=extent, size=d[extent], padded=padded, window=window,
-                    taps=d[filter_extent], dilation=d["dilation"][axis],
-                )  # fmt: skip
+                    f"is {_words(value[axis])}: {extent} = {d[extent]} is {padded} with it, less than the {window} "
+                    f"that {d[filter_extent]} elements of the filter span with dilation {d['dilation'][axis]}; nothing "
+                    "would be left",
+                )
             if padded > LARGEST_EXTENT:
                 raise refuse(
                     "too_large",
-                    "is {given}: {extent} is {padded} with it; at most {allowed} is allowed",
-                    given=_words(value[axis]), extent=extent, padded=padded, allowed=LARGEST_EXTENT,
-                )  # fmt: skip
+                    f"is {_words(value[axis])}: {extent} is {padded} with it; at most {LARGEST_EXTENT} is allowed",
+                    allowed=LARGEST_EXTENT,
+                )
             out.append(_output_extent(padded, d[filter_extent], d["dilation"][axis], d["stride"][axis]))
         taps = d["r"] * d["s"] * (d["c"] // d["groups"])
         require_indexable(d["n"] * out[0] * out[1], "output pixels (n p q)")
@@ -249,11 +239,6 @@ class Convolution(Problem):
         require_elements("w", d["k"] * taps)
         require_elements("out", d["n"] * out[0] * out[1] * d["k"])
         return value
-
-    @field_validator("allow_tf32", mode="after")
-    @classmethod
-    def _of_float32_only(cls, value: bool, info: ValidationInfo) -> bool:
-        return value and info.data.get("dtype", "float32") == "float32"
 
 
 class AllowsWinograd(Convolution):

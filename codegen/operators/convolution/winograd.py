@@ -15,22 +15,16 @@ from codegen.kernel import Kernel
 from codegen.operator import Config, ConfigField
 from codegen.operators.convolution import implicit
 from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd
-from codegen.operators.matmul import (
-    config_fields,
-    simt_rules,
-    simt_space,
-    simt_work,
-    tensor_rules,
-    tensor_space,
-    tensor_work,
-)
-from codegen.operators.matmul.kernel_family import is_tensor, on_tensor_cores
+from codegen.operators.matmul import simt_space, space, tensor_space
+from codegen.operators.matmul.kernel_family import Stored, on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.product import family, product_fields
+from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.joined_space import Kind
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
-from codegen.search.space import Linked, Tunable
+from codegen.search.space import Tunable
 from codegen.targets import Target
 
 NAME = "winograd"
@@ -139,11 +133,7 @@ def kind(problem: AllowsWinograd, target: Target) -> Kind:
     """Matmul's levels of the product."""
     sizes = WINOGRAD[problem.winograd] or (2,)
     as_product, (a, b, _) = product(problem, sizes[0]), product_aligns(problem.dtype, problem.allow_tf32)
-    levels: dict[int, tuple[dict[str, tuple[Value, ...]], Linked]] = (
-        tensor_space.levels(as_product, target, (a, b), ())
-        if on_tensor_cores(as_product, target)
-        else simt_space.levels(as_product, target, ())
-    )
+    levels = space.kind_of(as_product, target, (a, b), ()).levels
     most = max(_widths(problem, MOST_WIDTH))
     own: dict[str, tuple[Value, ...]] = {"algorithm": (NAME,), "output_tile": sizes}
     width: dict[int, tuple[Value, ...]] = {
@@ -152,7 +142,7 @@ def kind(problem: AllowsWinograd, target: Target) -> Kind:
     }
     return Kind(
         tunables(problem, target),
-        {level: {**own, "transform_width": width[level], **_undivided(lists)} for level, (lists, _) in levels.items()},
+        {level: {**own, "transform_width": width[level], **_undivided(lists)} for level, lists in levels.items()},
     )
 
 
@@ -183,8 +173,7 @@ def rules(
         return broken
     as_product = product(problem, outputs)
     a, b, _ = product_aligns(problem.dtype, problem.allow_tf32)
-    admit = tensor_rules.rules if is_tensor(t) else simt_rules.rules
-    outcome = admit(as_product, (a, b), Schedule.of(as_matmul(t)), target, None)
+    outcome = family(t).rules(as_product, (a, b), Schedule.of(as_matmul(t)), target, None)
     if isinstance(outcome, Rejected):
         return outcome
     return check_workspace(workspace_bytes(problem, outputs), workspace_limit) or ACCEPTED
@@ -238,28 +227,28 @@ def config(kernel: Kernel, flags: Sequence[str]) -> Config:
     fields = (
         *(ConfigField("bool", name, value) for name, value in bools.items()),
         *(ConfigField("int", name, value) for name, value in own.items()),
-        *config_fields(as_matmul(t), "nt" if last else "nn", aligned),
+        *product_fields(as_matmul(t), "nt" if last else "nn", aligned),
     )
     types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
     return Config(fields, tuple(s["epilogue"]), types, s["out_dtype"])
 
 
-def stored(kernel: Kernel) -> tensor_rules.Stored:
+def stored(kernel: Kernel) -> Stored:
     """How the operands of the product lie in the workspace."""
     s = kernel.signature_dict
     a, b, _ = product_aligns(s["dtype"], s["allow_tf32"])
-    return tensor_rules.Stored(dtype(s["dtype"]).bytes, (a, b), "nt" if s["layout"] == "nhwc" else "nn")
+    return Stored(dtype(s["dtype"]).bytes, (a, b), "nt" if s["layout"] == "nhwc" else "nn")
 
 
 def registers(kernel: Kernel) -> int:
     """An estimate of those of a thread of the product."""
     t = kernel.tunables.as_dict()
-    return tensor_rules.registers(t, stored(kernel)) if is_tensor(t) else simt_rules.registers(t)
+    return family(t).registers(t, stored(kernel))
 
 
 def shared_bytes(kernel: Kernel) -> int:
     t = kernel.tunables.as_dict()
-    return tensor_rules.shared_bytes(t, stored(kernel).size) if is_tensor(t) else simt_rules.shared_bytes(t)
+    return family(t).shared_bytes(t, stored(kernel).size)
 
 
 def compile_seconds(kernel: Kernel) -> float:
@@ -267,9 +256,7 @@ def compile_seconds(kernel: Kernel) -> float:
     s, t = kernel.signature_dict, as_matmul(kernel.tunables.as_dict())
     outputs = int(t["output_tile"])
     width = max(widths(s["layout"] == "nhwc", (s["align_x"], s["align_out"]), int(t["transform_width"])))
-    of_product = (
-        tensor_work.compile_seconds(t, (), stored(kernel)) if is_tensor(t) else simt_work.compile_seconds(t, ())
-    )
+    of_product = family(t).compile_seconds(t, (), stored(kernel))
     first, more = TRANSFORM_SECONDS[outputs]
-    nodes = outputs**2 * width * simt_work.node_seconds(tuple(s["epilogue"]))
+    nodes = outputs**2 * width * node_seconds(tuple(s["epilogue"]))
     return of_product + first + more * (width - 1) + nodes

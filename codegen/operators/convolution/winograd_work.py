@@ -6,8 +6,8 @@ from codegen.dtypes import dtype
 from codegen.operator import Cost, Work
 from codegen.operators.convolution import winograd
 from codegen.operators.convolution.problem import AllowsWinograd
-from codegen.operators.matmul import simt_work, tensor_work, traffic
-from codegen.operators.matmul.kernel_family import is_tensor
+from codegen.operators.matmul import traffic
+from codegen.operators.matmul.product import family
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
 
@@ -28,7 +28,7 @@ def work(problem: AllowsWinograd, schedule: Schedule, least: Cost, target: Targe
     aligned = winograd.product_aligns(problem.dtype, problem.allow_tf32)
     image, filters, sums = parts
     alone = Cost(0, image + filters, sums, 1, 0)
-    count = tensor_work.work if is_tensor(t) else simt_work.work
+    count = family(t).work
     run = count(as_product, t, aligned, alone, target)
     moved = traffic.input_traffic(as_product, t, target)
     from_dram = moved * (image * _beyond_l2(image, target) + filters * _beyond_l2(filters, target)) / (image + filters)

@@ -126,17 +126,17 @@ class MaskedActivation(Operator):
             )
         bytes_, blocks, registers = vector * dtype(p.dtype).bytes, _blocks(n, t), _registers(t)
         limit = target.registers_per_sm // threads
-        return (
-            check(bytes_ <= 16, "vector", f"vector = {vector} is {bytes_} bytes; one access moves at most 16")
-            or _padding(n, threads * vector * int(t["loads"]), 64 * vector)
-            or check(
-                registers <= min(limit, target.registers_per_thread),
-                "registers",
-                f"a thread needs about {registers} registers; {threads} threads have {limit} each",
+        if bytes_ > 16:
+            return Rejected("vector", f"vector = {vector} is {bytes_} bytes; one access moves at most 16")
+        if broken := _padding(n, threads * vector * int(t["loads"]), 64 * vector):
+            return broken
+        if registers > min(limit, target.registers_per_thread):
+            return Rejected(
+                "registers", f"a thread needs about {registers} registers; {threads} threads have {limit} each"
             )
-            or check(blocks <= LARGEST_INDEX, "grid", f"{blocks} blocks; a launch has at most {LARGEST_INDEX}")
-            or ACCEPTED
-        )
+        if blocks > LARGEST_INDEX:
+            return Rejected("grid", f"{blocks} blocks; a launch has at most {LARGEST_INDEX}")
+        return ACCEPTED
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
         return ("run",) if _is_vectorised(kernel.tunables.as_dict()) else ("run", "compact", "scatter")

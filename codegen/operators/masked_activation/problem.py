@@ -63,7 +63,7 @@ class MaskedActivationProblem(Problem):
             return "int32" if value is None else value  # another field is already at fault
         needed = "int32" if mask == "bits" else "uint8"
         if value != needed and value in ("int32", "uint8"):
-            raise refuse(WRONG, "is {given}, but a mask of {mask} is {allowed}", given=value, mask=mask, allowed=needed)
+            raise refuse(WRONG, f"is {value}, but a mask of {mask} is {needed}", allowed=needed)
         return needed if value is None else value
 
     @field_validator("mask_length", mode="before")
@@ -74,7 +74,6 @@ class MaskedActivationProblem(Problem):
         (elements,), mask = info.data["shape"], info.data["mask"]
         needed = words_of_mask(elements) if mask == "bits" else elements
         if isinstance(value, int | float) and not isinstance(value, bool) and value != needed:
-            message = "is {given}, but {elements} elements need {allowed} {unit}"
             unit = "words of 32 bits" if mask == "bits" else "bytes"
-            raise refuse(WRONG, message, given=value, elements=elements, allowed=needed, unit=unit)
+            raise refuse(WRONG, f"is {value}, but {elements} elements need {needed} {unit}", allowed=needed)
         return needed if value is None else value

@@ -6,7 +6,7 @@ from typing import Any
 from codegen.alignment import power_of_two
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
-from codegen.search.rules import Rejected, check
+from codegen.search.rules import Rejected
 from codegen.search.space import Tunable
 from codegen.targets import Target
 
@@ -33,12 +33,8 @@ def padding_rules(t: Mapping[str, Any], problem: MatmulProblem, least_k: int) ->
     """A tile over twice the extent computes mostly padding; the smallest tiles (16 x 16 x `least_k`) are for all."""
     for name, extent, least in (("m", problem.m, 16), ("n", problem.n, 16), ("k", problem.k, least_k)):
         tile = t[f"tile_{name}"]
-        if broken := check(
-            tile <= max(least, power_of_two(extent)),
-            f"tile_{name}",
-            f"tile_{name} = {tile} is mostly padding for {name} = {extent}",
-        ):
-            return broken
+        if tile > max(least, power_of_two(extent)):
+            return Rejected(f"tile_{name}", f"tile_{name} = {tile} is mostly padding for {name} = {extent}")
     return None
 
 
@@ -47,49 +43,36 @@ def order_rules(t: Mapping[str, Any], problem: MatmulProblem) -> Rejected | None
     raster = t["raster"]
     tiles_m, tiles_n = tiles(problem, t["tile_m"], t["tile_n"])
     grid = blocks(problem, t["tile_m"], t["tile_n"])
-    return (
-        check(
-            raster == 0 or (tiles_m > 1 and tiles_n > 1),
-            "raster",
-            f"raster = {raster} orders {tiles_m} x {tiles_n} tiles as 0 does",
-        )
-        or check(
-            raster < 2 or tiles_m > raster,
-            "raster",
-            f"bands of {raster} rows order {tiles_m} rows of tiles as raster = 1 does",
-        )
-        or check(grid <= LARGEST_EXTENT, "grid", f"{grid} blocks; a launch has at most {LARGEST_EXTENT}")
-    )
+    if raster != 0 and (tiles_m <= 1 or tiles_n <= 1):
+        return Rejected("raster", f"raster = {raster} orders {tiles_m} x {tiles_n} tiles as 0 does")
+    if raster >= 2 and tiles_m <= raster:
+        return Rejected("raster", f"bands of {raster} rows order {tiles_m} rows of tiles as raster = 1 does")
+    if grid > LARGEST_EXTENT:
+        return Rejected("grid", f"{grid} blocks; a launch has at most {LARGEST_EXTENT}")
+    return None
 
 
 def residency_rules(resident: int, threads: int, shared_bytes: int, registers: int, target: Target) -> Rejected | None:
     """Whether so many resident blocks as a schedule promises fit a multiprocessor with about `registers` per thread."""
     in_file = target.registers_per_sm
     per_block = shared_bytes + target.reserved_shared_bytes
-    return (
-        check(
-            shared_bytes <= target.shared_per_block,
+    if shared_bytes > target.shared_per_block:
+        return Rejected(
             "shared_memory",
             f"{shared_bytes} bytes of shared memory; {target.name} has {target.shared_per_block} per block",
         )
-        or check(
-            resident * threads <= target.max_threads_per_sm,
-            "min_blocks",
-            f"{resident} x {threads} threads; {target.name} holds {target.max_threads_per_sm}",
+    if resident * threads > target.max_threads_per_sm:
+        return Rejected(
+            "min_blocks", f"{resident} x {threads} threads; {target.name} holds {target.max_threads_per_sm}"
         )
-        or check(
-            resident * per_block <= target.shared_per_sm,
-            "min_blocks",
-            f"{resident} x {per_block} bytes of shared memory; {target.name} has {target.shared_per_sm}",
+    if resident * per_block > target.shared_per_sm:
+        return Rejected(
+            "min_blocks", f"{resident} x {per_block} bytes of shared memory; {target.name} has {target.shared_per_sm}"
         )
-        or check(
-            registers <= target.registers_per_thread,
-            "registers",
-            f"about {registers} registers per thread; at most {target.registers_per_thread}",
+    if registers > target.registers_per_thread:
+        return Rejected("registers", f"about {registers} registers per thread; at most {target.registers_per_thread}")
+    if resident * threads * registers > in_file:
+        return Rejected(
+            "registers", f"{resident} x {threads} threads of about {registers} registers; {target.name} has {in_file}"
         )
-        or check(
-            resident * threads * registers <= in_file,
-            "registers",
-            f"{resident} x {threads} threads of about {registers} registers; {target.name} has {in_file}",
-        )
-    )
+    return None

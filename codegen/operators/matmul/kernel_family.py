@@ -1,8 +1,14 @@
-"""Which of the two kernels computes a problem: on the CUDA cores (simt_*) or on tensor cores (tensor_*)."""
+"""Which of the two kernels computes a problem, on the CUDA cores (simt) or on tensor cores (tensor), and what both know
+of its operands."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+from codegen.alignment import needs_cuda_cores, widest
+from codegen.dtypes import dtype
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.targets import Target
 
@@ -31,3 +37,47 @@ def is_limbs(tunables: Mapping[str, Any]) -> bool:
 def mma_type(dtype: str) -> str:
     """The tensor cores' name of an input type, as in `Target.tensor_macs`."""
     return "tf32" if dtype == "float32" else dtype
+
+
+@lru_cache(maxsize=1024)  # called for every schedule
+def aligns(problem: MatmulProblem) -> tuple[int, int, int]:
+    """The classes of A, B and out (and of what has out's shape): the widest access of which columns, pitch and, in a
+    batch, its stride are whole multiples."""
+    p, quads = problem, needs_cuda_cores(problem.dtype, problem.allow_tf32)
+
+    def of(element: str, columns: int, pitch: int, stride: int) -> int:
+        return widest(element, math.gcd(columns, pitch, stride if p.batch > 1 else 0), quads=quads)
+
+    return (
+        of(p.dtype, p.stored("a")[1], p.lda, p.stride_a),
+        of(p.dtype, p.stored("b")[1], p.ldb, p.stride_b),
+        of(p.out_dtype, p.stored("c")[1], p.ldc, p.stride_c),
+    )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """How A and B lie in memory: bytes of an element, elements per access of A and of B, and the layout."""
+
+    size: int
+    aligns: tuple[int, int]
+    layout: str
+
+    @classmethod
+    def of(cls, problem: MatmulProblem, aligns: tuple[int, int]) -> "Stored":
+        return cls(dtype(problem.dtype).bytes, aligns, problem.layout)
+
+    @property
+    def along_k(self) -> tuple[bool, bool]:
+        """Whether A's and B's rows in memory run along k, as fragments do."""
+        return self.layout[0] == "n", self.layout[1] == "t"
+
+    @property
+    def turned(self) -> tuple[bool, bool]:
+        """Whether A's and B's bytes are turned in registers on their way to shared memory."""
+        return self.size == 1 and not self.along_k[0], self.size == 1 and not self.along_k[1]
+
+    @property
+    def by_words(self) -> int:
+        """How many of the operands no ldmatrix can read."""
+        return self.along_k.count(False) if self.size == 4 else 0

@@ -10,7 +10,7 @@ from codegen.dtypes import dtype
 from codegen.operators.matmul import grid, split
 from codegen.operators.matmul.kernel_family import AMPERE
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.operators.matmul.tensor_rules import threads, warp_tile
+from codegen.operators.matmul.tensor import threads, warp_tile
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.search.schedule import Schedule
 from codegen.targets import Target

@@ -8,8 +8,8 @@ from codegen.operators.matmul import split, traffic
 from codegen.operators.matmul.grid import blocks, k_steps
 from codegen.operators.matmul.limbs_rules import STEP, limb_products, limbs_of, shared_bytes
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.operators.matmul.simt_work import node_seconds
-from codegen.operators.matmul.tensor_rules import threads, warp_tile
+from codegen.operators.matmul.tensor import threads, warp_tile
+from codegen.operators.matmul.traffic import node_seconds
 from codegen.targets import Target
 
 WARP = 32

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, StrictBool, ValidationInfo, field_validator
+from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
 
 from codegen.canonical import as_integer
 from codegen.epilogue import AnyNode, Chain
@@ -19,7 +19,17 @@ from codegen.operators.matmul.fixed_point import (
     foreign_node,
     ring_name,
 )
-from codegen.problem import LARGEST_ELEMENTS, Extent, Pitch, Problem, Stride, filled_in, refuse, require_elements
+from codegen.problem import (
+    LARGEST_ELEMENTS,
+    AllowTf32,
+    Extent,
+    Pitch,
+    Problem,
+    Stride,
+    filled_in,
+    refuse,
+    require_elements,
+)
 
 Layout = Literal["nn", "nt", "tn", "tt"]
 InputDtype = Literal["float32", "float16", "bfloat16", "int8", "int32", "int64"]
@@ -53,10 +63,7 @@ class MatmulProblem(Problem):
         "Of the sums: int32 for int8 inputs, dtype over a ring, else float32."
     )
     out_dtype: OutDtype = _derived("Default: dtype; int32 for int8, which then takes no epilogue.")
-    allow_tf32: StrictBool = Field(
-        default=False,
-        description="Whether float32 inputs may lose their low 13 bits on the tensor cores. Means nothing for others.",
-    )
+    allow_tf32: AllowTf32 = False
     fraction_bits: Annotated[int, Field(strict=True, ge=0, le=63), BeforeValidator(as_integer)] = Field(
         default=0, description="Over a ring: by how many bits sums are shifted; below those of dtype."
     )
@@ -117,12 +124,6 @@ class MatmulProblem(Problem):
             return _of_dtype(value, info, [dtype])
         return _of_dtype(value, info, [*FLOATS, "int32"] if dtype == "int8" else FLOATS)
 
-    @field_validator("allow_tf32", mode="after")
-    @classmethod
-    def _means_something(cls, value: bool, info: ValidationInfo) -> bool:
-        # One spelling for inputs that have no TF32, so that they share a key.
-        return value and info.data.get("dtype", "float32") == "float32"
-
     @field_validator("fraction_bits", mode="after")
     @classmethod
     def _of_a_ring(cls, value: int, info: ValidationInfo) -> int:
@@ -133,9 +134,7 @@ class MatmulProblem(Problem):
         if value >= bits_of(dtype):
             raise refuse(
                 "fraction_bits_out_of_range",
-                "is {given}; a shift of {ring} leaves a bit: 0 to {allowed} are allowed",
-                given=value,
-                ring=ring_name(dtype),
+                f"is {value}; a shift of {ring_name(dtype)} leaves a bit: 0 to {bits_of(dtype) - 1} are allowed",
                 allowed=bits_of(dtype) - 1,
             )
         return value
@@ -162,13 +161,11 @@ class MatmulProblem(Problem):
     def _exact_in_a_ring(cls, value: tuple[AnyNode, ...], info: ValidationInfo) -> tuple[AnyNode, ...]:
         ring = _ring_of(info)
         if ring and (foreign := foreign_node(value)):
+            words = ", ".join(node for node in NODES if node != "masked_activation")
             raise refuse(
                 "inexact_epilogue",
-                "{foreign}; {ring} computes {words} exactly, and masked_activation of {functions} alone",
-                foreign=foreign,
-                ring=ring_name(ring),
-                words=", ".join(node for node in NODES if node != "masked_activation"),
-                functions=" and ".join(FUNCTIONS),
+                f"{foreign}; {ring_name(ring)} computes {words} exactly, and masked_activation of "
+                f"{' and '.join(FUNCTIONS)} alone",
                 allowed=list(NODES),
             )
         return value
@@ -180,8 +177,7 @@ class MatmulProblem(Problem):
             raise refuse(
                 "inexact_epilogue",
                 "is computed in float32, which cannot hold every int32; out_dtype int32 takes an empty epilogue, an "
-                "epilogue takes out_dtype {floats}",
-                floats=" or ".join(FLOATS),
+                f"epilogue takes out_dtype {' or '.join(FLOATS)}",
                 allowed={"maxItems": 0},
             )
         return value
@@ -205,9 +201,8 @@ class MatmulProblem(Problem):
         if value < columns:
             raise refuse(
                 "rows_overlap",
-                "is {given}, but a stored row of {operand} has {allowed} elements; at least {allowed} is allowed",
-                given=value,
-                operand=_spelled(operand),
+                f"is {value}, but a stored row of {_spelled(operand)} has {columns} elements; at least {columns} is "
+                "allowed",
                 allowed=columns,
             )
         require_elements(_spelled(operand), (rows - 1) * value + columns)
@@ -223,8 +218,7 @@ class MatmulProblem(Problem):
         if value != packed and (info.field_name == "ldc" or fields["batch"] > 1):
             raise refuse(
                 "gaps_beside_a_packed_mask",
-                "is {given}; a packed mask counts outputs without gaps: {allowed} is allowed, or a mask of bytes",
-                given=value,
+                f"is {value}; a packed mask counts outputs without gaps: {packed} is allowed, or a mask of bytes",
                 allowed=packed,
             )
         return value
@@ -255,13 +249,11 @@ class MatmulProblem(Problem):
         batch, span = info.data["batch"], (shape[0] - 1) * info.data[f"ld{operand}"] + shape[1]
         repeats = operand != "c" and value == 0
         if batch > 1 and not repeats and value < span:
+            or_zero = "" if operand == "c" else " or 0 (every matrix is the same)"
             raise refuse(
                 "matrices_overlap",
-                "is {given}, but one {operand} spans {allowed} elements; at least {allowed}{or_zero} is allowed",
-                given=value,
-                operand=_spelled(operand),
+                f"is {value}, but one {_spelled(operand)} spans {span} elements; at least {span}{or_zero} is allowed",
                 allowed=span,
-                or_zero="" if operand == "c" else " or 0 (every matrix is the same)",
             )
         require_elements(_spelled(operand), (batch - 1) * value + span)
         return value
@@ -278,10 +270,7 @@ def _require_ring(given: Any, info: ValidationInfo) -> None:
     if "dtype" in info.data and _ring_of(info) is None:
         raise refuse(
             "no_fixed_point",
-            "is {given}, but {dtype} is no fixed point: dtype {words} is",
-            given=given,
-            dtype=info.data["dtype"],
-            words=" or ".join(RINGS),
+            f"is {given}, but {info.data['dtype']} is no fixed point: dtype {' or '.join(RINGS)} is",
             allowed=list(RINGS),
         )
 
@@ -291,10 +280,7 @@ def _of_dtype(value: Any, info: ValidationInfo, allowed: Sequence[str]) -> Any:
     if isinstance(value, str) and value.isalnum() and value not in allowed and "dtype" in info.data:
         raise refuse(
             "dtypes_do_not_fit",
-            "is {given}, which does not go with dtype {dtype}; allowed: {words}",
-            given=value[:40],
-            dtype=info.data["dtype"],
-            words=", ".join(allowed),
+            f"is {value[:40]}, which does not go with dtype {info.data['dtype']}; allowed: {', '.join(allowed)}",
             allowed=list(allowed),
         )
     return value

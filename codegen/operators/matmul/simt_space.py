@@ -1,13 +1,13 @@
 """Tunables of the kernel on the CUDA cores and the value lists of its search levels."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import product
 
 from codegen.alignment import power_of_two
 from codegen.operators.matmul.grid import RASTER, blocks
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import SLICES, SPLIT, SPLIT_K, linked, useful_slices, ways
-from codegen.search.rules import Accepted, Rejected, first_accepted
+from codegen.search.joined_space import Kind
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Linked, Tunable
 from codegen.targets import Target
@@ -80,16 +80,16 @@ def levels(
     return {1: (small, linked(ways(slices, atomic=False), with_stream=False)), 2: (full, every)}
 
 
-def default(
-    problem: MatmulProblem,
-    target: Target,
-    admit: Callable[[Schedule], Accepted | Rejected],
-    slices: tuple[int, ...] | None = None,
-) -> Schedule:
-    """The level-0 schedule: the first of level 1 in order of preference that breaks no rule."""
+def kind(problem: MatmulProblem, target: Target, slices: tuple[int, ...] | None) -> Kind:
+    made = levels(problem, target, slices)
+    lists = {level: values for level, (values, _) in made.items()}
+    return Kind(TUNABLES, lists, {level: division for level, (_, division) in made.items()}, EVERY_WAY)
+
+
+def schedules(problem: MatmulProblem, target: Target, slices: tuple[int, ...] | None) -> Iterator[Schedule]:
+    """Level 1 in order of preference."""
     lists, division = levels(problem, target, slices)[1]
-    most = slices[-1] if slices else 1
-    return first_accepted(map(Schedule.of, preferred(problem, target, lists, division, most)), admit)
+    return map(Schedule.of, preferred(problem, target, lists, division, slices[-1] if slices else 1))
 
 
 def preferred(

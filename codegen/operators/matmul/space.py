@@ -1,17 +1,18 @@
 """Matmul's tunables and search spaces: those of the kernel that computes a problem on a target."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 from codegen.errors import UnknownTunable
 from codegen.operators.matmul import ring_space, simt_space, tensor_space
 from codegen.operators.matmul.fixed_point import over_ring
-from codegen.operators.matmul.kernel_family import on_tensor_cores
+from codegen.operators.matmul.kernel_family import aligns, on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.search.rules import Accepted, Rejected
+from codegen.search.joined_space import Kind
+from codegen.search.rules import Accepted, Rejected, first_accepted
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
-from codegen.search.space import Linked, SearchSpace, Tunable, build_space, union
+from codegen.search.space import SearchSpace, Tunable, build_space, union
 from codegen.targets import Target
 
 CUDA_CORES, TENSOR_CORES = "CUDA cores", "tensor cores"
@@ -42,42 +43,48 @@ TUNABLES = (*_every_tunable(), *ring_space.OWN)
 
 
 def space(
+    problem: MatmulProblem, target: Target, search: Search, admit: Callable[[Schedule], Accepted | Rejected]
+) -> SearchSpace:
+    """The schedules of a search. Raises InvalidSearch."""
+    if over_ring(problem):
+        return ring_space.space(problem, target, search, admit)
+    aligned = aligns(problem)[:2]
+    kind = kind_of(problem, target, aligned)
+    _require_own(search, problem, target, kind.tunables)
+    first = default(problem, target, aligned, admit)
+    return build_space(search, kind.tunables, kind.levels, first, kind.linked, kind.every_way)
+
+
+def kind_of(
+    problem: MatmulProblem, target: Target, aligns: tuple[int, int], slices: tuple[int, ...] | None = None
+) -> Kind:
+    """What searches try. `aligns` are elements per access of A and B, `slices` those of k that level 1 tries; None: the
+    few that seem useful."""
+    if on_tensor_cores(problem, target):
+        return tensor_space.kind(problem, target, aligns, slices)
+    return simt_space.kind(problem, target, slices)
+
+
+def default(
     problem: MatmulProblem,
     target: Target,
     aligns: tuple[int, int],
-    search: Search,
     admit: Callable[[Schedule], Accepted | Rejected],
-) -> SearchSpace:
-    """The schedules of a search; `aligns` are elements per access of A and B. Raises InvalidSearch."""
-    if over_ring(problem):
-        return ring_space.space(problem, target, search, admit)
+    stored_bytes: float | None = None,
+    slices: tuple[int, ...] | None = None,
+) -> Schedule:
+    """The level-0 schedule: the first of level 1 in order of preference that breaks no rule. `stored_bytes`: of both
+    operands, where they are not stored as the problem has them."""
     if on_tensor_cores(problem, target):
-        _require_own(search, problem, target, tensor_space.TUNABLES, TENSOR_CORES)
-        default = tensor_space.default(problem, target, aligns, admit)
-        levels = tensor_space.levels(problem, target, aligns)
-        return _space(search, tensor_space.TUNABLES, levels, tensor_space.every_way(target), default)
-    _require_own(search, problem, target, simt_space.TUNABLES, CUDA_CORES)
-    default = simt_space.default(problem, target, admit)
-    return _space(search, simt_space.TUNABLES, simt_space.levels(problem, target), simt_space.EVERY_WAY, default)
+        schedules = tensor_space.preferred(problem, target, aligns, stored_bytes, slices)
+    else:
+        schedules = simt_space.schedules(problem, target, slices)
+    return first_accepted(schedules, admit)
 
 
-def _space(
-    search: Search,
-    own: tuple[Tunable, ...],
-    levels: Mapping[int, tuple[simt_space.Lists, Linked]],
-    every_way: Linked,
-    default: Schedule,
-) -> SearchSpace:
-    lists = {level: values for level, (values, _) in levels.items()}
-    division = {level: ways for level, (_, ways) in levels.items()}
-    if not set(every_way.names).isdisjoint(search.tunables or ()):
-        # Level 1 often divides k in one way only, with which a list of slices would leave nothing.
-        division[1] = every_way
-    return build_space(search, own, lists, default, division)
-
-
-def _require_own(search: Search, problem: MatmulProblem, target: Target, own: tuple[Tunable, ...], cores: str) -> None:
+def _require_own(search: Search, problem: MatmulProblem, target: Target, own: tuple[Tunable, ...]) -> None:
     """Refuses tunables that exist, but for the other kernel; those that do not exist are `build_space`'s."""
+    cores = TENSOR_CORES if on_tensor_cores(problem, target) else CUDA_CORES
     allowed = {tunable.name for tunable in own}
     foreign = {tunable.name for tunable in TUNABLES} - allowed
     named = {f"search.tunables.{name}": name for name in search.tunables or ()}

@@ -54,12 +54,12 @@ IDLE_SHARE = 0.1
 
 def functions(tunables: Mapping[str, Any]) -> tuple[str, ...]:
     """The kernel's __global__ functions, in launch order."""
-    return _FUNCTIONS[tunables["split"]]
+    return _FUNCTIONS[tunables.get("split", "none")]
 
 
 def deterministic(tunables: Mapping[str, Any], acc_dtype: str) -> bool:
     """Integer sums are the same in any order."""
-    return tunables["split"] != "atomic" or acc_dtype == "int32"
+    return tunables.get("split") != "atomic" or acc_dtype == "int32"
 
 
 def sum_bytes(problem: MatmulProblem) -> int:
@@ -155,45 +155,41 @@ def rules(t: Mapping[str, Any], problem: MatmulProblem, target: Target) -> Rejec
     if t["split"] == "stream":
         return _stream_rules(t, problem, target)
     split, slices = t["split"], t["split_k"]
-    if broken := check(
-        t.get("stream_blocks", 0) == 0, "split", f"stream_blocks = {t.get('stream_blocks')} needs split = stream"
-    ):
-        return broken
+    if t.get("stream_blocks", 0) != 0:
+        return Rejected("split", f"stream_blocks = {t.get('stream_blocks')} needs split = stream")
     if slices == 1:
         return check(split == "none", "split", f"split = {split} with 1 slice repeats split = none and adds a launch")
     steps, tile_blocks = k_steps(problem.k, t["tile_k"]), blocks(problem, t["tile_m"], t["tile_n"])
     enough = ENOUGH_BLOCKS * target.sm_count
-    return (
-        check(split != "none", "split", f"split_k = {slices} needs split = workspace or atomic")
-        or check(
-            slices <= steps,
-            "split_k",
-            f"{slices} slices of {steps} steps (k = {problem.k}, tile_k = {t['tile_k']}) leave some empty",
+    if split == "none":
+        return Rejected("split", f"split_k = {slices} needs split = workspace or atomic")
+    if slices > steps:
+        return Rejected(
+            "split_k", f"{slices} slices of {steps} steps (k = {problem.k}, tile_k = {t['tile_k']}) leave some empty"
         )
-        or check(
-            tile_blocks * slices < enough,
-            "split_k",
-            f"{tile_blocks} tiles in {slices} slices; {target.name} has enough with {enough} blocks",
+    if tile_blocks * slices >= enough:
+        return Rejected(
+            "split_k", f"{tile_blocks} tiles in {slices} slices; {target.name} has enough with {enough} blocks"
         )
-    )
+    return None
 
 
 def _stream_rules(t: Mapping[str, Any], problem: MatmulProblem, target: Target) -> Rejected | None:
     count, steps = t["stream_blocks"], all_steps(problem, t)
     tile_blocks, device = blocks(problem, t["tile_m"], t["tile_n"]), target.sm_count
     rounds = -(-tile_blocks // device)
-    return (
-        check(t["split_k"] == 1, "split", f"split = stream divides k by blocks: split_k is 1, not {t['split_k']}")
-        or check(count > 0, "stream_blocks", "split = stream needs at least 1 block")
-        or check(count <= steps, "stream_blocks", f"{count} blocks for {steps} steps leave some empty")
-        or check(
-            tile_blocks % count != 0,
-            "stream_blocks",
-            f"{count} blocks take {tile_blocks} whole tiles: nothing is shared, as with split = none",
+    if t["split_k"] != 1:
+        return Rejected("split", f"split = stream divides k by blocks: split_k is 1, not {t['split_k']}")
+    if count <= 0:
+        return Rejected("stream_blocks", "split = stream needs at least 1 block")
+    if count > steps:
+        return Rejected("stream_blocks", f"{count} blocks for {steps} steps leave some empty")
+    if tile_blocks % count == 0:
+        return Rejected(
+            "stream_blocks", f"{count} blocks take {tile_blocks} whole tiles: nothing is shared, as with split = none"
         )
-        or check(
-            tile_blocks < (1 - IDLE_SHARE) * rounds * device,
-            "stream_blocks",
-            f"{tile_blocks} tiles fill {rounds} x {device} multiprocessors without stream-K",
+    if tile_blocks >= (1 - IDLE_SHARE) * rounds * device:
+        return Rejected(
+            "stream_blocks", f"{tile_blocks} tiles fill {rounds} x {device} multiprocessors without stream-K"
         )
-    )
+    return None

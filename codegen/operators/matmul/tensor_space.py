@@ -1,6 +1,6 @@
 """Tunables of the tensor-core kernel and the value lists of its search levels."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -8,7 +8,7 @@ from typing import Any
 from codegen.alignment import power_of_two
 from codegen.dtypes import dtype
 from codegen.operators.matmul.grid import RASTER, blocks, k_steps
-from codegen.operators.matmul.kernel_family import AMPERE, mma_type
+from codegen.operators.matmul.kernel_family import AMPERE, Stored, mma_type
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import (
     ENOUGH_BLOCKS,
@@ -23,18 +23,17 @@ from codegen.operators.matmul.split import (
     useful_slices,
     ways,
 )
-from codegen.operators.matmul.tensor_rules import (
+from codegen.operators.matmul.tensor import (
     LARGEST_STATIC_K,
     LEAST_COPY_BYTES,
     MMA_K,
-    Stored,
     registers,
     shared_bytes,
     threads,
     warp_tile,
 )
 from codegen.operators.matmul.traffic import L2_SHARE, input_bytes
-from codegen.search.rules import Accepted, Rejected, first_accepted
+from codegen.search.joined_space import Kind
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Linked, Tunable, union
 from codegen.targets import Target
@@ -106,9 +105,7 @@ class Tiles:
         return self.n[-1] <= NARROW
 
 
-def levels(
-    problem: MatmulProblem, target: Target, aligns: tuple[int, int], slices: tuple[int, ...] | None = None
-) -> dict[int, tuple[Lists, Linked]]:
+def kind(problem: MatmulProblem, target: Target, aligns: tuple[int, int], slices: tuple[int, ...] | None) -> Kind:
     """Level 1 (some dozens of schedules, the usual ones) and level 2 (thousands); 1 is inside 2.
 
     `aligns` are elements per access of A and B, `slices` those of k that level 1 tries; None: the few that seem useful.
@@ -116,10 +113,9 @@ def levels(
     small, division = _small(problem, target, aligns, slices)
     full = _full(problem, target, small)
     both = {name: union(full.get(name, ()), values) for name, values in small.items()}
-    return {
-        1: (small, linked(division, with_stream=True)),
-        2: (both, every_way(target, _most_slices(problem, target, both))),
-    }
+    usual = linked(division, with_stream=True)
+    every = every_way(target, _most_slices(problem, target, both))
+    return Kind(TUNABLES, {1: small, 2: both}, {1: usual, 2: every}, every_way(target))
 
 
 def every_way(target: Target, most_slices: int = MOST_SLICES) -> Linked:
@@ -257,38 +253,25 @@ def _mma_k(problem: MatmulProblem, target: Target) -> int:
     return max((mma_k for mma_k, least in by_k.items() if target.capability >= least), default=max(by_k))
 
 
-def default(
+def preferred(
     problem: MatmulProblem,
     target: Target,
     aligns: tuple[int, int],
-    admit: Callable[[Schedule], Accepted | Rejected],
-    stored_bytes: float | None = None,
-    slices: tuple[int, ...] | None = None,
-) -> Schedule:
-    """The level-0 schedule: the first of level 1 in order of preference that breaks no rule. `stored_bytes`: of both
-    operands, where they are not stored as the problem has them."""
-    stored = input_bytes(problem) if stored_bytes is None else stored_bytes
-    return first_accepted(_preferred(problem, target, *_small(problem, target, aligns, slices), aligns, stored), admit)
-
-
-def _preferred(
-    problem: MatmulProblem,
-    target: Target,
-    lists: Lists,
-    division: tuple[Way, ...],
-    aligns: tuple[int, int],
-    stored: float,
+    stored_bytes: float | None,
+    slices: tuple[int, ...] | None,
 ) -> Iterator[Schedule]:
     """Level 1, best guess first: the tiles and slices by `_clocks`, then by `_rank` within them."""
+    lists, division = _small(problem, target, aligns, slices)
+    stored = input_bytes(problem) if stored_bytes is None else stored_bytes
     grids = sorted(
         product(lists["tile_m"], lists["tile_n"], division),
         key=lambda grid: _clocks(problem, target, int(grid[0]), int(grid[1]), grid[2][1], stored),
     )
     rest = [name for name in lists if name not in ("tile_m", "tile_n")]
     choices = [dict(zip(rest, values, strict=True)) for values in product(*(lists[name] for name in rest))]
-    for tile_m, tile_n, (split, slices, stream) in grids:
+    for tile_m, tile_n, (split, count, stream) in grids:
         chosen: dict[str, Value] = {
-            "tile_m": tile_m, "tile_n": tile_n, "split": split, "split_k": slices, "stream_blocks": stream,
+            "tile_m": tile_m, "tile_n": tile_n, "split": split, "split_k": count, "stream_blocks": stream,
         }  # fmt: skip
         ranked = sorted(({**chosen, **choice} for choice in choices), key=lambda t: _rank(problem, target, aligns, t))
         yield from map(Schedule.of, ranked)

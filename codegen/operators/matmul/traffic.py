@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from codegen.dtypes import dtype
+from codegen.epilogue import node_of
 from codegen.operator import Cost, Operand, Work
 from codegen.operators.matmul import split
 from codegen.operators.matmul.fixed_point import truncations
@@ -14,6 +15,8 @@ from codegen.targets import Target
 
 # Per output; activations count their polynomial as the roofline sees it.
 _NODE_FLOPS = {"gelu": 24, "silu": 12, "tanh": 16, "sigmoid": 10}
+# Seconds of nvcc per output of a thread and node of the epilogue.
+LIGHT_NODE_SECONDS, ACTIVATION_SECONDS = 0.0003, 0.0019
 # What stays in L2 from one use to the next, of its size: the rest goes to what streams through.
 L2_SHARE = 0.75
 # Vectors of partial sums that a thread of `reduce` has in flight (its loop is unrolled so often).
@@ -158,3 +161,8 @@ def items(items: float, *, instructions: float, l2_bytes: float, dram_bytes: flo
         other_instructions=instructions + 12 * items, shared_bytes=0.0, l2_bytes=l2_bytes, dram_bytes=dram_bytes,
         dynamic_shared_bytes=0, independent=PARTIALS_IN_FLIGHT, steps=steps, overlap=0.5, prefetched=1,
     )  # fmt: skip
+
+
+def node_seconds(epilogue: tuple[str, ...]) -> float:
+    """CPU seconds of nvcc for the epilogue of one output of a thread."""
+    return sum(LIGHT_NODE_SECONDS if node_of(part).exact else ACTIVATION_SECONDS for part in epilogue)

@@ -118,44 +118,31 @@ class Reduce(Operator):
         s = self.signature(p)
         shared, estimate = _shared_bytes(s, t), _registers(s, t)
         across, down = (g.chunk, g.units) if by_rows else (g.units, g.chunk)
-        return (
-            check(
-                slices == 1 or g.slices == slices, "slices", f"{slices} slices of {g.steps} steps; {g.slices} have some"
-            )
-            or check(
-                lanes == 1 or lanes < 2 * power_of_two(across),
-                "lanes",
-                f"{lanes} threads side by side are mostly idle for {across}",
-            )
-            or check(
-                threads == lanes or threads // lanes < 2 * power_of_two(down) or threads == 64,
-                "threads",
-                f"{threads // lanes} rows of threads are mostly idle for {down}",
-            )
-            or check(
-                unroll <= most_in_flight(g),
-                "unroll",
-                f"{unroll} vectors in flight, {g.apart} apart, are mostly none of {g.chunk}",
-            )
-            or check(g.slices <= 65535, "grid", f"{g.slices} slices; a launch has at most 65535")
-            or check(
-                shared <= target.shared_per_block,
+        if slices != 1 and g.slices != slices:
+            return Rejected("slices", f"{slices} slices of {g.steps} steps; {g.slices} have some")
+        if lanes != 1 and lanes >= 2 * power_of_two(across):
+            return Rejected("lanes", f"{lanes} threads side by side are mostly idle for {across}")
+        if threads != lanes and threads // lanes >= 2 * power_of_two(down) and threads != 64:
+            return Rejected("threads", f"{threads // lanes} rows of threads are mostly idle for {down}")
+        if unroll > most_in_flight(g):
+            return Rejected("unroll", f"{unroll} vectors in flight, {g.apart} apart, are mostly none of {g.chunk}")
+        if g.slices > 65535:
+            return Rejected("grid", f"{g.slices} slices; a launch has at most 65535")
+        if shared > target.shared_per_block:
+            return Rejected(
                 "shared_memory",
                 f"{shared} bytes of shared memory; {target.name} has {target.shared_per_block} per block",
             )
-            or check(
-                estimate <= target.registers_per_thread,
-                "registers",
-                f"about {estimate} registers per thread; at most {target.registers_per_thread}",
+        if estimate > target.registers_per_thread:
+            return Rejected(
+                "registers", f"about {estimate} registers per thread; at most {target.registers_per_thread}"
             )
-            or check(
-                threads * estimate <= target.registers_per_sm,
+        if threads * estimate > target.registers_per_sm:
+            return Rejected(
                 "registers",
                 f"{threads} threads of about {estimate} registers; {target.name} has {target.registers_per_sm}",
             )
-            or check_workspace(_workspace_bytes(p, t), workspace_limit)
-            or ACCEPTED
-        )
+        return check_workspace(_workspace_bytes(p, t), workspace_limit) or ACCEPTED
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
         return ("run",) if kernel.tunables.get("split") == "none" else ("run", "combine")

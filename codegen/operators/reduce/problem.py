@@ -101,14 +101,12 @@ class ReduceProblem(Problem):
         for axis in value:
             if not -rank <= axis < rank:
                 raise refuse(
-                    "axis_out_of_range",
-                    "has {axis}, and the shape has {rank} axes; {least} to {most} are allowed",
-                    axis=axis, rank=rank, least=-rank, most=rank - 1,
-                )  # fmt: skip
+                    "axis_out_of_range", f"has {axis}, and the shape has {rank} axes; {-rank} to {rank - 1} are allowed"
+                )
         from_start = sorted(axis % rank for axis in value)
         for axis, following in pairwise(from_start):
             if axis == following:
-                raise refuse("repeated_axis", "names axis {axis} more than once; each is allowed once", axis=axis)
+                raise refuse("repeated_axis", f"names axis {axis} more than once; each is allowed once")
         outputs = math.prod(extent for axis, extent in enumerate(shape) if axis not in from_start)
         count = math.prod(shape[axis] for axis in from_start)
         if outputs == 0:
@@ -133,10 +131,7 @@ class ReduceProblem(Problem):
         if shape is None:
             return value
         if len(value) != len(shape):
-            raise refuse(
-                "wrong_rank", "has {given} strides for {rank} axes; one for each axis is allowed",
-                given=len(value), rank=len(shape),
-            )  # fmt: skip
+            raise refuse("wrong_rank", f"has {len(value)} strides for {len(shape)} axes; one for each axis is allowed")
         if 0 in shape:
             return packed_strides(shape)  # no element is anywhere
         span = 1
@@ -144,10 +139,9 @@ class ReduceProblem(Problem):
             if stride < span:
                 raise refuse(
                     "overlapping",
-                    "of axis {axis} is {stride}, less than the {span} elements that axes of smaller strides span; "
+                    f"of axis {axis} is {stride}, less than the {span} elements that axes of smaller strides span; "
                     "elements must not overlap",
-                    axis=axis, stride=stride, span=span,
-                )  # fmt: skip
+                )
             span += (extent - 1) * stride
         require_elements("x", span)
         # The stride of an extent of 1 says nothing: one spelling for it, so that problems share a key.
@@ -164,9 +158,8 @@ class ReduceProblem(Problem):
         if shape is not None and axes is not None and 0 in (shape[a] for a in axes) and value not in OF_NOTHING:
             raise refuse(
                 "of_nothing",
-                "is {fn}, which has no value where a reduced axis has extent 0; allowed there: {words}",
-                fn=value,
-                words=", ".join(OF_NOTHING),
+                f"is {value}, which has no value where a reduced axis has extent 0; allowed there: "
+                f"{', '.join(OF_NOTHING)}",
                 allowed=list(OF_NOTHING),
             )
         return value
@@ -177,9 +170,9 @@ class ReduceProblem(Problem):
         if value == "identity":
             return value
         if info.data.get("dtype") == "int32":
-            raise refuse("map_of_int32", "is {map}; of int32 only identity is allowed", map=value)
+            raise refuse("map_of_int32", f"is {value}; of int32 only identity is allowed")
         if info.data.get("fn") == "argmax":
-            raise refuse("map_of_argmax", "is {map}; with argmax only identity is allowed", map=value)
+            raise refuse("map_of_argmax", f"is {value}; with argmax only identity is allowed")
         return value
 
     @field_validator("write_map", mode="after")
@@ -202,11 +195,7 @@ class ReduceProblem(Problem):
         if value not in allowed:
             raise refuse(
                 "out_dtype",
-                "is {given}; of {fn} of {dtype} allowed are {words}",
-                given=value,
-                fn=info.data.get("fn"),
-                dtype=info.data.get("dtype"),
-                words=", ".join(allowed),
+                f"is {value}; of {info.data.get('fn')} of {info.data.get('dtype')} allowed are {', '.join(allowed)}",
                 allowed=list(allowed),
             )
         return value
@@ -215,8 +204,10 @@ class ReduceProblem(Problem):
     @classmethod
     def _of_floats_only(cls, value: Chain, info: ValidationInfo) -> Chain:
         if value and info.data.get("out_dtype", "float32") not in FLOATS:
-            raise refuse("epilogue_of_whole_numbers", "is computed in fp32; with out_dtype {given} it must be empty",
-                         given=info.data["out_dtype"])  # fmt: skip
+            raise refuse(
+                "epilogue_of_whole_numbers",
+                f"is computed in fp32; with out_dtype {info.data['out_dtype']} it must be empty",
+            )
         return value
 
 

@@ -15,7 +15,7 @@ from codegen.operator import CONV
 from codegen.operators import operator
 from codegen.operators.conv2d import Conv2dProblem
 from codegen.operators.convolution import direct
-from codegen.operators.matmul import tensor_rules
+from codegen.operators.matmul import tensor
 from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT
 from codegen.search.rules import ACCEPTED, Rejected
 from codegen.search.schedule import Schedule
@@ -213,7 +213,7 @@ def check_output(fields: Fields, schedule: Fields, **changes: Any) -> object:
 def test_level_1_of_a_large_layer_has_the_warps_that_read_least() -> None:
     """64 x 64 outputs: what the gather needs beside them fits, too."""
     candidates = lower(conv2d(**{**HALF, "n": 256, "c": 256, "k": 256}), SM_90A, LEVEL_1).candidates
-    warps = {tensor_rules.warp_tile(candidate.schedule.as_dict()) for candidate in candidates}
+    warps = {tensor.warp_tile(candidate.schedule.as_dict()) for candidate in candidates}
     assert max(rows * columns for rows, columns in warps) == 64 * 64
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from codegen.alignment import classes, needs_cuda_cores
 from codegen.operators import operator
-from codegen.operators.matmul.alignment import aligns
+from codegen.operators.matmul.kernel_family import aligns
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.reduced import MANY_BUDGET, reduced_problems
 from tests.support.fixtures_codegen import EVERY_NODE, matmul

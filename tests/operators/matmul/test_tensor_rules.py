@@ -8,7 +8,7 @@ import pytest
 
 from codegen.operator import LaunchBounds
 from codegen.operators import operator
-from codegen.operators.matmul import tensor_rules
+from codegen.operators.matmul import tensor
 from codegen.search.rules import ACCEPTED, Accepted, Rejected
 from codegen.search.schedule import Schedule
 from codegen.targets import target
@@ -72,9 +72,9 @@ def test_every_static_assert_of_the_kernel_has_its_rule() -> None:
 
 def test_shared_memory_is_the_ring_or_what_the_epilogue_exchanges() -> None:
     ring = {**GOOD, "stages": 2}
-    assert tensor_rules.shared_bytes(ring, 2) == 2 * (64 + 64) * 32 * 2
-    assert tensor_rules.shared_bytes(ring, 1) == 4 * 16 * (32 + 8) * 4
-    assert tensor_rules.shared_bytes({**ring, "epilogue_path": "direct"}, 1) == 2 * (64 + 64) * 32
+    assert tensor.shared_bytes(ring, 2) == 2 * (64 + 64) * 32 * 2
+    assert tensor.shared_bytes(ring, 1) == 4 * 16 * (32 + 8) * 4
+    assert tensor.shared_bytes({**ring, "epilogue_path": "direct"}, 1) == 2 * (64 + 64) * 32
     kernel = OP.candidate(matmul(**CUBE), Schedule.of(ring)).kernel
     assert OP.shared_bytes(kernel) == 16384
 

@@ -1,18 +1,18 @@
-"""When a schedule of the tensor-core kernel cannot work or is not worth compiling.
+"""The tensor-core kernel: when a schedule cannot work or is not worth compiling, and what it does to the machine.
 
 Every static_assert of gemm/tensor.cuh is a rule here, and what its instructions and its registers demand.
 """
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from codegen.dtypes import dtype
-from codegen.operator import LaunchBounds
-from codegen.operators.matmul import grid, split
-from codegen.operators.matmul.kernel_family import AMPERE
+from codegen.operator import Cost, LaunchBounds, Work
+from codegen.operators.matmul import grid, split, traffic
+from codegen.operators.matmul.kernel_family import AMPERE, Stored, mma_type
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
@@ -51,34 +51,8 @@ WIDE_COPY_REGISTERS, NARROW_COPY_REGISTERS, LONG_ROW_REGISTERS = 0.25, 1.8, 4.0
 TURNED_REGISTERS = 11
 # Of an operand whose fragments are read word by word (tf32 that does not lie along k): an address for each row.
 BY_WORDS_REGISTERS = 8
-
-
-@dataclass(frozen=True)
-class Stored:
-    """How A and B lie in memory: bytes of an element, elements per access of A and of B, and the layout."""
-
-    size: int
-    aligns: tuple[int, int]
-    layout: str
-
-    @classmethod
-    def of(cls, problem: MatmulProblem, aligns: tuple[int, int]) -> "Stored":
-        return cls(dtype(problem.dtype).bytes, aligns, problem.layout)
-
-    @property
-    def along_k(self) -> tuple[bool, bool]:
-        """Whether A's and B's rows in memory run along k, as fragments do."""
-        return self.layout[0] == "n", self.layout[1] == "t"
-
-    @property
-    def turned(self) -> tuple[bool, bool]:
-        """Whether A's and B's bytes are turned in registers on their way to shared memory."""
-        return self.size == 1 and not self.along_k[0], self.size == 1 and not self.along_k[1]
-
-    @property
-    def by_words(self) -> int:
-        """How many of the operands no ldmatrix can read."""
-        return self.along_k.count(False) if self.size == 4 else 0
+# Lanes of a warp; bytes that one ldmatrix.x4 brings it.
+WARP, MATRIX_BYTES = 32, 512
 
 
 def threads(tunables: Mapping[str, Any]) -> int:
@@ -169,88 +143,68 @@ def rules(
 def _instruction_rules(t: Mapping[str, Any], problem: MatmulProblem, target: Target) -> Rejected | None:
     by_k, mma_k = MMA_K[problem.dtype], t["mma_k"]
     name = "tf32" if problem.dtype == "float32" else problem.dtype
-    return check(
-        mma_k in by_k, "mma", f"mma.sync on {name} has k = {' or '.join(map(str, by_k))}, not mma_k = {mma_k}"
-    ) or check(
-        target.capability >= by_k.get(mma_k, 0),
-        "mma",
-        f"mma.sync on {name} with k = {mma_k} needs sm_{by_k.get(mma_k)}; the target is {target.name}",
-    )
+    if mma_k not in by_k:
+        return Rejected("mma", f"mma.sync on {name} has k = {' or '.join(map(str, by_k))}, not mma_k = {mma_k}")
+    if target.capability < by_k.get(mma_k, 0):
+        return Rejected(
+            "mma", f"mma.sync on {name} with k = {mma_k} needs sm_{by_k.get(mma_k)}; the target is {target.name}"
+        )
+    return None
 
 
 def _shape_rules(t: Mapping[str, Any], size: int) -> Rejected | None:
     row_bytes, (rows, columns) = t["tile_k"] * size, warp_tile(t)
-    return (
-        check(
-            row_bytes in ROW_BYTES,
-            "tile_k",
-            f"tile_k = {t['tile_k']} is {row_bytes} bytes; {', '.join(map(str, ROW_BYTES))} are allowed",
+    if row_bytes not in ROW_BYTES:
+        return Rejected(
+            "tile_k", f"tile_k = {t['tile_k']} is {row_bytes} bytes; {', '.join(map(str, ROW_BYTES))} are allowed"
         )
-        or check(
-            rows * t["warps_m"] == t["tile_m"] and rows % 16 == 0 and rows > 0,
-            "warp_tile",
-            f"{t['tile_m']} rows for {t['warps_m']} warps are no multiple of 16 each",
-        )
-        or check(
-            columns * t["warps_n"] == t["tile_n"] and columns % 16 == 0 and columns > 0,
-            "warp_tile",
-            f"{t['tile_n']} columns for {t['warps_n']} warps are no multiple of 16 each",
-        )
-        or check(
-            threads(t) <= 1024,
-            "threads",
-            f"{t['warps_m']} x {t['warps_n']} warps are {threads(t)} threads; at most 1024",
-        )
-        or check(
-            t["fragments"] == 1 or row_bytes % (2 * STEP_BYTES) == 0,
+    if rows * t["warps_m"] != t["tile_m"] or rows % 16 != 0 or rows <= 0:
+        return Rejected("warp_tile", f"{t['tile_m']} rows for {t['warps_m']} warps are no multiple of 16 each")
+    if columns * t["warps_n"] != t["tile_n"] or columns % 16 != 0 or columns <= 0:
+        return Rejected("warp_tile", f"{t['tile_n']} columns for {t['warps_n']} warps are no multiple of 16 each")
+    if threads(t) > 1024:
+        return Rejected("threads", f"{t['warps_m']} x {t['warps_n']} warps are {threads(t)} threads; at most 1024")
+    if t["fragments"] != 1 and row_bytes % (2 * STEP_BYTES) != 0:
+        return Rejected(
             "fragments",
             f"2 fragment buffers need an even number of {STEP_BYTES}-byte k-steps; tile_k = {t['tile_k']} has 1",
         )
-    )
+    return None
 
 
 def _copy_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
     stages, narrowest = t["stages"], min(stored.aligns) * stored.size
     if t["copy"] == "registers":
         return check(stages <= 2, "copy", f"copies through registers have 1 or 2 stages, not {stages}")
-    return (
-        check(target.capability >= AMPERE, "copy", f"cp.async needs sm_{AMPERE}; the target is {target.name}")
-        or check(
-            narrowest >= LEAST_COPY_BYTES,
-            "copy",
-            f"cp.async copies at least {LEAST_COPY_BYTES} bytes; an operand is aligned to {narrowest}",
+    if target.capability < AMPERE:
+        return Rejected("copy", f"cp.async needs sm_{AMPERE}; the target is {target.name}")
+    if narrowest < LEAST_COPY_BYTES:
+        return Rejected(
+            "copy", f"cp.async copies at least {LEAST_COPY_BYTES} bytes; an operand is aligned to {narrowest}"
         )
-        or check(
-            not any(stored.turned),
+    if any(stored.turned):
+        return Rejected(
             "copy",
             f"bytes that do not lie along k are turned in registers: layout {stored.layout} needs copy = registers",
         )
-        or check(stages >= 2, "copy", "cp.async needs a stage that is not being read: 2 stages at least")
-    )
+    if stages < 2:
+        return Rejected("copy", "cp.async needs a stage that is not being read: 2 stages at least")
+    return None
 
 
 def _resource_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
     maxnreg, count = t["maxnreg"], threads(t)
     limited = maxnreg or t["min_blocks"] > 1
     wanted = least_registers(t, stored) if limited else registers(t, stored)
-    return (
-        check(
-            not maxnreg or t["min_blocks"] == 1,
-            "maxnreg",
-            f"CUDA takes maxnreg = {maxnreg} or min_blocks = {t['min_blocks']}, not both",
+    if maxnreg and t["min_blocks"] != 1:
+        return Rejected("maxnreg", f"CUDA takes maxnreg = {maxnreg} or min_blocks = {t['min_blocks']}, not both")
+    if maxnreg * count > target.registers_per_sm:
+        return Rejected(
+            "maxnreg", f"{count} threads of {maxnreg} registers; {target.name} has {target.registers_per_sm}"
         )
-        or check(
-            maxnreg * count <= target.registers_per_sm,
-            "maxnreg",
-            f"{count} threads of {maxnreg} registers; {target.name} has {target.registers_per_sm}",
-        )
-        or check(
-            not maxnreg or wanted <= maxnreg,
-            "registers",
-            f"at least {wanted} registers per thread; maxnreg = {maxnreg} would spill",
-        )
-        or grid.residency_rules(t["min_blocks"], count, shared_bytes(t, stored.size), wanted, target)
-    )
+    if maxnreg and wanted > maxnreg:
+        return Rejected("registers", f"at least {wanted} registers per thread; maxnreg = {maxnreg} would spill")
+    return grid.residency_rules(t["min_blocks"], count, shared_bytes(t, stored.size), wanted, target)
 
 
 def _stream_rule(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:
@@ -272,23 +226,85 @@ def _worth_rules(t: Mapping[str, Any], problem: MatmulProblem, stored: Stored, t
     blocks = split.grid_blocks(problem, t)
     steps = split.all_steps(problem, t) // blocks  # of the shortest block
     wanted, limit = registers(t, stored), launch_bounds(t).registers(target)
-    return (
-        check(
-            static_k in (0, k) and static_k <= LARGEST_STATIC_K,
-            "static_k",
-            f"static_k = {static_k} is neither 0 nor k = {k}, or over {LARGEST_STATIC_K}",
+    if static_k not in (0, k) or static_k > LARGEST_STATIC_K:
+        return Rejected("static_k", f"static_k = {static_k} is neither 0 nor k = {k}, or over {LARGEST_STATIC_K}")
+    if broken := grid.padding_rules(t, problem, 2 * STEP_BYTES // stored.size):
+        return broken
+    if stages > max(2 if t["copy"] == "cp_async" else 1, steps):
+        return Rejected(
+            "stages", f"{stages} stages for {steps} steps: k = {k}, tile_k = {t['tile_k']}, {blocks} blocks"
         )
-        or grid.padding_rules(t, problem, 2 * STEP_BYTES // stored.size)
-        or check(
-            stages <= max(2 if t["copy"] == "cp_async" else 1, steps),
-            "stages",
-            f"{stages} stages for {steps} steps: k = {k}, tile_k = {t['tile_k']}, {blocks} blocks",
+    if (t["maxnreg"] or t["min_blocks"] != 1) and wanted <= limit:
+        return Rejected(
+            "maxnreg" if t["maxnreg"] else "min_blocks", f"about {wanted} registers fit into {limit} unasked"
         )
-        or check(
-            (not t["maxnreg"] and t["min_blocks"] == 1) or wanted > limit,
-            "maxnreg" if t["maxnreg"] else "min_blocks",
-            f"about {wanted} registers fit into {limit} unasked",
-        )
-        or (_stream_rule(t, stored, target) if t["split"] == "stream" else None)
-        or grid.order_rules(t, problem)
+    if t["split"] == "stream" and (broken := _stream_rule(t, stored, target)):
+        return broken
+    return grid.order_rules(t, problem)
+
+
+def work(
+    problem: MatmulProblem, tunables: Mapping[str, Any], aligns: tuple[int, int, int], least: Cost, target: Target
+) -> Work:
+    """Counts for the roofline. `aligns`: elements per global access of A, B and out; `least`: the problem's cost."""
+    t, size = tunables, dtype(problem.dtype).bytes
+    (rows, columns), steps = warp_tile(t), grid.k_steps(problem.k, t["tile_k"])
+    tiles, blocks = grid.blocks(problem, t["tile_m"], t["tile_n"]), split.grid_blocks(problem, t)
+    k_bytes = steps * t["tile_k"] * size
+    filled = float(tiles * (t["tile_m"] + t["tile_n"]) * k_bytes)
+    read = float(tiles * t["warps_m"] * t["warps_n"] * (rows + columns) * k_bytes)
+    # A block of stream-K has a part of a tile at each end.
+    pieces = max(tiles * t["split_k"], tiles + blocks if t["split"] == "stream" else 0)
+    outputs = float(pieces * t["tile_m"] * t["tile_n"])
+    exchanged = 8.0 * outputs if t["epilogue_path"] == "shared" else 0.0
+    to_l2, to_dram = traffic.handed_on(problem, t, least, target)
+    if t["epilogue_path"] == "direct" and t["split"] == "none" and dtype(problem.out_dtype).bytes < 4:
+        to_l2 *= 2.0  # straight from the accumulators a row of 8 columns is half a sector of 2-byte outputs
+    return Work(
+        blocks=blocks, threads=threads(t), fma=0.0,
+        other_instructions=_instructions(problem, t, aligns, tiles, steps, read) + _epilogue(problem, t, outputs),
+        shared_bytes=filled + read + exchanged, l2_bytes=traffic.tile_bytes(problem, t) + to_l2,
+        dram_bytes=traffic.input_traffic(problem, t, target) + to_dram, dynamic_shared_bytes=shared_bytes(t, size),
+        independent=rows // 16 * (columns // 8), steps=split.steps_of_block(problem, t),
+        # A warp that reads the next fragments while it multiplies stalls on shared memory at barriers only.
+        overlap=0.9 if t["fragments"] == 2 else 0.5,
+        mma=float(tiles) * t["tile_m"] * t["tile_n"] * steps * t["tile_k"], mma_type=mma_type(problem.dtype),
+        mma_macs=16 * 8 * t["mma_k"], prefetched=max(1, t["stages"] - 1) if t["copy"] == "cp_async" else 1,
+        others=traffic.other_launches(problem, t, aligns[2], least, target),
+    )  # fmt: skip
+
+
+def _instructions(
+    problem: MatmulProblem, t: Mapping[str, Any], aligns: tuple[int, int, int], tiles: int, steps: int, read: float
+) -> float:
+    """Per-lane instructions of the main loop: mma, fragment loads, copies with their addresses and checks, the loop."""
+    size = dtype(problem.dtype).bytes
+    warps = tiles * t["warps_m"] * t["warps_n"]
+    rows, columns = warp_tile(t)
+    k_steps_of_tile = t["tile_k"] * size // STEP_BYTES
+    mma = steps * k_steps_of_tile * (rows // 16) * (columns // 8) * (STEP_BYTES // size // t["mma_k"])
+    # tf32 that is stored along m or n is read word by word: 128 bytes a warp and instruction.
+    along_k = (not problem.a_transposed) + problem.b_transposed
+    words = (2 - along_k) / 2 if size == 4 else 0.0
+    loads = read / MATRIX_BYTES * (1 + 3 * words)
+    copies = tiles * steps * t["tile_k"] * (t["tile_m"] / aligns[0] + t["tile_n"] / aligns[1])
+    per_copy = 5 if t["copy"] == "cp_async" else 7
+    return float(WARP * (warps * mma + loads + 20 * warps * steps) + per_copy * copies)
+
+
+def _epilogue(problem: MatmulProblem, t: Mapping[str, Any], outputs: float) -> float:
+    nodes = len(problem.epilogue) if t["split"] == "none" else 0
+    return outputs * (2.0 + 2 * nodes + (1.5 if t["epilogue_path"] == "shared" else 0.0))
+
+
+def compile_seconds(tunables: Mapping[str, Any], epilogue: tuple[str, ...], stored: Stored) -> float:
+    """CPU seconds of nvcc for one more kernel of a group: what is unrolled, copies for each stage and outputs.
+
+    Fitted to nvcc 13.2 on 70 groups of 10 to 24 kernels of level 1 (sm_75, sm_80, sm_90a): 0.1 to 0.5 seconds each.
+    """
+    t, nodes = tunables, node_seconds(epilogue)
+    copies = sum(accesses(t, stored)) * (t["stages"] if t["copy"] == "cp_async" else 2)
+    launches = len(split.functions(t))
+    return float(
+        0.02 + sums(t) * (0.0025 + nodes) + 0.0024 * copies + 0.05 * sum(stored.turned) + 0.04 * (launches > 1)
     )

@@ -1,0 +1,103 @@
+"""What matmul and the operators that are computed as a product of matrices have in common."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Protocol
+
+from codegen.kernel import Kernel
+from codegen.operator import GEMM, Config, ConfigField, Cost, LaunchBounds, Operator, Work, constants
+from codegen.operators.matmul import simt, simt_space, split, tensor, tensor_space
+from codegen.operators.matmul.kernel_family import Stored, is_tensor
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.problem import Problem
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule
+from codegen.targets import Target
+
+Fields = Mapping[str, Any]
+
+
+class Family(Protocol):
+    """A module of the kernels on one kind of cores, by their tunables `t`."""
+
+    def threads(self, t: Fields, /) -> int: ...
+    def launch_bounds(self, t: Fields, /) -> LaunchBounds: ...
+    def registers(self, t: Fields, stored: Stored, /) -> int: ...
+    def shared_bytes(self, t: Fields, size: int, /) -> int: ...
+    def compile_seconds(self, t: Fields, epilogue: tuple[str, ...], stored: Stored, /) -> float: ...
+    def rules(
+        self, p: MatmulProblem, aligns: tuple[int, int], schedule: Schedule, target: Target, limit: int | None, /
+    ) -> Accepted | Rejected: ...
+    def work(
+        self, p: MatmulProblem, t: Fields, aligns: tuple[int, int, int], least: Cost, target: Target, /
+    ) -> Work: ...
+
+
+def family(t: Fields) -> Family:
+    """Of the kernel that has these tunables."""
+    return tensor if is_tensor(t) else simt
+
+
+def product_fields(t: Fields, layout: str, aligns: tuple[int, int, int]) -> list[ConfigField]:
+    """What the code of `device/gemm` reads. `aligns`: elements per global access of A, B and out."""
+    return [
+        ConfigField("bool", "tensor_cores", is_tensor(t)),
+        ConfigField("bool", "a_transposed", layout[0] == "t"),
+        ConfigField("bool", "b_transposed", layout[1] == "t"),
+        *(ConfigField("int", f"align_{operand}", align) for operand, align in zip("abc", aligns, strict=True)),
+        *constants(tensor_space.TUNABLES if is_tensor(t) else simt_space.TUNABLES, t),
+        ConfigField("int", "threads", family(t).threads(t)),
+    ]
+
+
+class ProductOperator(Operator):
+    """An operator says which product it is, and how its operands lie in memory."""
+
+    shared: ClassVar[tuple[str, ...]] = GEMM
+
+    @staticmethod
+    @abstractmethod
+    def product(p: Any) -> MatmulProblem:
+        """Tiles, splits, rules and costs are those of this product."""
+
+    @abstractmethod
+    def stored(self, s: Fields) -> Stored:
+        """How the product's A and B lie in memory, by the kernel's signature."""
+
+    @abstractmethod
+    def fields(self, s: Fields, t: Fields) -> list[ConfigField]:
+        """Of the Config, by the kernel's signature and tunables."""
+
+    def values(self, schedule: Schedule) -> dict[str, Any]:
+        """A schedule as rules and code of the product read it."""
+        return schedule.as_dict()
+
+    def functions(self, kernel: Kernel) -> tuple[str, ...]:
+        return split.functions(kernel.tunables.as_dict())
+
+    def deterministic(self, kernel: Kernel) -> bool:
+        return split.deterministic(kernel.tunables.as_dict(), str(kernel.signature_dict["acc_dtype"]))
+
+    def config(self, kernel: Kernel) -> Config:
+        s = kernel.signature_dict
+        types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
+        return Config(tuple(self.fields(s, self.values(kernel.tunables))), tuple(s["epilogue"]), types, s["out_dtype"])
+
+    def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
+        t = self.values(kernel.tunables)
+        return family(t).launch_bounds(t) if function == "run" else LaunchBounds(split.REDUCE_THREADS)
+
+    def estimated_registers(self, kernel: Kernel) -> int:
+        t = self.values(kernel.tunables)
+        return family(t).registers(t, self.stored(kernel.signature_dict))
+
+    def shared_bytes(self, kernel: Kernel) -> int:
+        t = self.values(kernel.tunables)
+        return family(t).shared_bytes(t, self.stored(kernel.signature_dict).size)
+
+    def predicted_compile_seconds(self, kernel: Kernel) -> float:
+        s, t = kernel.signature_dict, self.values(kernel.tunables)
+        return family(t).compile_seconds(t, tuple(s["epilogue"]), self.stored(s))
+
+    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
+        return split.launches_to_test(kernel.tunables.as_dict(), self.product(self.own(problem)))
