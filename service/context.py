@@ -25,6 +25,8 @@ from storage.reports.progress import JobProgress
 from workers import wake_ups
 
 DRAINED_SECONDS = 24 * 3600.0
+BUSY_SECONDS = 10.0
+"""How long a request that writes may wait for another writer: then 503. A worker waits longer: no caller does."""
 MOST_READS = 1000
 """Records that are read at once for requests of one record each."""
 MOST_WATCHERS = 256
@@ -73,7 +75,7 @@ class Service:
     @classmethod
     def open(cls, settings: Settings) -> "Service":
         load_operator_path(settings)
-        database = Database(settings.database_url)
+        database = Database(settings.database_url, busy_seconds=BUSY_SECONDS)
         redis = wake_ups.connect(settings.redis_url) if settings.redis_url else None
         winners = WinnerCache(Database(settings.database_url))
 

@@ -32,7 +32,7 @@ from storage.errors import DatabaseUnusable, SchemaMissing
 __all__ = ["Clock", "Database", "Session", "clock_of"]
 
 BUSY_SECONDS = 60.0
-"""How long a writer waits for the one before it. Transactions take milliseconds: only a stuck machine needs more."""
+"""Transactions take milliseconds: only a stuck machine needs more."""
 PAUSE_SECONDS = 0.02
 LONG_SECONDS = 0.25
 WRITE_LOCK = 0x63756B696C6E
@@ -65,11 +65,13 @@ class Clock:
 class Database:
     """Sessions on one database. Safe to keep across `fork`: a child opens its own connections."""
 
-    def __init__(self, url: str, clock: Clock | None = None) -> None:
+    def __init__(self, url: str, clock: Clock | None = None, busy_seconds: float = BUSY_SECONDS) -> None:
+        """`busy_seconds`: how long a writer of SQLite waits for the one before it."""
         self.url = make_url(re.sub("^postgres(ql)?://", "postgresql+psycopg://", url))
         self.clock = clock or Clock()
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = _sqlite_engine(str(self.url.database)) if self.is_sqlite else _postgres_engine(self.url)
+        path = str(self.url.database)
+        self.engine = _sqlite_engine(path, busy_seconds) if self.is_sqlite else _postgres_engine(self.url)
         self._writer = self.engine.execution_options(cukiln_write=True)
         self._reader = (
             self.engine if self.is_sqlite else self.engine.execution_options(isolation_level="REPEATABLE READ")
@@ -172,10 +174,10 @@ def clock_of(session: Session) -> Clock:
     return clock
 
 
-def _sqlite_engine(path: str) -> Engine:
+def _sqlite_engine(path: str, busy_seconds: float) -> Engine:
     # Not a URL text: a folder's name may hold what a URL reads otherwise.
     engine = create_engine(
-        URL.create("sqlite", database=path), connect_args={"timeout": BUSY_SECONDS}, json_serializer=_as_json
+        URL.create("sqlite", database=path), connect_args={"timeout": busy_seconds}, json_serializer=_as_json
     )
 
     @event.listens_for(engine, "connect")

@@ -15,10 +15,10 @@ from sqlalchemy.exc import OperationalError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.requests import Request
 
+from service import context
 from service.http.errors import Refused
 from service.routes import accept_job
 from service.routes.body import body_bytes
-from storage.database import session
 from storage.database.database_errors import Failure, failure_of
 from tests.support.fixtures_api import Api, serving
 
@@ -26,7 +26,7 @@ PREFIX = "urn:cukiln:problem:"
 
 
 def test_a_locked_database_is_a_503_and_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(context, "BUSY_SECONDS", 0.1)
     with serving(tmp_path) as api:
         lock = sqlite3.connect(str(api.database.url.database), isolation_level=None)
         lock.execute("BEGIN IMMEDIATE")

@@ -15,9 +15,9 @@ import httpx
 import pytest
 from sqlalchemy import func, select
 
+from service import context
 from service.routes import accept_job
 from service.threads import Together
-from storage.database import session
 from storage.database.tables import JobRow, TaskRow
 from tests.support.fixtures_api import MATMUL, Api, publish, serving
 from tests.support.fixtures_storage import counted_statements
@@ -156,7 +156,7 @@ def test_a_wrong_job_and_one_too_many_are_refused_beside_those_that_are_taken(
 def test_a_batch_that_cannot_be_written_is_answered_so_and_nothing_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(session, "BUSY_SECONDS", 0.1)
+    monkeypatch.setattr(context, "BUSY_SECONDS", 0.1)
     begin = hold(monkeypatch)
     with serving(tmp_path) as api:
         lock = sqlite3.connect(str(api.database.url.database), isolation_level=None)
