@@ -1,5 +1,5 @@
-// The fused epilogue: a chain of nodes applied to accumulators before they are stored, in fp32; over Z/2^32 and Z/2^64 in int
-// and int64_t, whose sums wrap around.
+// The fused epilogue: a chain of nodes applied to accumulators before they are stored, in fp32; over Z/2^32 and Z/2^64 in
+// the ring's numbers (gemm/ring.cuh), whose sums wrap around.
 #pragma once
 
 namespace cukiln {
@@ -38,11 +38,14 @@ __device__ __forceinline__ int64_t plus(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<unsigned long long>(a) + static_cast<unsigned long long>(b));
 }
 
-// An operand as what the chain computes in: V is float, or the operand's own type.
+// As a fused multiply-add, which no compiler fuses with what comes after: it is rounded once everywhere.
+__device__ __forceinline__ float squared(float x) { return cukiln::fma(x, x, 0.0f); }
+
+// An operand as what the chain computes in: V is float, or a number of the operand's ring.
 template <class V, class T>
 __device__ __forceinline__ V widened(T value) {
-  if constexpr (is_same<V, T>) return value;
-  else return to_float(value);
+  if constexpr (is_same<V, float>) return to_float(value);
+  else return V(value);
 }
 
 #endif
@@ -161,9 +164,9 @@ struct Identity : Elementwise<Identity, 0> {
   template <class V>
   static __device__ __forceinline__ V map(V x, const float*) { return x; }
 };
-// As a fused multiply-add, which no compiler fuses with what comes after: it is rounded once everywhere.
 struct Square : Elementwise<Square, 0> {
-  static __device__ __forceinline__ float map(float x, const float*) { return cukiln::fma(x, x, 0.0f); }
+  template <class V>
+  static __device__ __forceinline__ V map(V x, const float*) { return squared(x); }
 };
 // By Horner's rule.
 template <int degree>

@@ -54,4 +54,29 @@ __device__ __forceinline__ T multiply_add(T a, T b, T sum) {
 #endif  // CUKILN_DEVICE
 
 }  // namespace gemm
+
+#if defined(CUKILN_DEVICE)
+
+// A number of the ring as the epilogue computes with it: one with fraction_bits, as are products of two once truncated.
+template <class C>
+struct Number {
+  using T = typename C::Output;
+  T value;
+
+  Number() = default;
+  __device__ __forceinline__ explicit Number(T given) : value(given) {}
+  __device__ __forceinline__ bool operator<(const Number& other) const { return value < other.value; }
+};
+
+template <class C>
+__device__ __forceinline__ Number<C> plus(Number<C> a, Number<C> b) {
+  return Number<C>(plus(a.value, b.value));
+}
+template <class C>
+__device__ __forceinline__ Number<C> squared(Number<C> x) {
+  return Number<C>(gemm::truncated<C>(gemm::product(x.value, x.value)));
+}
+
+#endif  // CUKILN_DEVICE
+
 }  // namespace cukiln

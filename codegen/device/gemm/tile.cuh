@@ -111,13 +111,15 @@ __device__ __forceinline__ void write_output(const Arguments& arguments, int mat
   const Position at = arguments.position(matrix, row, column);
   Output* const out = static_cast<Output*>(arguments.out) + at.offset;
   if constexpr (over_ring<C>) {
-    Vector<Output, width> shifted = sums;
-    if constexpr (C::truncate == truncate_once) {
+    Vector<Number<C>, width> shifted;
 #pragma unroll
-      for (int i = 0; i < width; ++i) shifted.data[i] = truncated<C>(sums.data[i]);
-    }
+    for (int i = 0; i < width; ++i)
+      shifted.data[i] = Number<C>(C::truncate == truncate_once ? truncated<C>(sums.data[i]) : sums.data[i]);
     C::Epilogue::apply(shifted, at, arguments.epilogue);
-    store_global<width>(out, shifted);
+    Vector<Output, width> stored;
+#pragma unroll
+    for (int i = 0; i < width; ++i) stored.data[i] = shifted.data[i].value;
+    store_global<width>(out, stored);
   } else if constexpr (is_same<Output, int>) {
     store_global<width>(out, sums);
   } else {

@@ -24,14 +24,14 @@ where products are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from codegen.canonical import as_integer
 from codegen.dtypes import dtype
-from codegen.epilogue import Node
+from codegen.epilogue import MaskedActivation, Node
 
 if TYPE_CHECKING:
     from codegen.operators.matmul.problem import MatmulProblem
@@ -41,10 +41,10 @@ Rounding = Literal["floor", "nearest"]
 Place = Literal["once", "tile", "product"]
 PLACES: tuple[Place, ...] = ("once", "tile", "product")
 LARGEST_ULP = 2**31 - 1
-# What an epilogue computes exactly in a ring, on truncated sums: sums, and a choice by sign or mask. The others
-# multiply, and so would have to be truncated again, or approximate.
+# What an epilogue computes exactly in a ring, on truncated sums: sums, a choice by sign or mask, and a square, which is
+# truncated as sums are. The others have factors that are no numbers of the ring, or approximate.
 NODES = ("bias", "mask", "masked_activation", "relu", "residual")
-FUNCTIONS = ("identity", "relu")
+FUNCTIONS = ("identity", "relu", "square")
 
 
 class ExactOnce(BaseModel):
@@ -94,19 +94,27 @@ def allowed_ulp(problem: MatmulProblem) -> int:
 
 
 def truncations(problem: MatmulProblem, tunables: Mapping[str, Any]) -> int:
-    """How many numbers a run of the schedule truncates."""
+    """How many numbers a run of the schedule truncates: parts of sums, and squares, those that a mask rejects too."""
     if not over_ring(problem) or problem.fraction_bits == 0:
         return 0
-    return problem.batch * problem.m * problem.n * parts(problem.k, tunables)
+    return problem.batch * problem.m * problem.n * (parts(problem.k, tunables) + squares(problem.epilogue))
 
 
-def foreign_node(chain: tuple[Node, ...]) -> str | None:
+def squares(chain: Sequence[Node]) -> int:
+    """How many functions of a chain square."""
+    return sum(function.op == "square" for node in chain for function in _functions(node))
+
+
+def _functions(node: Node) -> tuple[Node, ...]:
+    return (node.where_set, node.where_clear) if isinstance(node, MaskedActivation) else ()
+
+
+def foreign_node(chain: Sequence[Node]) -> str | None:
     """The name of a node that no ring computes exactly; None where there is none."""
     for index, node in enumerate(chain):
         if node.op not in NODES:
             return f"node {index} is {node.op}"
-        for place in ("where_set", "where_clear"):
-            function = getattr(node, place, None)
-            if function is not None and function.op not in FUNCTIONS:
+        for place, function in zip(("where_set", "where_clear"), _functions(node), strict=False):
+            if function.op not in FUNCTIONS:
                 return f"{place} of node {index} is {function.op}"
     return None

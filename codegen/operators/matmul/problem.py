@@ -18,6 +18,7 @@ from codegen.operators.matmul.fixed_point import (
     bits_of,
     foreign_node,
     ring_name,
+    squares,
 )
 from codegen.problem import (
     LARGEST_ELEMENTS,
@@ -167,6 +168,12 @@ class MatmulProblem(Problem):
                 f"{foreign}; {ring_name(ring)} computes {words} exactly, and masked_activation of "
                 f"{' and '.join(FUNCTIONS)} alone",
                 allowed=list(NODES),
+            )
+        if squares(value) and isinstance(info.data.get("truncation"), Tolerance):
+            raise refuse(
+                "unbounded_square",
+                "has a square, which multiplies an error of the sum by the sum; allowed: without one, or truncation "
+                "exact_once",
             )
         return value
 

@@ -8,7 +8,7 @@ the problem's policy allows: 0, or so many units of the last bit.
 from collections.abc import Mapping
 
 from codegen.arrays import Array, as_float64, namespace_of
-from codegen.epilogue import Bias, Identity, Mask, MaskedActivation, Node, Relu, Residual, operand_names
+from codegen.epilogue import Bias, Identity, Mask, MaskedActivation, Node, Relu, Residual, Square, operand_names
 from codegen.epilogue_reference import unpacked_masks
 from codegen.operators.matmul.fixed_point import allowed_ulp
 from codegen.operators.matmul.problem import MatmulProblem
@@ -23,7 +23,7 @@ def reference(problem: MatmulProblem, inputs: Mapping[str, Array]) -> tuple[Arra
     value = truncated(xp.matmul(a, b), problem.fraction_bits, problem.rounding == "nearest")
     tensors = unpacked_masks(problem.epilogue, inputs, tuple(value.shape))
     for node, name in zip(problem.epilogue, operand_names(problem.epilogue), strict=True):
-        value = _apply(node, value, None if name is None else tensors[name])
+        value = _apply(problem, node, value, None if name is None else tensors[name])
     bound = xp.zeros_like(value) + allowed_ulp(problem)
     if problem.dtype == "int64":
         return value, bound
@@ -38,11 +38,13 @@ def truncated(sums: Array, bits: int, nearest: bool) -> Array:
     return floor + ((sums >> (bits - 1)) & 1) if nearest else floor
 
 
-def _apply(node: Node, value: Array, tensor: Array | None) -> Array:
+def _apply(problem: MatmulProblem, node: Node, value: Array, tensor: Array | None) -> Array:
     if isinstance(node, Relu):
         return namespace_of(value).maximum(value, 0)
     if isinstance(node, Identity):
         return value
+    if isinstance(node, Square):
+        return truncated(value * value, problem.fraction_bits, problem.rounding == "nearest")
     assert tensor is not None
     if isinstance(node, Bias):
         return value + (tensor[:, None] if node.axis == "m" else tensor)
@@ -50,6 +52,7 @@ def _apply(node: Node, value: Array, tensor: Array | None) -> Array:
         return value + tensor
     xp = namespace_of(value)
     if isinstance(node, MaskedActivation):
-        return xp.where(tensor != 0, _apply(node.where_set, value, None), _apply(node.where_clear, value, None))
+        chosen = (_apply(problem, function, value, None) for function in (node.where_set, node.where_clear))
+        return xp.where(tensor != 0, *chosen)
     assert isinstance(node, Mask)
     return xp.where(tensor != 0, value, 0)

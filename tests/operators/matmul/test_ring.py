@@ -33,6 +33,7 @@ from tests.support.random_cases import LAYOUTS, MOST, TARGETS
 OP = operator("matmul")
 RINGS = {"int32": 32, "int64": 64}
 TOLERANT = {"fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 63}}
+SQUARED = {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "square"}, "where_clear": {"op": "relu"}}
 CHAIN = [{"op": "bias"}, {"op": "residual"}, {"op": "relu"}]
 
 # ---- problems
@@ -66,10 +67,11 @@ PROBLEMS = declare.Problems(
         ({"epilogue": [{"op": "relu"}, {"op": "gelu"}]}, "epilogue", "node 1 is gelu; Z/2^64 computes bias, mask"),
         ({"epilogue": [{"op": "scale", "value": 2.0}]}, "epilogue", "node 0 is scale"),
         (
-            {"epilogue": [{"op": "masked_activation", "where_set": {"op": "relu"}, "where_clear": {"op": "square"}}]},
+            {"epilogue": [{"op": "masked_activation", "where_set": {"op": "relu"}, "where_clear": {"op": "gelu"}}]},
             "epilogue",
-            "where_clear of node 0 is square",
+            "where_clear of node 0 is gelu; Z/2^64 computes bias, mask, relu, residual exactly, and masked_activation",
         ),
+        ({**TOLERANT, "epilogue": [SQUARED]}, "epilogue", "has a square, which multiplies an error of the sum"),
     ],
     defaults=[
         ({"m": 8, "n": 16, "k": 4}, {**PACKED, **INT64, **ONCE, "fraction_bits": 0}),
@@ -238,6 +240,8 @@ def test_truncations_are_counted(place: str) -> None:
     each = {"once": 1, "tile": 7, "product": 100}[place]
     assert OP.cost(problem, schedule).truncations == each * 1024 * 1024
     assert truncations(_problem({**CUBE}), schedule.as_dict()) == 0
+    squared = _problem({**CUBE, "fraction_bits": 4, "epilogue": [SQUARED]})
+    assert truncations(squared, IMAD) == 2 * 1024 * 1024
     assert (
         OP.cost(OP.parse({"operator": "matmul", **CUBE}), Schedule.of({"split": "none", "split_k": 1})).truncations == 0
     )
@@ -266,7 +270,12 @@ def in_python(problem: Any, inputs: Inputs) -> Any:
         elif node.op == "mask":
             out = np.where(inputs["mask"] != 0, out, 0)
         else:
-            out = np.vectorize(lambda x: max(wrapped(x), 0), otypes=[object])(out)
+            out = np.vectorize(wrapped, otypes=[object])(out)
+            relu = np.vectorize(lambda x: max(x, 0), otypes=[object])(out)
+            if node.op == "masked_activation":
+                square = np.vectorize(lambda x: (wrapped(x * x) + half) // (1 << f), otypes=[object])(out)
+                relu = np.where(inputs["mask"] != 0, square, relu)
+            out = relu
     return np.vectorize(wrapped, otypes=[object])(out).astype(problem.dtype)
 
 
@@ -279,7 +288,7 @@ DEFINED: dict[str, Fields] = {
     for layout, f, rounding, nodes in (
         ("nn", 0, "floor", []), ("nt", 1, "floor", [{"op": "bias"}]), ("tn", 18, "nearest", CHAIN),
         ("tt", bits - 1, "nearest", [{"op": "bias", "axis": "m"}, {"op": "mask"}]),
-        ("nn", 12, "floor", [{"op": "relu"}]),
+        ("nn", 12, "floor", [{"op": "relu"}]), ("nt", 9, "nearest", [{"op": "bias"}, SQUARED, {"op": "residual"}]),
     )
 }  # fmt: skip
 REFERENCES = declare.References(
@@ -327,7 +336,7 @@ def test_parts_are_off_by_what_the_proof_says_and_no_more(rounding: str) -> None
 
 EPILOGUES: tuple[tuple[str, ...], ...] = (
     (), ("bias.n", "relu"), ("bias.m", "residual"), ("mask",), ("residual", "masked_activation.bits.relu.identity"),
-    ("masked_activation.bytes.identity.relu",),
+    ("masked_activation.bytes.identity.relu",), ("bias.n", "masked_activation.bits.square.relu"),
 )  # fmt: skip
 SMALL_IMAD: dict[str, Any] = {
     "algorithm": "imad", "tile_m": 32, "tile_n": 32, "tile_k": 8, "thread_m": 4, "thread_n": 4, "warp_m": 4,
@@ -423,7 +432,7 @@ def mutated(name: str) -> dict[str, Kernel]:
         "limbs int32": ring_kernel("tt", "int32", algorithm="limbs", bits=9, operator=name, tile_n=32),
         "limbs, carries": ring_kernel("nt", algorithm="limbs", chain_k=512, operator=name),
         "limbs, tiles": ring_kernel("nt", algorithm="limbs", truncate="tile", bits=5, operator=name),
-        "imad": ring_kernel("nn", bits=18, operator=name, epilogue=("bias.n",)),
+        "imad": ring_kernel("nn", bits=18, operator=name, epilogue=("bias.n", "masked_activation.bytes.relu.square")),
         "imad int32": ring_kernel("tn", "int32", bits=9, rounding="nearest", split="workspace", operator=name),
         "imad, tiles": ring_kernel("nt", truncate="tile", bits=5, rounding="nearest", operator=name),
         "imad, products": ring_kernel("nt", truncate="product", bits=5, operator=name),
@@ -465,8 +474,14 @@ WRONG = {
     "bias before the shift": (
         TILE,
         "C::Epilogue::apply(shifted, at, arguments.epilogue);",
-        "Vector<Output, width> early = sums; C::Epilogue::apply(early, at, arguments.epilogue); "
-        "for (int i = 0; i < width; ++i) shifted.data[i] = truncated<C>(early.data[i]);",
+        "Vector<Number<C>, width> early; for (int i = 0; i < width; ++i) early.data[i] = Number<C>(sums.data[i]); "
+        "C::Epilogue::apply(early, at, arguments.epilogue); "
+        "for (int i = 0; i < width; ++i) shifted.data[i] = Number<C>(truncated<C>(early.data[i].value));",
+    ),
+    "a square that is not truncated": (
+        RING,
+        "gemm::truncated<C>(gemm::product(x.value, x.value))",
+        "gemm::product(x.value, x.value)",
     ),
 }
 
@@ -476,7 +491,7 @@ WRONG = {
 NUMBERS = {"align": (1, 2, 4, 1), "f": (0, 1, 11, 18, 31), "place": ("once", "once", "tile", "once", "product")}
 NODES = (
     {"op": "bias"}, {"op": "bias", "axis": "m"}, {"op": "residual"}, {"op": "relu"}, {"op": "mask"},
-    {"op": "masked_activation", "where_set": {"op": "relu"}, "mask": "bytes"},
+    {"op": "masked_activation", "where_set": {"op": "relu"}, "mask": "bytes"}, SQUARED,
 )  # fmt: skip
 
 
@@ -522,6 +537,7 @@ def _drawn_problem(number: int, dtype: str, place: str, rng: random.Random) -> M
     }  # fmt: skip
     if place != "once":
         fields |= {"fraction_bits": f or 4, "truncation": {"policy": "tolerance", "ulp": k}}
+        fields["epilogue"] = [node for node in fields["epilogue"] if node != SQUARED]
     if rng.random() < 0.4:
         columns = m if fields["layout"][0] == "t" else k
         fields["lda"] = columns + grain * rng.randint(1, 3)
