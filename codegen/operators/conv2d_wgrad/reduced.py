@@ -36,9 +36,8 @@ def directly(kind: type[Convolution], s: Mapping[str, Any], t: Mapping[str, Any]
         images, rows, columns = _pixels(number, max(3, steps * as_product["tile_k"] - missing))
         groups = 1 if s["depthwise"] or number == 2 else 3
         filters = -(-max(1, blocks * as_product["tile_m"] + more) // groups)
-        wish = Wish(
-            images, rows, columns, groups, 1, filters, POINTWISE if s["pointwise"] else geometry, int(t["filters"]), 1
-        )
+        geometry = POINTWISE if s["pointwise"] else geometry
+        wish = Wish(images, rows, columns, groups, 1, filters, geometry, int(t["filters"]), room=1, whole=True)
         problems.append(granted(kind, s, wish, chain, "dw", "dy"))
     return problems
 

@@ -43,7 +43,8 @@ POINTWISE = Geometry(((1, 1),))
 @dataclass(frozen=True)
 class Wish:
     """What a problem should be like, up to its signature's classes: rows and columns of what the kernel writes or sums
-    over, channels and filters of a group, these a multiple of `unit`. `room`: among how many counts of channels."""
+    over, channels and filters of a group, these a multiple of `unit`, of one group only where `whole`. `room`: among how
+    many counts of channels."""
 
     images: int
     rows: int
@@ -54,6 +55,7 @@ class Wish:
     geometry: Geometry
     unit: int = 1
     room: int = ROOM
+    whole: bool = False
 
 
 def wish_of(s: Mapping[str, Any], number: int, matmul: MatmulProblem, geometry: Geometry) -> Wish:
@@ -123,9 +125,9 @@ def granted(
         counts = range(max(2, filters), filters + ROOM)
         groups, filters = next(count for count in counts if not last or (fits("x", count) and fits(output, count))), 1
     else:
-        if last and width(output, wish.unit) > s[f"align_{output}"]:
+        if last and not wish.whole and width(output, wish.unit) > s[f"align_{output}"]:
             groups = 1  # whole threads in each group are of a wider class
-        counts = multiples_beyond(filters, wish.unit if groups > 1 else 1)
+        counts = multiples_beyond(filters, wish.unit if groups > 1 or wish.whole else 1)
         filters = next(count for count in counts if not last or fits(output, count))
         if filters == channels == 1:
             groups = 1  # else it would be depthwise
