@@ -43,8 +43,8 @@ POINTWISE = Geometry(((1, 1),))
 @dataclass(frozen=True)
 class Wish:
     """What a problem should be like, up to its signature's classes: rows and columns of what the kernel writes or sums
-    over, channels and filters of a group, these a multiple of `unit`, of one group only where `whole`. `room`: among how
-    many counts of channels."""
+    over, channels and filters of a group, these a multiple of `unit` (of a single group only where `whole`). `room`:
+    among how many counts of channels."""
 
     images: int
     rows: int
