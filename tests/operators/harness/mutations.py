@@ -62,7 +62,8 @@ def verdicts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     by_name = {}
     for declared in request.module.DECLARED:
         if declared.mutations is not None:
-            folder, name = tmp_path_factory.mktemp("mutants"), f"{declared.operator}_mutants"
+            folder = tmp_path_factory.mktemp("mutants")
+            name = f"{declared.operator}_{folder.name}"  # its own: a process reads an operator's text once
             class_name = type(declared.op).__name__
             with switched_operator(declared.operator, class_name, folder / "operator", name, sites_of(declared)):
                 kernels = list(declared.mutations.kernels(name).values())
