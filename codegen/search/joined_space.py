@@ -76,8 +76,13 @@ def build_joined(
             parts.append(build_space(part, kind.tunables, kind.levels, default, kind.linked, kind.every_way))
     if not parts:
         tried = " and ".join(f"{by} = {value}" for value in kinds)
+        if named.keys() == {by}:
+            asked = " or ".join(map(str, named[by]))
+            said = f"{by} = {asked} does not compute this problem: {tried} can"
+            raise InvalidSearch(said, field=f"search.tunables.{by}", allowed=list(kinds))
+        leave = "leaves" if len(named) == 1 else "leave"
         raise InvalidSearch(
-            f"{', '.join(sorted(named))} leave nothing of what this problem can be computed by: {tried}",
+            f"{', '.join(sorted(named))} {leave} nothing of what this problem can be computed by: {tried}",
             field="search.tunables",
             allowed=sorted({tunable.name for kind in kinds.values() for tunable in kind.tunables}),
         )

@@ -123,8 +123,10 @@ SEARCHES = declare.Searches(
     meaningless=[
         ({**LAYER, **fields}, search, field, said)
         for fields, search, field, said in (
-            ({"r": 5, "s": 5}, {"tunables": {"algorithm": ["winograd"]}}, "search.tunables",
-             "what this problem can be computed by: algorithm = implicit_gemm"),
+            ({"r": 5, "s": 5}, {"tunables": {"algorithm": ["winograd"]}}, "search.tunables.algorithm",
+             "algorithm = winograd does not compute this problem: algorithm = implicit_gemm can"),
+            ({"stride": 2}, {"tunables": {"algorithm": ["winograd"]}}, "search.tunables.algorithm",
+             "algorithm = winograd does not compute this problem: algorithm = implicit_gemm can"),
             ({"winograd": "f2"}, {"tunables": {"output_tile": [3]}}, "search.tunables.output_tile", "allowed: 2, 4"),
             ({}, {"schedules": [{"algorithm": "winograd", "split_k": 2}]}, "search.schedules.0.split_k",
              "unknown tunable 'split_k'"),
