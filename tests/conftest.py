@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +37,16 @@ def pytest_collection_finish() -> None:
     """What is imported by now stays: collecting it again and again took a sixth of the tests' own time."""
     gc.collect()
     gc.freeze()
+
+
+def umask() -> str:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(line for line in lines if line.startswith("Umask:"))
+
+
+@pytest.fixture(autouse=True)
+def _same_umask() -> Iterator[None]:
+    """Where a test left another, later ones of its process would fail instead of it."""
+    before = umask()
+    yield
+    assert umask() == before, "this test changed the umask of its process"

@@ -156,5 +156,6 @@ def test_exports_are_what_dlsym_finds(toolchain: Toolchain, processes: Processes
     with processes.private_folder() as folder:
         (folder / "library.cpp").write_text(source)
         command = [str(toolchain.host_compiler), "-shared", "-fPIC", "library.cpp", "-o", "library.so"]
-        assert processes.run(command, cwd=folder, limits=LIMITS).ok
+        compiled = processes.run(command, cwd=folder, limits=LIMITS)
+        assert compiled.ok, compiled.stderr
         assert exported_symbols((folder / "library.so").read_bytes()) == {"offered", "caller", "data"}

@@ -14,7 +14,8 @@ _ROUNDS = 30
 
 @dataclass(frozen=True)
 class Usage:
-    """CPU seconds of the living and of those they reaped; resident anonymous bytes and number of the living."""
+    """CPU seconds of the living and of those they reaped; of the work alone, resident anonymous bytes and number of
+    the living."""
 
     cpu_seconds: float
     memory_bytes: int
@@ -49,7 +50,7 @@ def is_stopped(pid: int) -> bool:
 
 
 def usage(pid: int, fence: int = 0) -> Usage:
-    """Of the tree of `pid`. `fence`: as many of the first processes belong to it; their memory is not the work's."""
+    """Of the tree of `pid`. `fence`: as many of the first processes belong to it, and are not the work's."""
     cpu = memory = 0
     tree = descendants(pid)
     for number, member in enumerate(tree):
@@ -62,7 +63,7 @@ def usage(pid: int, fence: int = 0) -> Usage:
             continue
         cpu += sum(map(int, fields[11:15]))
         memory += max(0, int(pages[1]) - int(pages[2])) if number >= fence else 0
-    return Usage(cpu / _TICKS, memory * _PAGE, len(tree))
+    return Usage(cpu / _TICKS, memory * _PAGE, max(0, len(tree) - fence))
 
 
 def kill_namespace(leader: int) -> None:
