@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.support import fake_gpu
 from tests.support.cpu_helpers import SMALL_TILE
 from workers.gpu.measure_on_gpu import Outcome, run_gpu_task
 from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate, TaskKind
+from workers.processes.process_tree import descendants
 from workers.processes.processes import Limits, Processes
 
 LIMITS = Limits(wall_seconds=240, cpu_seconds=240, memory_bytes=4 << 30, output_bytes=16 << 20)
@@ -85,5 +87,13 @@ class Gpu:
         )
 
     def left_behind(self) -> list[Path]:
-        """What stands in the private folders of the processes."""
-        return [path for root in (self.folder / "private").iterdir() for path in root.iterdir()]
+        """What stands in the private folders of the processes, and children that still run."""
+        with self.processes.private_folder() as own:
+            folders = [path for path in own.parent.iterdir() if path != own]
+        return [*folders, *children()]
+
+
+def children() -> list[Path]:
+    """Processes below this one that own a GPU."""
+    folders = [Path(f"/proc/{pid}") for pid in descendants(os.getpid())]
+    return [folder for folder in folders if (folder / "comm").read_text() == "run_on_gpu\n"]

@@ -112,7 +112,7 @@ def run_gpu_task(
     return Outcome(children.device, done, children.comparison, wall, children.cpu_seconds)
 
 
-def child_environment(cache: Path) -> dict[str, str]:
+def child_environment(cache: Path | None = None) -> dict[str, str]:
     """Our own PYTHONPATH's folders too: without a network packages are installed beside Python's own."""
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     further = [str(Path(folder).resolve()) for folder in folders if folder]
@@ -123,7 +123,7 @@ def child_environment(cache: Path) -> dict[str, str]:
         **inherited,
         **CHILD_ENVIRONMENT,  # a thread of a BLAS would count as one that a candidate started
         "PYTHONPATH": os.pathsep.join((CHILD_ENVIRONMENT["PYTHONPATH"], *further)),
-        "CUPY_CACHE_DIR": str(cache),
+        **({"CUPY_CACHE_DIR": str(cache)} if cache is not None else {}),
     }
 
 

@@ -120,8 +120,8 @@ def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
         say(message)
 
 
-def main(arguments: list[str]) -> NoReturn:
-    say = Saying()
+def main() -> NoReturn:
+    arguments, say = sys.argv[1:], Saying()
     status = 0
     try:
         if arguments[0] == "--list":
@@ -143,4 +143,4 @@ def main(arguments: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

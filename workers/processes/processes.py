@@ -223,7 +223,8 @@ class Processes:
         with source, out, err:
             with sink:
                 sink.write(stdin)
-            request = Request("fence", argv, env, cwd=str(cwd), fence=fence)
+            name = (module_of(argv) or "fence").rpartition(".")[2]  # another program brings its own name
+            request = Request(name, argv, env, cwd=str(cwd), fence=fence)
             for server in self._servers(argv):
                 forked = server.fork(request, [source.fileno(), out.fileno(), err.fileno()])
                 forked.receive(_FORK_SECONDS)

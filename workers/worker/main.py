@@ -24,6 +24,7 @@ from codegen.text.scan_functions import read_headers
 from storage.blobs.blob_store import BlobStore
 from storage.config.files import UMASK
 from storage.config.logs import set_up_logging
+from storage.config.module_texts import CHILD as GPU_CHILD
 from storage.config.module_texts import gpu_plans
 from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings, load_settings
@@ -36,9 +37,9 @@ from workers.compile.toolchain import ToolchainMissing, supported_targets
 from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, cpu_plans
 from workers.gpu.interface import GpuMissing, choose_device
 from workers.gpu.lease import lease_file
-from workers.gpu.measure_on_gpu import why_silent
+from workers.gpu.measure_on_gpu import child_environment, why_silent
 from workers.gpu.task import GpuTask
-from workers.processes.processes import InfrastructureError, Processes, fenced_processes
+from workers.processes.processes import InfrastructureError, fenced_processes
 from workers.steps.context import Step, Workplace
 from workers.worker.gpu_worker import EXIT_DRAINED, PROBE_LIMITS, DeviceBeat, find_gpus
 from workers.worker.queue_worker import CALL_SECONDS, QueueWorker
@@ -162,24 +163,27 @@ def _take_wake_ups(
         if not is_there:
             log.warning("fence: %s: %s", name, words)
     remember_versions(workplace.settings)
-    if kind == wake_ups.COMPILE:
-        keep_warm(workplace.processes)
+    keep_warm(kind, workplace)
     queues = [wake_ups.queue_name(kind, target) for target in workplace.targets or (None,)]
     QueueWorker(
         queues,
         wake_ups.connect(redis_url(workplace.settings), answer_seconds=CALL_SECONDS),
         functools.partial(run_wake_up, workplace, steps),
         before_fork=workplace.database.dispose,  # a worker child must not inherit a connection
-        before_wake_up=lambda: kind != wake_ups.COMPILE or keep_warm(workplace.processes),
+        before_wake_up=lambda: keep_warm(kind, workplace),
         beat=beat,
         may_go_on=may_go_on,
         look=(kind, workplace.targets[0] if workplace.targets else None),
     ).work()
 
 
-def keep_warm(processes: Processes) -> bool:
+def keep_warm(kind: str, workplace: Workplace) -> bool:
     """What forks the children that run kernels; False where a worker child that was forked before does not find it."""
-    return processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
+    if kind == wake_ups.COMPILE:
+        return workplace.processes.keep_warm(CHILD, CHILD_ENVIRONMENT)
+    if kind == wake_ups.GPU:
+        return workplace.processes.keep_warm(GPU_CHILD, child_environment())
+    return True
 
 
 def remember_versions(settings: Settings) -> None:

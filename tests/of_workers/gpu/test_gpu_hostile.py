@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.of_workers.processes.test_processes import alive
 from tests.support.gpu_tasks import Gpu, matmul_candidate, matmul_problem
 from tests.support.hostile_libraries import CHANGES_LATER, CONTROL, HOSTILE, WRITES_LATER, Hostile, build, forger
 from workers.gpu.lease import is_leased
@@ -51,7 +50,6 @@ def test_a_hostile_library_gets_its_verdict_and_the_next_candidate_is_verified(
         assert not first.tainted and first.details["cases"] == []
     assert (second.verdict, second.candidate) == ("ok", SECOND.id), second
     assert gpu.results == outcome.results
-    assert alive(f"run_on_gpu\0{gpu.folder}") == []
     assert gpu.left_behind() == []
     assert not is_leased(gpu.lease)
     with pytest.raises(BlockingIOError):  # nothing has called
@@ -94,7 +92,7 @@ def test_a_gpu_that_does_not_answer_the_next_process_is_gone_and_what_was_verifi
         (FIRST.id, "ok"),
         (SECOND.id, "runtime_error"),
     ]
-    assert not is_leased(gpu.lease) and alive(f"run_on_gpu\0{gpu.folder}") == []
+    assert not is_leased(gpu.lease) and gpu.left_behind() == []
 
 
 def test_a_gpu_that_says_nothing_is_gone_after_the_silence(gpu: Gpu) -> None:
