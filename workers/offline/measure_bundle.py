@@ -28,11 +28,11 @@ from codegen.operators import load_operators
 from cukiln.counted import counted
 from storage.config.files import gpu_lock_folder
 from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
-from storage.config.module_texts import gpu_plans
+from storage.config.module_texts import CHILD, gpu_plans
 from workers.compile.toolchain import Toolchain, ToolchainMissing, find_toolchain, supported_targets
 from workers.gpu.interface import Device, GpuMissing, choose_device
 from workers.gpu.lease import lease_file
-from workers.gpu.measure_on_gpu import probe
+from workers.gpu.measure_on_gpu import child_environment, probe
 from workers.offline.measure_all import Run
 from workers.offline.measured import Conditions, write_results
 from workers.offline.work import (
@@ -72,6 +72,7 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     began = time.monotonic()
     if not options.what.exists():
         raise RequestError(f"{options.what} is not there: name a folder of `cukiln export-bundle` or a request file")
+    processes.keep_warm(CHILD, child_environment())
     device = choose_device(probe(options.gpu_module, processes, MEASURE_LIMITS), options.device)
     say(f"{device.name}, {device.uuid}, driver {device.driver}")
     work, toolchain = _work(options, device, processes)
