@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.config.files import UMASK
 from storage.config.module_texts import gpu_plans
 from storage.config.settings import load_settings
 from storage.entities.heartbeats import LiveDevice, drain_device, live_devices
@@ -78,7 +80,11 @@ def test_a_worker_that_has_no_gpu_ends_with_78_and_one_sentence(
 ) -> None:
     monkeypatch.setenv("CUKILN_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("CUKILN_GPU_MODULE", FAKE if len(argv) > 1 else "tests.no_such_gpu")
-    assert main.main(argv) == 78
+    before = os.umask(UMASK)  # which a worker keeps
+    try:
+        assert main.main(argv) == 78
+    finally:
+        os.umask(before)
     said = capsys.readouterr().err.splitlines()
     assert said[0].startswith("cukiln worker: ")
     assert not (tmp_path / "data").exists()
