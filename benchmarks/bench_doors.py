@@ -26,10 +26,9 @@ from typing import Any
 
 import psutil
 
-from benchmarks.harness import peak_memory, scratch_folder, spawned, started
+from benchmarks.harness import TARGET, body, peak_memory, places, problem, publish, scratch_folder, spawned, started
 from benchmarks.keep_result import keep_result, options
 from benchmarks.lookup_load import percentiles
-from benchmarks.lookup_winners import TARGET, body, places, problem, publish
 from storage.config.files import raise_descriptor_limit
 from storage.config.settings import load_settings
 from storage.database.session import Database

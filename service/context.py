@@ -1,5 +1,7 @@
-"""What every handler works with: one object per application, made at start, closed at its end."""
+"""What every handler works with: one object per application, made at start, closed at its end. How far a watched job is
+it reads once for all watchers that ask at the same time."""
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,15 +15,15 @@ from service.http.room import BodyRooms
 from service.keyring import KeyRing
 from service.requests.resolve import Known
 from service.threads import Announcer, Together, Write
-from service.watched_progress import read_progress
 from service.winner_cache import CachedWinner, WinnerCache
 from storage.blobs.blob_store import BlobStore
 from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings
+from storage.database.database_errors import DATABASE_ERRORS
 from storage.database.session import Database
 from storage.entities.heartbeats import LiveDevice, LiveToolchain, live_devices, live_toolchains, measures_under
 from storage.entities.searches import MeasuredUnder
-from storage.reports.progress import JobProgress
+from storage.reports.progress import JobProgress, job_progress
 from workers import wake_ups
 
 DRAINED_SECONDS = 24 * 3600.0
@@ -133,3 +135,21 @@ def service_of(request: Request) -> Service:
 
 
 ServiceDep = Annotated[Service, Depends(_service)]
+
+
+log = logging.getLogger("cukiln.service")
+
+
+def read_progress(database: Database, live_seconds: float, jobs: Sequence[str]) -> list[JobProgress | None]:
+    """Of each; None where there is no such job or the database does not answer."""
+    by_job = {job: _read(database, live_seconds, job) for job in dict.fromkeys(jobs)}
+    return [by_job[job] for job in jobs]
+
+
+def _read(database: Database, live_seconds: float, job: str) -> JobProgress | None:
+    try:
+        with database.read() as session:
+            return job_progress(session, job, live_seconds)
+    except DATABASE_ERRORS as error:
+        log.warning("job %s cannot be read for its watchers: %s", job, error)
+        return None

@@ -13,10 +13,9 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from codegen.arrays import Array, Float64, as_float64, namespace_of
+from codegen.arrays import EXACT_SUM, Array, Float64, as_float64, namespace_of, whole_after
 from codegen.dtypes import dtype
 from codegen.epilogue_reference import TINY, Bounded, U, added, stored
-from codegen.exact_sums import EXACT_SUM, whole_after
 from codegen.operator import InputKind
 from codegen.rows.problem import NormProblem, RowProblem
 

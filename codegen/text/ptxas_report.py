@@ -1,4 +1,4 @@
-"""Parse what ptxas says with `-v` about each kernel's resources."""
+"""What compilers print: each kernel's resources, which ptxas reports with `-v`; the line that explains a failure."""
 
 import re
 from dataclasses import dataclass, fields
@@ -66,3 +66,13 @@ def parse_resources(text: str) -> dict[str, Resources]:
 def _number(pattern: re.Pattern[str], text: str) -> int:
     match = pattern.search(text)
     return int(match[1]) if match else 0
+
+
+MOST_CHARACTERS = 300
+
+
+def telling_line(log: str) -> str:
+    """The first line that speaks of an error, else the first that is not blank; empty where there is none."""
+    lines = [line.strip() for line in log.splitlines() if line.strip()]
+    telling = [line for line in lines if "error" in line.lower()] or lines
+    return telling[0][:MOST_CHARACTERS] if telling else ""

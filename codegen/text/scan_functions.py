@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from codegen.errors import NotUnique, Unclassified
-from codegen.text.cxx_macros import CONDITIONALS, Macros, require_balanced
-from codegen.text.cxx_tokens import Token, tokenize
+from codegen.text.cxx_tokens import CONDITIONALS, Macros, Token, require_balanced, tokenize
 
 SHARED = "cukiln"
 _FIRST_KERNEL = "\nnamespace kernel_"

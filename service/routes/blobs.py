@@ -7,7 +7,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from service.context import Service, ServiceDep
-from service.http.conditional import Unsatisfiable, byte_range, none_match
+from service.http.answers import Unsatisfiable, byte_range, none_match
 from service.http.errors import Refused, refuse
 from service.openapi import problems
 from storage.database.database_errors import DATABASE_AWAY

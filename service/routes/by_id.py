@@ -12,7 +12,7 @@ from service.context import ServiceDep
 from service.http.answers import json_response
 from service.http.errors import refuse
 from service.openapi import problems
-from storage.database.cursors import Named, ids_beginning
+from storage.database.pages import Named, ids_beginning
 from storage.database.session import Session
 from storage.maintenance.forget import forget_builds, forget_winner
 from storage.reports.candidates import candidate_facts

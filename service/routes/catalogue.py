@@ -15,7 +15,7 @@ from cukiln.types import DeviceReport, OperatorReport, Operators, TargetReport, 
 from service.context import ServiceDep
 from service.http.answers import json_response
 from service.openapi import problems
-from storage.queue.pauses import pauses
+from storage.entities.heartbeats import pauses
 from storage.reports.job import timings
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])

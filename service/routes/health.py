@@ -17,8 +17,8 @@ from service.http.answers import json_response
 from service.http.errors import Fault, Refused
 from service.openapi import problems
 from storage.database.database_errors import DATABASE_ERRORS
+from storage.entities.heartbeats import in_words, pauses
 from storage.errors import StorageError
-from storage.queue.pauses import in_words, pauses
 from workers import wake_ups
 
 PROBE_KEY = "cukiln:probe"

@@ -21,7 +21,7 @@ from storage.entities.jobs import job_state, list_jobs
 from storage.reports.candidates import candidate_page, has_problem, rejections
 from storage.reports.job import job_report
 from storage.reports.trace import timeline
-from storage.transitions.cancel_and_expire import cancel_job
+from storage.transitions.end_jobs import cancel_job
 from workers import wake_ups
 
 T = TypeVar("T")

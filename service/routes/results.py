@@ -18,13 +18,13 @@ from service.requests.models import ResultsRequest, read_body
 from service.routes.accept_job import require_room
 from service.routes.body import Body
 from service.routes.jobs import POLL_SECONDS, Cursor
-from storage.config.module_texts import gpu_plans
+from storage.config.own_modules import gpu_plans
 from storage.database.session import Session
 from storage.entities.jobs import unfinished_jobs
 from storage.reports.job import job_report
 from storage.transfer.imports import Importer, import_results, imported_classes
 from storage.transfer.withdrawals import clear_withdrawn, find_import, import_report, list_imports, withdraw_import
-from storage.transitions.cancel_and_expire import cancel_job
+from storage.transitions.end_jobs import cancel_job
 from workers import wake_ups
 
 MOST_CLASSES = 64

@@ -14,7 +14,7 @@ from pathlib import Path
 from sqlalchemy import select, update
 
 from storage.blobs.object_store import RemoteObjects, StoredObject, open_objects
-from storage.database.cursors import pages
+from storage.database.pages import pages
 from storage.database.session import Database, Session
 from storage.database.sql import chunks, core, insert_new, rows_among
 from storage.database.tables import BlobRow

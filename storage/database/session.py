@@ -3,6 +3,8 @@
 Writers are serialised on both: SQLite has one writer anyway, and on PostgreSQL every write transaction takes one
 advisory lock first. So a rule such as "the last candidate with a verdict adds the finish task" needs one argument, not
 one per isolation level. The work of this service is compiling; its rows are few.
+
+Alembic takes 0.2 s to import, so only an upgrade of the schema does.
 """
 
 import fcntl
@@ -20,13 +22,28 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import (
+    URL,
+    Column,
+    Connection,
+    Engine,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    create_engine,
+    event,
+    insert,
+    make_url,
+    select,
+    text,
+)
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import Pool
 
 from storage.config.files import close
-from storage.database.schema import HEAD, OtherRelease, revision, upgrade
+from storage.database.tables import Base
 from storage.errors import DatabaseUnusable, SchemaMissing
 
 __all__ = ["Clock", "Database", "Session", "clock_of"]
@@ -222,3 +239,53 @@ def _abandon_after_fork(engine: Engine) -> None:
             live.dispose(close=False)
 
     os.register_at_fork(after_in_child=abandon)
+
+
+MIGRATIONS = Path(__file__).parents[1] / "migrations"
+HEAD = "0014"
+"""The last of `storage/migrations/versions`."""
+
+# As Alembic makes it.
+_VERSION = Table(
+    "alembic_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
+)
+
+
+class OtherRelease(Exception):
+    """The database has a revision that this release does not know."""
+
+
+def revision(connection: Connection) -> str | None:
+    """Of the database's schema; None where it has none."""
+    if not connection.dialect.has_table(connection, _VERSION.name):
+        return None
+    return connection.scalar(select(_VERSION.c.version_num))
+
+
+def upgrade(connection: Connection) -> None:
+    """Bring the schema to `HEAD`. Raises OtherRelease."""
+    present = revision(connection)
+    if present is None:
+        Base.metadata.create_all(connection, checkfirst=False)
+        _VERSION.create(connection, checkfirst=True)
+        connection.execute(insert(_VERSION).values(version_num=HEAD))
+    elif present != HEAD:
+        _migrate(connection)
+    connection.commit()
+
+
+def _migrate(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.util import CommandError
+
+    config = Config()
+    config.set_main_option("script_location", str(MIGRATIONS))
+    config.attributes["connection"] = connection
+    try:
+        command.upgrade(config, "head")
+    except CommandError as error:
+        raise OtherRelease(str(error)) from error

@@ -6,7 +6,7 @@ from typing import Any, Literal
 from sqlalchemy import Row, exists, func, or_, select
 
 from cukiln.types import JobPage, JobState, JobSummary
-from storage.database.cursors import read_page
+from storage.database.pages import read_page
 from storage.database.session import Session
 from storage.database.sql import core, rows_among
 from storage.database.tables import HIDDEN, LIVE, CandidateRow, JobProblemRow, JobRow

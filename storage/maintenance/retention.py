@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from storage.blobs.blob_store import SWEEP_AGE
-from storage.database.cursors import pages
+from storage.database.pages import pages
 from storage.database.session import Database, Session, clock_of
 from storage.database.sql import chunks, core, one_of, remove
 from storage.database.tables import (

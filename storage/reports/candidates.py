@@ -17,7 +17,7 @@ from cukiln.types import (
     VerdictName,
     Verified,
 )
-from storage.database.cursors import read_page
+from storage.database.pages import read_page
 from storage.database.session import Session
 from storage.database.sql import core, is_predicted, rows_among
 from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, ToolchainRow

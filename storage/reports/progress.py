@@ -23,12 +23,10 @@ from storage.database.tables import (
     TaskJobRow,
     TaskRow,
 )
-from storage.entities.heartbeats import live_devices
+from storage.entities.heartbeats import in_words, live_devices, pauses
 from storage.entities.jobs import JobStatus, job_state
 from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, MEASURE, UNENDED, VERIFY
-from storage.queue.pauses import in_words, pauses
-from storage.transitions.apply_verdicts import COMPARE_SECONDS, FINISH_SECONDS
-from storage.transitions.verify import MEASURE_SECONDS
+from storage.transitions.apply_verdicts import COMPARE_SECONDS, FINISH_SECONDS, MEASURE_SECONDS
 
 RECENT_GROUPS = 50
 """Groups whose observed times correct the predictions: enough to be steady, few enough to follow a new machine."""

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import Select, and_, exists, func, select
 
 from cukiln.types import ImportPage, ImportReport
-from storage.database.cursors import read_page
+from storage.database.pages import read_page
 from storage.database.session import Database, Session, clock_of
 from storage.database.sql import change, core, remove
 from storage.database.tables import ImportedFindingRow, ImportedWinnerRow, ImportRow, JobRow, TaskJobRow

@@ -23,15 +23,16 @@ from storage.entities.groups import (
 )
 from storage.entities.stage_times import Spent, by_phase, shares
 from storage.queue.tasks import Lease, complete, require_lease
-from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE, NextStep
-from storage.transitions.pending_builds import MAX_ATTEMPTS, fulfil, return_builds
-from storage.transitions.verify import (
+from storage.transitions.apply_verdicts import (
+    VERDICTS_AT_ONCE,
+    NextStep,
     Unverified,
     Versions,
     add_verification,
     apply_known_verdicts,
     unverified,
 )
+from storage.transitions.pending_builds import MAX_ATTEMPTS, fulfil, return_builds
 
 BUILDS_AT_ONCE = 16
 """Outcomes of one transaction."""

@@ -12,7 +12,7 @@ from storage.database.tables import GroupRow, TaskRow
 from storage.queue import losses
 from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, jobs_of, waits_again
 from storage.queue.tasks import Lease, end_task, require_lease
-from storage.transitions.cancel_and_expire import give_up
+from storage.transitions.end_jobs import give_up
 from storage.transitions.pending_builds import MAX_ATTEMPTS, abandon_group, lose_group
 
 

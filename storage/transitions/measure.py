@@ -22,14 +22,15 @@ from storage.transitions.apply_verdicts import (
     CandidateVerdict,
     NextStep,
     add_next_steps,
+    add_verification,
     give_verdicts,
     invalidate,
     note_lost,
     of_problems,
+    unverified,
     write_candidate_verdicts,
 )
 from storage.transitions.pending_builds import MAX_ATTEMPTS
-from storage.transitions.verify import add_verification, unverified
 
 FINDINGS = frozenset({"incorrect", "runtime_error", "run_timeout"})
 PROOFS = frozenset({"ok"}) | FINDINGS

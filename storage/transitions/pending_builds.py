@@ -25,8 +25,7 @@ from storage.entities.groups import NewBuild
 from storage.entities.verdicts import is_outgrown
 from storage.queue import losses
 from storage.queue.new_tasks import COMPILE, VERIFY, NewTask, add_again, add_jobs, jobs_of
-from storage.transitions.apply_verdicts import has_time_left
-from storage.transitions.verify import add_verification, unverified
+from storage.transitions.apply_verdicts import add_verification, has_time_left, unverified
 
 MAX_ATTEMPTS = 3
 _UNTRIED = {"suspect": None, "attempts": 0, "losses": 0, "not_before": None, "reached": None, "log": None}
@@ -181,7 +180,7 @@ def _wait_from_now(session: Session, build_ids: Sequence[str]) -> None:
 
 
 def give_up_builds(session: Session, build_ids: Sequence[str], message: str) -> None:
-    """Candidates are skipped, and the builds deleted, in parts (`cancel_and_expire`); any later job tries them anew."""
+    """Candidates are skipped, and the builds deleted, in parts (`end_jobs`); any later job tries them anew."""
     for ids in chunks(build_ids):
         change(session, BuildRow, build.id.in_(ids), state="given_up", log=message)
     fulfil(session, build_ids)

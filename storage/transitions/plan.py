@@ -15,15 +15,16 @@ from storage.entities.stage_times import add_seconds
 from storage.entities.verdicts import forget_outgrown
 from storage.queue.new_tasks import COMPILE
 from storage.queue.tasks import Lease, require_lease
-from storage.transitions.apply_verdicts import NextStep, add_next_steps
-from storage.transitions.pending_builds import want_builds
-from storage.transitions.verify import (
+from storage.transitions.apply_verdicts import (
     Followed,
+    NextStep,
     Versions,
+    add_next_steps,
     add_verification,
     apply_known_verdicts,
     unverified,
 )
+from storage.transitions.pending_builds import want_builds
 
 CANDIDATES_AT_ONCE = 400
 """Of one transaction: about 60 ms of two shared cores."""

@@ -22,10 +22,10 @@ from codegen.operators import operator
 from codegen.search.search import Search
 from codegen.targets import targets
 from cukiln.workspace_pool import POOL
-from workers.compile.build_winner import build_winner
 from workers.compile.toolchain import find_toolchain
 from workers.gpu.interface import GpuMissing, list_devices
 from workers.processes.processes import Limits, Processes
+from workers.steps.winner_library import build_winner
 
 MODULE = "workers.cuda.cupy_gpu"
 RIGHT, WRONG, NO_GPU = 0, 1, 2

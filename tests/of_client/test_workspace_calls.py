@@ -16,9 +16,9 @@ from codegen.text.cubin import read_cubin
 from codegen.text.render_group import functions_of, symbols
 from tests.support.fixtures_compile import LIMITS, SM_90A, probe_candidate
 from tests.support.fixtures_library import Built, Child, build, calls, launches, plain
-from workers.compile.build_winner import plan_launch
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
+from workers.steps.winner_library import plan_launch
 
 
 def test_several_launches_share_a_workspace(two_launches: Built, child: Child, fake_driver: Path) -> None:

@@ -7,8 +7,7 @@ import struct
 import pytest
 
 from codegen.kernel import Kernel
-from codegen.text.cubin import Cubin, read_cubin
-from codegen.text.elf import NotElf, exported_symbols, read_elf
+from codegen.text.cubin import Cubin, NotElf, exported_symbols, read_cubin, read_elf
 from codegen.text.render_group import render_device, symbols
 from tests.support.fixtures_compile import LIMITS, matmul_candidates, probe
 from workers.compile.compile_file import FileCompiler

@@ -24,10 +24,10 @@ from storage.entities.libraries import Library
 from tests.support.fixtures_api import Api
 from tests.support.fixtures_client import ScriptedService, record_json
 from tests.support.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe, probe_candidate
-from workers.compile.build_winner import build_winner, disassemble, find_disassembler
 from workers.compile.compile_group import compile_group
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Limits, Processes
+from workers.steps.winner_library import build_winner, disassemble, find_disassembler
 
 GROUP = "a" * 32
 PTX = b".version 9.2\n.target sm_90a\n.visible .entry kernel()\n" * 100

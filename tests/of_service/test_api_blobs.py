@@ -6,7 +6,7 @@ import hashlib
 
 import pytest
 
-from service.http.conditional import ByteRange, Unsatisfiable, byte_range, none_match
+from service.http.answers import ByteRange, Unsatisfiable, byte_range, none_match
 from tests.support.fixtures_api import Api
 
 DATA = bytes(range(256)) * 4

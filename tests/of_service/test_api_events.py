@@ -18,7 +18,7 @@ from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
 from starlette.types import Message, Receive, Scope, Send
 
-from service import watched_progress
+from service import context as service_context
 from service.http.handle_errors import AnswerDefects
 from service.keyring import FRESH_SECONDS
 from service.routes import events
@@ -26,7 +26,7 @@ from storage.database.session import Session
 from storage.database.tables import JobRow
 from storage.entities.keys import create_key, parts_of, revoke_key
 from storage.reports.progress import JobProgress, job_progress
-from storage.transitions.cancel_and_expire import cancel_job
+from storage.transitions.end_jobs import cancel_job
 from tests.support.fixtures_api import MATMUL, Api, publish, serving
 from tests.support.fixtures_queue import wait_for
 from workers import wake_ups
@@ -211,7 +211,7 @@ def test_watchers_of_a_job_share_a_read_that_is_slow(live: Api, monkeypatch: pyt
         return job_progress(session, job_id, live_seconds)
 
     job = submit(live)
-    monkeypatch.setattr(watched_progress, "job_progress", slow)
+    monkeypatch.setattr(service_context, "job_progress", slow)
     with ExitStack() as stack:
         streams = [stack.enter_context(live.client.stream("GET", f"/v1/jobs/{job}/events")) for _ in range(20)]
         assert all(next(EventSource(stream).iter_sse()).event == "snapshot" for stream in streams)
@@ -281,7 +281,7 @@ def test_a_watcher_waits_while_the_database_is_away(without_redis: Api, monkeypa
             raise OperationalError("", {}, Exception())
         return job_progress(session, job_id, live_seconds)
 
-    monkeypatch.setattr(watched_progress, "job_progress", failing)
+    monkeypatch.setattr(service_context, "job_progress", failing)
     assert next(watch(without_redis, job)).event == "snapshot"
     assert calls == 3
 

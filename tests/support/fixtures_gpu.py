@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from storage.config.module_texts import CHILD
+from storage.config.own_modules import CHILD
 from tests.support import fake_gpu
 from tests.support.gpu_tasks import Gpu
 from workers.gpu.measure_on_gpu import child_environment

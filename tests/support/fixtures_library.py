@@ -15,9 +15,9 @@ import pytest
 from codegen.kernel import Candidate
 from cukiln.types import Launch
 from tests.support.fixtures_compile import LIMITS, SM_90A, probe_candidate
-from workers.compile.build_winner import WinnerBuild, build_winner, plan_launch
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
+from workers.steps.winner_library import WinnerBuild, build_winner, plan_launch
 
 FAKES = Path(__file__).parent / "fake_cuda"
 

@@ -16,7 +16,7 @@ from storage.queue.tasks import Lease
 from storage.transitions import accept, take_work
 from storage.transitions.accept import CreatedJob
 from storage.transitions.apply_verdicts import NextStep
-from storage.transitions.finish import finish_problem
+from storage.transitions.end_jobs import finish_problem
 from storage.transitions.measure import WrongContender, invalidate_contenders, record_compared
 from tests.support.fixtures_storage import (
     TARGET,

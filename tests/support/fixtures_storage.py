@@ -27,10 +27,9 @@ from storage.entities.verdicts import NewVerdict
 from storage.queue import tasks
 from storage.queue.tasks import Lease
 from storage.transfer.withdrawals import find_broken_off
-from storage.transitions import accept, cancel_and_expire, take_work
+from storage.transitions import accept, end_jobs, take_work
 from storage.transitions.accept import CreatedJob, NewJob, NewProblem
-from storage.transitions.apply_verdicts import NextStep
-from storage.transitions.cancel_and_expire import expire_budgets, find_ended
+from storage.transitions.apply_verdicts import Followed, NextStep, Versions
 from storage.transitions.compile import (
     BuildOutcome,
     GroupFiles,
@@ -39,6 +38,7 @@ from storage.transitions.compile import (
     record_builds,
     what_follows,
 )
+from storage.transitions.end_jobs import expire_budgets, find_ended
 from storage.transitions.measure import (
     Measured,
     ToMeasure,
@@ -49,14 +49,7 @@ from storage.transitions.measure import (
 )
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
 from storage.transitions.take_work import FileLimits
-from storage.transitions.verify import (
-    Followed,
-    Versions,
-    builds_to_verify,
-    complete_verified,
-    record_verdicts,
-    verify_shares,
-)
+from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, verify_shares
 from tests.support.fake_clock import FakeClock
 from tests.support.postgres_server import binaries, running_postgres
 
@@ -382,7 +375,7 @@ def clear_all(session: Session) -> int:
 def cancel(database: Database, job_id: str) -> None:
     """Cancel the job, and clear what it leaves."""
     with database.write() as session:
-        cancel_and_expire.cancel_job(session, job_id)
+        end_jobs.cancel_job(session, job_id)
         clear_all(session)
 
 

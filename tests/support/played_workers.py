@@ -23,8 +23,7 @@ from storage.queue.tasks import Lease, Renewal, require_lease
 from storage.queue.turns import spend
 from storage.transfer.withdrawals import find_broken_off
 from storage.transitions import end_attempt
-from storage.transitions.apply_verdicts import NextStep
-from storage.transitions.cancel_and_expire import expire_budgets, find_ended
+from storage.transitions.apply_verdicts import NextStep, Versions
 from storage.transitions.compile import (
     BuildOutcome,
     GroupFiles,
@@ -33,7 +32,7 @@ from storage.transitions.compile import (
     record_builds,
     what_follows,
 )
-from storage.transitions.finish import finish_problem
+from storage.transitions.end_jobs import expire_budgets, find_ended, finish_problem
 from storage.transitions.measure import (
     WrongContender,
     apply_measured_verdicts,
@@ -45,14 +44,7 @@ from storage.transitions.measure import (
 )
 from storage.transitions.pending_builds import give_up_place
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.transitions.verify import (
-    Versions,
-    builds_to_verify,
-    complete_verified,
-    record_verdicts,
-    skip_build,
-    verify_shares,
-)
+from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, skip_build, verify_shares
 from tests.support.fixtures_storage import DRIVER, TOOLCHAIN, VERSIONS, measured, new_build
 from tests.support.model_of_jobs import Model
 

@@ -17,8 +17,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from codegen.text.cubin import Cubin, read_cubin
-from codegen.text.elf import exported_symbols
+from codegen.text.cubin import Cubin, exported_symbols, read_cubin
 from codegen.text.ptxas_report import Resources, parse_resources
 from codegen.text.render_library import EMBED_ASSEMBLY
 from workers.compile.toolchain import Toolchain

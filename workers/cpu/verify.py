@@ -22,7 +22,7 @@ from codegen.operators import operator, operators
 from codegen.plan import verification_plan
 from codegen.plan.verification_plan import Part
 from codegen.text import render_cpu
-from storage.config.module_texts import module_of, operator_texts
+from storage.config.own_modules import module_of, operator_texts
 from workers.compile.toolchain import Toolchain
 from workers.cpu.build import CPU_FLAGS, SANITIZE_FLAGS, build_cpu
 from workers.processes.child_protocol import Hearing, new_key

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from codegen.text.elf import NotElf
+from codegen.text.cubin import NotElf
 
 NEEDED = frozenset(
     {

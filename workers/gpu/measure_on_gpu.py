@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from storage.config.module_texts import CHILD
+from storage.config.own_modules import CHILD
 from workers.cpu.verify import CHILD_ENVIRONMENT, MAX_WORDS
 from workers.gpu.interface import Device, GpuMissing
 from workers.gpu.lease import LeaseRefused, make_folder

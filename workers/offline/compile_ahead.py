@@ -8,7 +8,7 @@ from itertools import chain
 from codegen.kernel import Kernel
 from codegen.predict.compile_cost import FIXED_SECONDS, MAX_KERNELS, MAX_SECONDS, files_that_pay, kernel_seconds
 from codegen.targets import Target
-from codegen.text.compiler_log import telling_line
+from codegen.text.ptxas_report import telling_line
 from cukiln.counted import counted
 from storage.config.limits import COMPILE_LIMITS
 from workers.compile.compile_file import CompileCancelled

@@ -28,7 +28,7 @@ from codegen.operators import load_operators
 from cukiln.counted import counted
 from storage.config.files import gpu_lock_folder
 from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
-from storage.config.module_texts import CHILD, gpu_plans
+from storage.config.own_modules import CHILD, gpu_plans
 from workers.compile.toolchain import Toolchain, ToolchainMissing, find_toolchain, supported_targets
 from workers.gpu.interface import Device, GpuMissing, choose_device
 from workers.gpu.lease import lease_file

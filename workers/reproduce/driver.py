@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from codegen.text.cubin import code_digest_of, read_cubin
-from codegen.text.elf import NotElf
+from codegen.text.cubin import NotElf, code_digest_of, read_cubin
 from workers.compile.nvidia_wheels import nvcc_in, wheel_folders
 from workers.processes.cause import cause_of, signed
 

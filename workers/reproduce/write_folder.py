@@ -24,8 +24,8 @@ from codegen.text.render_cpu import render_cpu
 from codegen.text.render_group import render_device, slice_digest, symbols
 from codegen.text.render_library import EMBED_ASSEMBLY, render_library
 from cukiln.types import CandidateFacts
-from storage.config.module_texts import module_files
 from storage.config.operator_path import load_operator_path
+from storage.config.own_modules import module_files
 from storage.config.settings import load_settings
 from storage.errors import SettingsError
 from workers.compile.compile_file import CUBIN, EMBED, LIBRARY, OBJECT, PHASES

@@ -2,7 +2,7 @@
 
 from codegen.kernel import Kernel
 from codegen.targets import target as find_target
-from codegen.text.compiler_log import telling_line
+from codegen.text.ptxas_report import telling_line
 from codegen.text.render_group import render_device
 from cukiln.types import StageSeconds
 from storage.database.sql import chunks

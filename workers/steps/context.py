@@ -15,22 +15,20 @@ from redis import Redis
 from codegen.identity import PlanVersions
 from codegen.kernel import Kernel
 from storage.blobs.blob_store import BlobStore
-from storage.config.module_texts import gpu_plans
+from storage.config.own_modules import gpu_plans
 from storage.config.settings import Settings
 from storage.database.session import Database, Session
 from storage.database.sql import chunks
 from storage.database.tables import LIVE
-from storage.entities.heartbeats import drivers_of
+from storage.entities.heartbeats import drivers_of, is_paused, set_pause
 from storage.entities.jobs import load_problem
 from storage.entities.stage_times import PROBLEMS_AT_ONCE, Spent, add_seconds
 from storage.entities.verdicts import CPU, GPU
 from storage.queue.new_tasks import COMPILE
-from storage.queue.pauses import is_paused, set_pause
 from storage.queue.tasks import Lease, require_lease
 from storage.reports.progress import job_progress
-from storage.transitions.apply_verdicts import NextStep
+from storage.transitions.apply_verdicts import NextStep, Versions
 from storage.transitions.take_work import FileLimits
-from storage.transitions.verify import Versions
 from workers import wake_ups
 from workers.compile.compile_file import Phase
 from workers.compile.toolchain import Toolchain, find_toolchain

@@ -16,19 +16,18 @@ from storage.database.session import Session
 from storage.entities.candidates import StoredCandidate, candidates_of_problem
 from storage.entities.jobs import JobProblem, JobStatus, job_state, load_problem
 from storage.entities.libraries import Library
-from storage.entities.pareto_front import merge_front, pareto, ranked_by, thinned
 from storage.entities.record_parts import imported_part, own_part, publish_imported, publish_own
 from storage.entities.searches import MeasuredUnder, merge_searches, search_entry
 from storage.entities.verdicts import wrong_codes
+from storage.entities.winners import merge_front, pareto, ranked_by, thinned
 from storage.errors import BlobMissing
 from storage.transfer.imports import imported_by, refuse_candidate
-from storage.transitions.finish import finish_problem
-from workers.compile.build_winner import WinnerNotBuilt, plan_launch
+from storage.transitions.end_jobs import finish_problem
 from workers.gpu.rank_measured import Timed, is_whole, runner_up
 from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import GiveUp, HandBack, StepContext
 from workers.steps.rank import Measured, Ranked, rank, verdict_of, write_predictions
-from workers.steps.winner_library import winner_library
+from workers.steps.winner_library import WinnerNotBuilt, plan_launch, winner_library
 
 log = logging.getLogger("cukiln.finish")
 

@@ -1,7 +1,26 @@
 """A winner's own library: its kernel built alone once, then shared by every problem that it wins."""
 
+import hashlib
+import logging
+import os
+import shutil
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from codegen.identity import library_id
 from codegen.kernel import Candidate
+from codegen.operators import operator
 from codegen.targets import Target
+from codegen.text.cubin import code_digest_of
+from codegen.text.ptxas_report import Resources
+from codegen.text.render_group import render_device, slice_digest, symbols
+from codegen.text.render_library import render_library, render_plan, winner_exports
+from codegen.text.scan_functions import assert_unique
+from cukiln.types import Launch, LaunchFunction
+from cukiln.types import Operand as OperandAnswer
 from storage.entities.libraries import (
     Library,
     add_library,
@@ -11,8 +30,174 @@ from storage.entities.libraries import (
     library_builder,
     start_library,
 )
-from workers.compile.build_winner import build_winner, winner_library_id
+from workers.compile.compile_file import CompileFault, FileCompiler, Phase
+from workers.compile.compile_group import worst_resources
+from workers.compile.toolchain import Toolchain
+from workers.processes.job_files import write_bytes
+from workers.processes.process_stream import once_more
+from workers.processes.processes import Limits, ProcessError, Processes
+from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import StepContext
+
+log = logging.getLogger("cukiln.compile")
+
+CUBIN = "winner.cubin"  # that is disassembled
+# nvdisasm takes 0.06 s for a kernel and 82 MB (13.5 on cubins of eight matmul kernels), and writes 70 KB.
+LIMITS = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=2 << 30, output_bytes=16 << 20)
+# -c: code alone. cuobjdump has nvdisasm's work done by that of its own folder or of PATH.
+_TOOLS = {"nvdisasm": ("-c",), "cuobjdump": ("-sass",)}
+
+
+class WinnerNotBuilt(ProcessError):
+    """The kernel compiled in its group but not alone: `log` says why. The candidate cannot win."""
+
+    def __init__(self, candidate: str, log: str) -> None:
+        super().__init__(candidate, log)
+        self.candidate, self.log = candidate, log
+
+    def __str__(self) -> str:
+        return f"candidate {self.candidate} does not compile alone: {self.log[-300:]}"
+
+
+@dataclass(frozen=True)
+class WinnerBuild:
+    """What is published. It can win only where `code_digest` equals the verified one."""
+
+    source: str
+    cubin: bytes
+    library: bytes
+    ptx: bytes
+    sass: bytes | None
+    code_digest: str
+    resources: Resources
+    log: str
+    phases: tuple[Phase, ...]
+    wall_seconds: float
+    cpu_seconds: float
+
+
+def build_winner(
+    candidate: Candidate,
+    target: Target,
+    toolchain: Toolchain,
+    processes: Processes,
+    limits: Limits,
+    cancel: threading.Event | None = None,
+    stopwatch: Stopwatch | None = None,
+) -> WinnerBuild:
+    """Equal inputs give equal bytes. Raises WinnerNotBuilt, InfrastructureError, CompileCancelled."""
+    kernel = candidate.kernel
+    group = render_device([kernel])
+    assert_unique(group.text, group.functions)
+    text = _library_text(candidate, target)
+    with processes.private_folder() as folder:
+        compiler = FileCompiler(folder, toolchain, processes, limits, cancel, stopwatch or Stopwatch())
+        try:
+            code = compiler.compile_device(group.text, target.name, group.symbols)
+            library = compiler.link_library(text, winner_exports())
+        except CompileFault as fault:
+            raise WinnerNotBuilt(candidate.id, fault.log) from fault
+    names = symbols(kernel)
+    return WinnerBuild(
+        source=group.text,
+        cubin=code.cubin,
+        library=library,
+        ptx=code.ptx,
+        sass=disassemble(code.cubin, toolchain.nvcc, processes, cancel),
+        code_digest=code_digest_of([code.contents.kernels[name] for name in names]),
+        resources=worst_resources([code.resources[name] for name in names]),
+        log=compiler.log,
+        phases=tuple(compiler.phases),
+        wall_seconds=compiler.wall_seconds,
+        cpu_seconds=compiler.cpu_seconds,
+    )
+
+
+def winner_library_id(candidate: Candidate, target: Target, toolchain: Toolchain) -> str:
+    """Of kernel source, host text, toolchain and target: problems whose winners agree in these share one library."""
+    host = hashlib.sha256(_library_text(candidate, target).encode()).hexdigest()
+    return library_id(slice_digest(candidate.kernel), host, toolchain.digest, target.name)
+
+
+def _library_text(candidate: Candidate, target: Target) -> str:
+    launch = operator(candidate.kernel.operator).launch_values(candidate.schedule)
+    return render_library([candidate.kernel], target=target.name, launch=launch)
+
+
+def plan_launch(
+    candidate: Candidate,
+    toolchain: Toolchain,
+    processes: Processes,
+    limits: Limits,
+    cancel: threading.Event | None = None,
+) -> Launch:
+    """How to call the candidate, from the launch code itself. Raises WinnerNotBuilt and what `build_winner` does."""
+    with processes.private_folder() as folder:
+        compiler = FileCompiler(folder, toolchain, processes, limits, cancel)
+        try:
+            plan = compiler.run_program(render_plan(candidate), "plan")
+        except CompileFault as fault:
+            raise WinnerNotBuilt(candidate.id, fault.log) from fault
+    names = symbols(candidate.kernel)
+    op, problem = operator(candidate.kernel.operator), candidate.problem
+    *launches, workspace = [list(map(int, line.split())) for line in plan.splitlines()]
+    functions = [
+        LaunchFunction(
+            symbol=names[function],
+            grid=(grid_x, grid_y, grid_z),
+            block=(block_x, block_y, block_z),
+            shared_bytes=shared,
+        )
+        for function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared in launches
+    ]
+    operands = [
+        OperandAnswer(name=o.name, dtype=o.dtype, role=o.role, shape=list(o.shape), strides=list(o.strides))
+        for o in op.operands(problem)
+    ]
+    return Launch(
+        operands=operands,
+        extents=dict(zip(op.extent_names, op.extents(problem), strict=True)),
+        attributes=dict(zip(op.attribute_names, op.attributes(problem), strict=True)),
+        launch=dict(zip(op.launch_tunables, op.launch_values(candidate.schedule), strict=True)),
+        scalars=op.scalars(problem),
+        functions=functions,
+        workspace_bytes=workspace[0],
+    )
+
+
+def disassemble(
+    cubin: bytes, nvcc: Path, processes: Processes, cancel: threading.Event | None = None, limits: Limits = LIMITS
+) -> bytes | None:
+    """The SASS as text; None where there is no disassembler or it fails (`pip install nvidia-cuda-nvdisasm`)."""
+    command = find_disassembler(nvcc)
+    if command is None:
+        return None
+    try:
+        with processes.private_folder() as folder:
+            write_bytes(folder / CUBIN, cubin)
+            path = os.pathsep.join([str(Path(command[0]).parent), os.environ.get("PATH", os.defpath)])
+            argv = [*command, CUBIN]
+            run = partial(processes.run, argv, cwd=folder, limits=limits, env={"PATH": path}, cancel=cancel)
+            finished = once_more(run, "machine")  # of the same library it is not made again
+    except (ProcessError, OSError) as error:
+        log.warning("no SASS: %s", error)
+        return None
+    if not finished.ok:
+        log.warning("no SASS: %s ended with %s: %s", command[0], finished.returncode, finished.text().strip()[-200:])
+        return None
+    return finished.stdout or None
+
+
+def find_disassembler(nvcc: Path) -> Sequence[str] | None:
+    """The command without its file; None where there is none."""
+    folders = dict.fromkeys((nvcc.parent, nvcc.resolve().parent))  # /usr/bin/nvcc may be a link into the toolkit
+    places = os.pathsep.join([*map(str, folders), os.environ.get("PATH", os.defpath)])
+    for name, options in _TOOLS.items():
+        program = shutil.which(name, path=places)
+        if program is not None:
+            return (program, *options)
+    return None
+
 
 _LOOK_SECONDS = 0.05  # while another attempt builds the library: that takes about a second
 

@@ -2,7 +2,7 @@
 
 cuDNN's tensors are (images, channels, rows, columns) whatever their order in memory, which strides say. Sums and all
 that is between the nodes of a graph are of float32. Where a graph writes the output's type and nodes are left, the
-kernel after it rewrites the output, as `workers.vendor.plan` has it for products.
+kernel after it rewrites the output, as `workers.vendor.matmul` has it for products.
 """
 
 from collections.abc import Mapping, Sequence

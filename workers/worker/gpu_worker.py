@@ -7,7 +7,7 @@ import importlib.util
 import logging
 import time
 
-from storage.config.module_texts import gpu_plans
+from storage.config.own_modules import gpu_plans
 from storage.config.settings import Settings
 from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database

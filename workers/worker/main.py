@@ -24,9 +24,9 @@ from codegen.text.scan_functions import read_headers
 from storage.blobs.blob_store import BlobStore
 from storage.config.files import UMASK
 from storage.config.logs import set_up_logging
-from storage.config.module_texts import CHILD as GPU_CHILD
-from storage.config.module_texts import gpu_plans
 from storage.config.operator_path import load_operator_path
+from storage.config.own_modules import CHILD as GPU_CHILD
+from storage.config.own_modules import gpu_plans
 from storage.config.settings import Settings, load_settings
 from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database

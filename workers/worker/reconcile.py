@@ -24,7 +24,7 @@ from storage.maintenance.retention import Keep, Removed, collect, find_half_acce
 from storage.queue.tasks import LeaseWatch
 from storage.transfer.withdrawals import find_broken_off
 from storage.transitions import end_attempt, take_work
-from storage.transitions.cancel_and_expire import CLEARED_AT_ONCE, expire_budgets, find_ended
+from storage.transitions.end_jobs import CLEARED_AT_ONCE, expire_budgets, find_ended
 from storage.transitions.pending_builds import give_up_place
 from workers import wake_ups
 

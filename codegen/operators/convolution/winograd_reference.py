@@ -19,9 +19,8 @@ import math
 from dataclasses import dataclass
 
 from codegen.alignment import needs_cuda_cores
-from codegen.arrays import Float64, namespace_of, powers_of_two
+from codegen.arrays import EXACT_SUM, Float64, namespace_of, powers_of_two, whole_after
 from codegen.epilogue_reference import TINY, U
-from codegen.exact_sums import EXACT_SUM, whole_after
 from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd
 
 # B^T, 2 G or 24 G, and A^T: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, sections

@@ -24,9 +24,8 @@ import math
 from collections.abc import Callable, Mapping
 
 from codegen.alignment import needs_cuda_cores
-from codegen.arrays import Array, Float64, as_float64, namespace_of, powers_of_two
+from codegen.arrays import EXACT_SUM, Array, Float64, as_float64, namespace_of, powers_of_two, whole_after
 from codegen.epilogue_reference import TINY, Bounded, U, apply_chain, rounded_to_float32, stored, unpacked_masks
-from codegen.exact_sums import EXACT_SUM, whole_after
 from codegen.operators.matmul.problem import MatmulProblem
 
 TF32_SIGNIFICANT_BITS = 11

@@ -22,8 +22,7 @@ from sqlalchemy import inspect, select, text
 
 from codegen.identity import problem_digest
 from cukiln.types import StageSeconds
-from storage.database.schema import HEAD, MIGRATIONS
-from storage.database.session import Database, Session
+from storage.database.session import HEAD, MIGRATIONS, Database, Session
 from storage.database.tables import Base, BlobRow, JobProblemRow, WinnerRow
 from storage.entities.candidates import candidates_of_problem
 from storage.entities.heartbeats import live_toolchains, register_toolchain
@@ -42,7 +41,7 @@ from storage.queue import tasks
 from storage.queue.new_tasks import measure_ref
 from storage.reports.trace import job_trace
 from storage.transitions import end_attempt, take_work
-from storage.transitions.finish import finish_problem
+from storage.transitions.end_jobs import finish_problem
 from storage.transitions.measure import record_compared
 from storage.transitions.verify import builds_to_verify
 from tests.support.fake_clock import FakeClock
@@ -768,7 +767,7 @@ def test_a_forked_child_opens_its_own_connections(database: Database) -> None:
 
 WRITE_FOREVER = """
 import itertools, sys
-from storage.database.schema import HEAD, MIGRATIONS
+from storage.database.session import HEAD, MIGRATIONS
 from storage.database.session import Database
 from storage.database.tables import BlobRow
 database = Database(sys.argv[1])

@@ -24,8 +24,8 @@ from storage.entities.winners import get_winners, publish_winner, withdraw_winne
 from storage.queue import tasks
 from storage.queue.new_tasks import PLAN, NewTask, add_tasks, plan_ref
 from storage.transitions import take_work
+from storage.transitions.apply_verdicts import Versions
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.transitions.verify import Versions
 from tests.support.fixtures_api import MATMUL, Api, publish
 from tests.support.fixtures_storage import VERSIONS, EveryOperator, new_build, winner_record
 

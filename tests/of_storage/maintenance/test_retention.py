@@ -18,7 +18,7 @@ from storage.entities.verdicts import CPU, GPU, NewVerdict, write_verdicts
 from storage.entities.winners import get_winners, publish_winner
 from storage.maintenance import retention
 from storage.maintenance.retention import Keep, Removed, collect, survey
-from storage.transitions.finish import finish_problem
+from storage.transitions.end_jobs import finish_problem
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_queue import QueueWorld
 from tests.support.fixtures_storage import (

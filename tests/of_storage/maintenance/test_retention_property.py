@@ -25,7 +25,7 @@ from storage.maintenance import retention
 from storage.maintenance.damage import repair
 from storage.maintenance.forget import forget_builds, forget_winner
 from storage.maintenance.retention import Keep, Removed, collect
-from storage.transitions import cancel_and_expire
+from storage.transitions import end_jobs
 from tests.of_storage.transitions.test_storage_state_machine import Jobs
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import winner_record
@@ -232,7 +232,7 @@ def test_winners_keep_their_files_and_jobs_end_whatever_is_removed(
 ) -> None:
     KeptJobs.template = migrated_file
     monkeypatch.setattr(Database, "pause", lambda self: None)
-    monkeypatch.setattr(cancel_and_expire, "CLEARED_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(end_jobs, "CLEARED_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(retention, "ROWS_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(retention, "PROBLEMS_AT_ONCE", 1)
     examples = int(os.environ.get("CUKILN_TEST_JOB_ORDERS", "15"))

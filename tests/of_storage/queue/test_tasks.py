@@ -18,7 +18,7 @@ from storage.queue import losses, new_tasks, tasks
 from storage.queue.new_tasks import NewTask, parse_plan_ref, plan_ref
 from storage.queue.tasks import Lease, Renewal
 from storage.queue.turns import TURN_SECONDS, spend
-from storage.transitions import accept, cancel_and_expire, end_attempt, take_work
+from storage.transitions import accept, end_attempt, end_jobs, take_work
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import TARGET, add_job, new_problem, plan_next, take_one
 from tests.support.fresh_processes import FRESH
@@ -325,7 +325,7 @@ def test_renew_says_why_a_lease_is_over(database: Database, clock: FakeClock) ->
     job = add_job(database)
     planning = take_one(database, "plan")
     with database.write() as session:
-        cancel_and_expire.cancel_job(session, job.id)
+        end_jobs.cancel_job(session, job.id)
         assert tasks.renew(session, planning, 5) is Renewal.CANCELLED
     add_job(database, budget_seconds=10.0)
     planning = take_one(database, "plan", seconds=60)

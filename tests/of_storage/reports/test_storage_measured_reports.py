@@ -18,13 +18,13 @@ from storage.entities.winners import publish_winner
 from storage.reports.candidates import candidate_page
 from storage.reports.job import job_report
 from storage.reports.progress import COMPARE_SECONDS, FINISH_SECONDS, job_progress
-from storage.transitions import accept, cancel_and_expire
+from storage.transitions import accept, end_jobs
 from storage.transitions.accept import CreatedJob
-from storage.transitions.finish import finish_problem
+from storage.transitions.apply_verdicts import MEASURE_SECONDS
+from storage.transitions.end_jobs import finish_problem
 from storage.transitions.measure import (
     candidates_to_measure,
 )
-from storage.transitions.verify import MEASURE_SECONDS
 from tests.of_storage.reports.test_storage_reports import plan_predicted
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_measuring import (
@@ -240,7 +240,7 @@ def test_candidates_of_cancelled_jobs_are_not_measured(database: Database) -> No
         record_as(session, take_one_in(session, "plan"), {"d-a": "a"})
     compile_next(database)
     with database.write() as session:
-        cancel_and_expire.cancel_job(session, first.id)
+        end_jobs.cancel_job(session, first.id)
         (ref,) = session.scalars(select(TaskRow.ref).where(TaskRow.kind == "measure"))
         to_measure = candidates_to_measure(session, ref, GPU_CLASS, VERSIONS["gpu_plans"])
     assert [(row.candidate, row.problem_id) for row in to_measure] == [("d-a", *ids_of(database, second))]

@@ -9,7 +9,7 @@ from codegen.plan import verification_label
 from codegen.plan.verification_label import primitives_of
 from codegen.predict.compile_cost import FIXED_SECONDS
 from cukiln.types import StageSeconds
-from storage.database.cursors import make_cursor
+from storage.database.pages import make_cursor
 from storage.database.session import Database
 from storage.database.sql import core
 from storage.database.tables import CandidateRow, JobProblemRow, VerdictRow
@@ -24,11 +24,11 @@ from storage.reports.candidates import candidate_page, rejections
 from storage.reports.job import By, job_report, timings
 from storage.reports.progress import FINISH_SECONDS, job_progress
 from storage.transitions import accept, end_attempt
-from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE
+from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE, Followed, Versions
 from storage.transitions.compile import apply_group_verdicts, group_report
-from storage.transitions.finish import finish_problem
+from storage.transitions.end_jobs import finish_problem
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.transitions.verify import Followed, Versions, builds_to_verify, complete_verified, record_verdicts
+from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,

@@ -38,8 +38,7 @@ from storage.transfer.imports import (
 )
 from storage.transfer.withdrawals import clear_withdrawn, import_report, list_imports, withdraw_import
 from storage.transitions.accept import NewJob, create_job
-from storage.transitions.cancel_and_expire import cancel_job
-from storage.transitions.finish import finish_problem
+from storage.transitions.end_jobs import cancel_job, finish_problem
 from storage.transitions.take_work import take
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (

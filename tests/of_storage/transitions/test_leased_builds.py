@@ -21,9 +21,9 @@ from storage.errors import LostLease
 from storage.queue import losses, tasks
 from storage.queue.tasks import Lease
 from storage.reports.trace import job_trace
-from storage.transitions import accept, cancel_and_expire, end_attempt, take_work
-from storage.transitions.cancel_and_expire import find_ended
+from storage.transitions import accept, end_attempt, end_jobs, take_work
 from storage.transitions.compile import BuildOutcome, GroupFiles, complete_group, record_builds, what_follows
+from storage.transitions.end_jobs import find_ended
 from storage.transitions.pending_builds import pending_counts, want_builds
 from storage.transitions.take_work import BUDGET_SHARE, WORTHWHILE_SECONDS, FileLimits, longest_group
 from tests.support.fake_clock import FakeClock
@@ -559,11 +559,11 @@ def test_a_file_that_is_cancelled_leaves_nothing_pending(database: Database) -> 
 
 
 def test_a_large_job_is_cleared_a_part_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cancel_and_expire, "CLEARED_AT_ONCE", 10)
+    monkeypatch.setattr(end_jobs, "CLEARED_AT_ONCE", 10)
     job = add_job(database)
     plan_next(database, *names("a", 35))
     with database.write() as session:
-        cancel_and_expire.cancel_job(session, job.id)
+        end_jobs.cancel_job(session, job.id)
     with database.write() as session:
         assert clear_all(session) == 4 + 4, "demands, and candidates"
     (problem_id,) = ids(database, job.id)

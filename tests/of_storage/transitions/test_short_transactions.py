@@ -25,8 +25,8 @@ from storage.queue import tasks
 from storage.queue.tasks import Lease
 from storage.transfer.imports import Import, ImportedCandidate, ImportedProblem, Importer, import_results
 from storage.transfer.withdrawals import clear_withdrawn, find_broken_off
-from storage.transitions import accept, cancel_and_expire, end_attempt, take_work
-from storage.transitions.cancel_and_expire import RECENT_SECONDS, expire_budgets, find_ended
+from storage.transitions import accept, end_attempt, end_jobs, take_work
+from storage.transitions.apply_verdicts import Versions
 from storage.transitions.compile import (
     BuildOutcome,
     GroupFiles,
@@ -35,6 +35,7 @@ from storage.transitions.compile import (
     record_builds,
     what_follows,
 )
+from storage.transitions.end_jobs import RECENT_SECONDS, expire_budgets, find_ended
 from storage.transitions.measure import (
     apply_measured_verdicts,
     candidates_to_measure,
@@ -44,7 +45,7 @@ from storage.transitions.measure import (
 )
 from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
 from storage.transitions.take_work import FileLimits
-from storage.transitions.verify import Versions, builds_to_verify, complete_verified, record_verdicts, verify_shares
+from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, verify_shares
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,
@@ -290,7 +291,7 @@ def test_many_problems_end_before_their_time(
         plan(database)
     if how == "cancelled":
         with database.write() as session:
-            cancel_and_expire.cancel_job(session, job)
+            end_jobs.cancel_job(session, job)
     elif how.startswith("late"):
         clock.advance(61)
         with database.write() as session:
@@ -330,7 +331,7 @@ def test_what_was_compiled_before_and_what_a_cancelled_job_leaves_is_not_looked_
     with database.write() as session:
         insert_new(session, BuildRow, others)
         insert_new(session, PendingBuildRow, demands)
-        cancel_and_expire.cancel_job(session, old)
+        end_jobs.cancel_job(session, old)
     submit(database, CPU_CLASS, 20)
     with counted(database) as counts:
         plan(database)
@@ -350,7 +351,7 @@ def test_problems_that_ended_long_ago_are_not_looked_at(database: Database, cloc
     for _ in range(3):
         job = submit(database, CPU_CLASS, 10_000)
         with database.write() as session:
-            cancel_and_expire.cancel_job(session, job)
+            end_jobs.cancel_job(session, job)
     clock.advance(2 * RECENT_SECONDS)
     submit(database, CPU_CLASS, 20)
     with counted(database) as counts, database.write() as session:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from storage.database.cursors import make_cursor
+from storage.database.pages import make_cursor
 from storage.database.session import Database
 from storage.entities import jobs
 from storage.errors import BadCursor
-from storage.transitions import accept, cancel_and_expire
-from storage.transitions.cancel_and_expire import settle_job
+from storage.transitions import accept, end_jobs
+from storage.transitions.end_jobs import settle_job
 from storage.transitions.take_work import waiting_counts
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import add_job, new_problem, plan_next, take_one
@@ -57,7 +57,7 @@ def test_jobs_are_listed_newest_first_page_by_page(database: Database, clock: Fa
 def test_jobs_are_listed_by_state(database: Database) -> None:
     waiting, ended = add_job(database), add_job(database)
     with database.write() as session:
-        cancel_and_expire.cancel_job(session, ended.id)
+        end_jobs.cancel_job(session, ended.id)
         assert [job.job for job in jobs.list_jobs(session, state="cancelled").jobs] == [ended.id]
         assert [job.job for job in jobs.list_jobs(session, state="queued").jobs] == [waiting.id]
         assert jobs.unfinished_jobs(session) == 1
@@ -74,13 +74,13 @@ def test_a_cursor_that_was_not_made_here_is_refused(database: Database, cursor: 
 def test_unknown_jobs_are_none(database: Database) -> None:
     with database.write() as session:
         assert jobs.job_state(session, "nope") is None
-        assert cancel_and_expire.cancel_job(session, "nope") is None
+        assert end_jobs.cancel_job(session, "nope") is None
 
 
 def test_an_ended_job_cannot_be_cancelled(database: Database) -> None:
     with database.write() as session:
         job = accept.create_job(session, accept.NewJob([new_problem(cached=True, winner="c")]))
-        status = cancel_and_expire.cancel_job(session, job.id)
+        status = end_jobs.cancel_job(session, job.id)
     assert status is not None and status.state == "done"
 
 
@@ -89,7 +89,7 @@ def test_settling_closes_a_job_once_and_not_before_its_last_problem(database: Da
     plan_next(database)
     with database.write() as session:
         assert settle_job(session, job.id) is None
-        cancel_and_expire.cancel_job(session, job.id)
+        end_jobs.cancel_job(session, job.id)
         assert settle_job(session, job.id) is None
 
 

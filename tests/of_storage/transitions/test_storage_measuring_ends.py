@@ -12,10 +12,10 @@ from storage.entities.groups import known_builds
 from storage.errors import LostLease
 from storage.queue import tasks
 from storage.queue.tasks import Renewal
-from storage.transitions import cancel_and_expire, end_attempt, take_work
+from storage.transitions import end_attempt, end_jobs, take_work
 from storage.transitions.apply_verdicts import NextStep
-from storage.transitions.cancel_and_expire import expire_budgets
 from storage.transitions.compile import BuildOutcome, GroupFiles, group_report, record_builds
+from storage.transitions.end_jobs import expire_budgets
 from storage.transitions.measure import (
     forget_group_library,
     record_compared,
@@ -70,7 +70,7 @@ def test_work_on_a_gpu_that_another_job_waits_for_survives_a_cancel(database: Da
     assert lease.jobs == tuple(sorted([first.id, second.id]))
     for job, renewal in ((second, Renewal.HELD), (first, Renewal.CANCELLED)):
         with database.write() as session:
-            cancel_and_expire.cancel_job(session, job.id)
+            end_jobs.cancel_job(session, job.id)
             assert tasks.renew(session, lease, 5) is renewal
     assert unended(database) == []
 
@@ -86,7 +86,7 @@ def test_a_cancel_ends_the_work_on_a_gpu_that_nobody_else_waits_for(database: Da
         measure_leased_on(database, GPU_CLASS)
     lease = take_target(database, GPU_CLASS, kind)
     with database.write() as session:
-        cancel_and_expire.cancel_job(session, job.id)
+        end_jobs.cancel_job(session, job.id)
         assert tasks.renew(session, lease, 5) is Renewal.CANCELLED
     assert unended(database) == [("measure", OTHER_CLASS), ("verify", TARGET)]
     with database.read() as session:

@@ -17,11 +17,12 @@ from storage.errors import LostLease
 from storage.queue import losses, tasks
 from storage.queue.new_tasks import jobs_of
 from storage.queue.tasks import Renewal
-from storage.transitions import accept, cancel_and_expire, end_attempt, take_work
+from storage.transitions import accept, end_attempt, end_jobs, take_work
+from storage.transitions.apply_verdicts import Versions
 from storage.transitions.compile import BuildOutcome
-from storage.transitions.finish import finish_problem
+from storage.transitions.end_jobs import finish_problem
 from storage.transitions.plan import NewCandidate, record_candidates
-from storage.transitions.verify import Versions, builds_to_verify
+from storage.transitions.verify import builds_to_verify
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,
@@ -397,7 +398,7 @@ def test_a_cancelled_job_stops_everything_that_it_alone_waits_for(database: Data
     plan_next(database, "a")
     lease = take_one(database, "compile")
     with database.write() as session:
-        status = cancel_and_expire.cancel_job(session, job.id)
+        status = end_jobs.cancel_job(session, job.id)
         assert tasks.renew(session, lease, 5) is Renewal.CANCELLED
     assert status is not None and status.state == "cancelled"
     assert unended(database) == []

@@ -41,7 +41,7 @@ from storage.entities.heartbeats import register_toolchain
 from storage.queue import losses, tasks
 from storage.queue.new_tasks import UNENDED, jobs_of, measure_ref, parse_plan_ref
 from storage.queue.tasks import Renewal
-from storage.transitions import accept, cancel_and_expire, compile, measure, take_work, verify
+from storage.transitions import accept, compile, end_jobs, measure, take_work, verify
 from storage.transitions.measure import forget_group_library
 from storage.transitions.take_work import FileLimits
 from tests.support.fake_clock import FakeClock
@@ -203,7 +203,7 @@ class Jobs(RuleBasedStateMachine):
         with self.database.write() as session:
             live = session.scalars(select(JobRow.id).where(JobRow.state.in_(LIVE)).order_by(JobRow.id)).all()
             if live:
-                cancel_and_expire.cancel_job(session, data.draw(st.sampled_from(live)))
+                end_jobs.cancel_job(session, data.draw(st.sampled_from(live)))
 
     @rule(seconds=st.sampled_from([1.0, 61.0, 101.0]), at_once=st.booleans())
     def time_passes(self, seconds: float, at_once: bool) -> None:
@@ -458,7 +458,7 @@ def test_every_job_ends_whatever_happens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     Jobs.template = migrated_file
-    monkeypatch.setattr(cancel_and_expire, "CLEARED_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(end_jobs, "CLEARED_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(compile, "VERDICTS_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(measure, "VERDICTS_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(verify, "VERDICTS_AT_ONCE", AT_ONCE)

@@ -16,8 +16,7 @@ import pytest
 from codegen.errors import NotUnique
 from codegen.kernel import Kernel
 from codegen.targets import target
-from codegen.text.cubin import read_cubin
-from codegen.text.elf import exported_symbols
+from codegen.text.cubin import exported_symbols, read_cubin
 from codegen.text.render_group import render_device, symbols
 from codegen.text.render_library import group_exports, render_library
 from storage.config.limits import EndedBy

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
 from codegen.kernel import Kernel
-from codegen.text.elf import exported_symbols
+from codegen.text.cubin import exported_symbols
 from codegen.text.render_library import group_exports
 from storage.config.limits import EndedBy
 from tests.support.fixtures_compile import LIMITS, SM_90A, probe

@@ -7,16 +7,15 @@ from pathlib import Path
 import pytest
 
 from codegen.operators import operator
-from codegen.text.cubin import read_cubin
-from codegen.text.elf import exported_symbols
+from codegen.text.cubin import exported_symbols, read_cubin
 from codegen.text.render_group import render_device, symbols
 from codegen.text.render_library import winner_exports
 from tests.support.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe, probe_candidate
 from tests.support.fixtures_library import Built, Child, build, calls, launches, plain
-from workers.compile.build_winner import WinnerNotBuilt, build_winner
 from workers.compile.compile_group import compile_group
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
+from workers.steps.winner_library import WinnerNotBuilt, build_winner
 
 EPILOGUE = [{"op": "bias", "axis": "n"}, {"op": "leaky_relu", "slope": 0.25}, {"op": "residual"}]
 RASTER_OFFSET = 4 * 8 + 4 * 4 + 6 * 8  # of `raster` in cukiln::matmul::Arguments

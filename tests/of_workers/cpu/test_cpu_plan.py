@@ -17,9 +17,9 @@ from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import all_steps
 from codegen.plan.verification_plan import EXACT_ORDERS, Case, check_output, differing, plan_cases
-from storage.config import module_texts
-from storage.config import module_texts as plan_version
-from storage.config.module_texts import gpu_plans
+from storage.config import own_modules
+from storage.config import own_modules as plan_version
+from storage.config.own_modules import gpu_plans
 from tests.support.cpu_helpers import loaded, matmul_kernel, tensor_kernel
 from tests.support.places import FAULTY
 from workers.cpu import verify
@@ -180,7 +180,7 @@ def test_a_loaded_operator_changes_the_version_of_no_other() -> None:
 def test_an_edit_verifies_the_operators_anew_that_import_it(
     plans: Callable[[], PlanVersions], module: str, operators: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, read = plans(), module_texts._text_and_imports
+    before, read = plans(), own_modules._text_and_imports
 
     def edited(name: str) -> tuple[str, tuple[str, ...]] | None:
         found = read(name)
@@ -190,7 +190,7 @@ def test_an_edit_verifies_the_operators_anew_that_import_it(
         verify._cpu_plans.cache_clear()
         plan_version._gpu_plans.cache_clear()
 
-    monkeypatch.setattr(module_texts, "_text_and_imports", edited)
+    monkeypatch.setattr(own_modules, "_text_and_imports", edited)
     forget()
     try:
         assert {name for name, version in plans().items() if version != before[name]} == operators

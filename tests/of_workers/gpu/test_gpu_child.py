@@ -24,9 +24,9 @@ from codegen.plan import gpu_verification_plan
 from codegen.search.search import Search
 from codegen.targets import target
 from cukiln.types import Comparison, Measurement
-from storage.config import module_texts
-from storage.config import module_texts as plan_version
-from storage.config.module_texts import gpu_plans, texts_of
+from storage.config import own_modules
+from storage.config import own_modules as plan_version
+from storage.config.own_modules import gpu_plans, texts_of
 from storage.config.settings import Settings
 from tests.support import fake_gpu
 from tests.support.cpu_helpers import SMALL_TENSOR_TILE, toolchain
@@ -595,7 +595,7 @@ def test_a_new_import_belongs_to_the_plan_version(tmp_path: Path, monkeypatch: p
     assert set(texts_of("own_package.first", packages=("own_package",))) == {"own_package", "own_package.first"}
     text = "from own_package import second\ndef late():\n    from own_package.third import anything\n"
     (tmp_path / "own_package" / "first.py").write_text(text)
-    module_texts._text_and_imports.cache_clear()
+    own_modules._text_and_imports.cache_clear()
     texts = texts_of("own_package.first", packages=("own_package",))
     assert texts.keys() >= {"own_package.first", "own_package.second", "own_package.third"}
     assert texts["own_package.second"] == "VALUE = 1\n" and "own_package.never" not in texts

@@ -15,13 +15,13 @@ import pytest
 from codegen.kernel import Candidate
 from tests.support.fixtures_compile import LIMITS, SM_90A, matmul_candidates
 from tests.support.hunter import until_hit
-from workers.compile.build_winner import WinnerBuild, build_winner, plan_launch
 from workers.compile.compile_group import GroupOutcome, compile_group, compile_to_the_end
 from workers.compile.toolchain import Toolchain
 from workers.cpu.verify import verify_on_cpu
 from workers.processes.cause import CRASH_SIGNALS, MACHINE_SIGNALS, Cause, cause_of, signals_in
 from workers.processes.processes import InfrastructureError, Processes
 from workers.reproduce import driver
+from workers.steps.winner_library import WinnerBuild, build_winner, plan_launch
 
 MACHINE = (signal.SIGKILL, signal.SIGTERM, signal.SIGBUS)
 CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)

@@ -21,7 +21,7 @@ from codegen.targets import target
 from codegen.text.render_group import slice_digest
 from cukiln.cli.main import app
 from cukiln.types import CandidateFacts
-from storage.config.module_texts import NotSelfContained, module_files
+from storage.config.own_modules import NotSelfContained, module_files
 from tests.support.cpu_helpers import LIMITS, processes, toolchain, verify
 from tests.support.fixtures_api import Api
 from tests.support.fixtures_codegen import default_candidate, matmul

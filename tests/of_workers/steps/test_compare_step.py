@@ -16,10 +16,10 @@ from storage.entities.winners import get_winners
 from storage.transfer.imports import refuse_candidate
 from tests.support.fixtures_gpu_line import DEVICE, GpuLine, probe, search
 from tests.support.fixtures_storage import EveryOperator
-from workers.compile.build_winner import plan_launch
 from workers.gpu.measure_on_gpu import GpuGone
 from workers.steps import STEPS
 from workers.steps.context import GiveUp, StepContext
+from workers.steps.winner_library import plan_launch
 
 N = 1000
 # The faster, the more it asks for.

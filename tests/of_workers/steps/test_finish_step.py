@@ -14,17 +14,16 @@ from cukiln.types import FrontEntry, WinnerRecord
 from storage.blobs.blob_store import BlobStore
 from storage.config.settings import load_settings
 from storage.entities.jobs import job_state, load_problem
-from storage.entities.pareto_front import Point
 from storage.entities.searches import search_entry
-from storage.entities.winners import get_winners, publish_winner
+from storage.entities.winners import Point, get_winners, publish_winner
 from storage.transitions import take_work
 from storage.transitions.accept import NewJob, create_job
 from tests.support.fixtures_queue import QueueWorld
 from tests.support.fixtures_storage import new_problem, problem_ids, winner_record
-from workers.compile.build_winner import WinnerNotBuilt
 from workers.processes.processes import Processes
 from workers.steps.context import Cancel, StepContext, Workplace
 from workers.steps.finish import Ranked, _build_front, _lost_blobs, _publish
+from workers.steps.winner_library import WinnerNotBuilt
 
 finish_step = sys.modules["workers.steps.finish"]  # `workers.steps.finish` by name is the step function
 

@@ -26,10 +26,10 @@ from storage.transitions import accept, take_work
 from tests.support.compile_cache import CachingProcesses
 from tests.support.fixtures_compile import PROBE
 from tests.support.fixtures_queue import QueueWorld
-from workers.compile.build_winner import WinnerNotBuilt
 from workers.processes.processes import Processes
 from workers.steps import STEPS
 from workers.steps.context import Cancel, StepContext, Workplace
+from workers.steps.winner_library import WinnerNotBuilt
 
 finish_step = import_module("workers.steps.finish")
 N = 1000

@@ -20,7 +20,7 @@ from codegen.targets import target
 from storage.blobs.blob_store import BlobStore
 from storage.database.tables import JobProblemRow, TaskRow
 from storage.entities.jobs import candidates_of_job
-from storage.transitions import accept, cancel_and_expire, take_work
+from storage.transitions import accept, end_jobs, take_work
 from tests.support.fixtures_queue import QueueWorld, wait_for
 from workers import wake_ups
 from workers.processes.processes import Processes
@@ -227,7 +227,7 @@ def test_the_planner_leaves_a_cancelled_lowering_for_the_next_job(planner: Plann
     other = planner.submit(LEVEL_0)
     wake_ups.add_wake_ups(world.redis, "plan", None)
     with planner.database.write() as session:
-        cancel_and_expire.cancel_job(session, hostile)
+        end_jobs.cancel_job(session, hostile)
     wait_for(lambda: has_candidates(planner, other), 15.0, "the other job is planned")
     assert "stopped: cancelled" in (world.folder / "planner.log").read_text()
     assert not has_candidates(planner, hostile)

@@ -12,7 +12,7 @@ import pytest
 
 from storage.entities.heartbeats import drained_reason, live_devices
 from storage.queue import losses
-from storage.transitions import cancel_and_expire
+from storage.transitions import end_jobs
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_gpu_line import DEVICE, VENDOR, GpuLine, probe, search
 from tests.support.fixtures_storage import end_budgets
@@ -225,7 +225,7 @@ def test_a_cancelled_job_is_measured_no_more(gpu_line: GpuLine) -> None:
     job = gpu_line.submit((probe(), THREE))
     gpu_line.run(["plan", "compile"])
     with gpu_line.world.database.write() as session:
-        cancel_and_expire.cancel_job(session, job)
+        end_jobs.cancel_job(session, job)
     gpu_line.run()
     assert gpu_line.gpu.tasks == []
     assert gpu_line.report(job).state == "cancelled"

@@ -19,7 +19,7 @@ from storage.entities.groups import kernels_of, load_group
 from storage.entities.jobs import load_problem
 from storage.queue import tasks
 from storage.queue.turns import spend
-from storage.transitions import accept, cancel_and_expire, take_work
+from storage.transitions import accept, end_jobs, take_work
 from storage.transitions.compile import BuildOutcome, GroupFiles, complete_group, record_builds
 from tests.support.fixtures_queue import QueueWorld
 from tests.support.fixtures_storage import problem_ids
@@ -150,7 +150,7 @@ def test_kernels_that_only_need_a_verdict_get_a_wake_up_for_it(planner: Planner)
     planner.plan()
     compiled(planner)
     with planner.database.write() as session:  # the job goes before they are verified, its compiled kernels stay
-        cancel_and_expire.cancel_job(session, planner.job)
+        end_jobs.cancel_job(session, planner.job)
     before = planner.wake_ups()
     planner.plan()
     assert planner.waiting() == {("verify", "sm_80"): 1}

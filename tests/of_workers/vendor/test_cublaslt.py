@@ -20,7 +20,7 @@ from workers.vendor import cublaslt
 from workers.vendor import matmul as vendor_matmul
 from workers.vendor.bench import laid_out
 from workers.vendor.cublaslt import CublasError, CublasLt, Layout, LibraryMissing
-from workers.vendor.plan import Fused, ProductPlan, fused, plans
+from workers.vendor.matmul import Fused, ProductPlan, fused, plans
 
 INCLUDES = [
     Path(one) for one in (getattr(importlib.util.find_spec("nvidia"), "submodule_search_locations", None) or [])

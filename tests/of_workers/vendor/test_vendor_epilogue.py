@@ -23,8 +23,7 @@ from tests.support.fixtures_codegen import EVERY_NODE, matmul
 from workers.cpu.build import CPU_FLAGS
 from workers.vendor.bench import laid_out
 from workers.vendor.epilogue import NAME, After, Matrices
-from workers.vendor.matmul import after
-from workers.vendor.plan import Fused, plans
+from workers.vendor.matmul import Fused, after, plans
 
 FIRST, SECOND = EVERY_NODE[:8], EVERY_NODE[8:]
 CASES: list[dict[str, Any]] = [

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from storage.config.files import UMASK
-from storage.config.module_texts import gpu_plans
+from storage.config.own_modules import gpu_plans
 from storage.config.settings import load_settings
 from storage.entities.heartbeats import LiveDevice, drain_device, live_devices
 from tests.support.fake_gpu import configure

@@ -21,7 +21,7 @@ from rq.serializers import JSONSerializer
 from rq.webhook import Webhook
 
 from storage.queue.new_tasks import NewTask, add_tasks
-from storage.transitions import accept, cancel_and_expire
+from storage.transitions import accept, end_jobs
 from tests.support.fixtures_queue import Entry, QueueWorld, make_world, running_job, wait_for
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
@@ -287,7 +287,7 @@ def test_the_step_of_a_cancelled_job_is_stopped_and_its_worker_child_takes_the_n
     wait_for(lambda: [child for child in worker.children(recursive=True) if child.name() == "sleep"])
     tree = [child for child in worker.children(recursive=True) if child.name() == "sleep"]
     with queue_world.database.write() as session:
-        cancel_and_expire.cancel_job(session, job)
+        end_jobs.cancel_job(session, job)
     wait_for(lambda: not any(alive(process) for process in tree), what="the compiler to end")
     [ref] = queue_world.add("quick")
     wait_for(lambda: queue_world.journal("end", ref))

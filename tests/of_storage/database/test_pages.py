@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage.database.cursors import make_cursor, read_cursor
+from storage.database.pages import make_cursor, read_cursor
 from storage.errors import BadCursor
 from tests.support.fixtures_api import Api, serving
 

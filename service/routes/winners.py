@@ -13,8 +13,7 @@ from starlette.routing import Route
 from cukiln.types import Lookups, WinnerRecord
 from service.auth import may_call, needs
 from service.context import ServiceDep, service_of
-from service.http.answers import PiecesResponse
-from service.http.conditional import none_match
+from service.http.answers import PiecesResponse, none_match
 from service.http.errors import refuse
 from service.http.parameters import known_parameters
 from service.http.strict_json import read_json

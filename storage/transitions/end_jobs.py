@@ -1,16 +1,17 @@
-"""How work ends before its time: a cancelled job, a spent budget, a task that failed for good.
+"""How problems and jobs end: finished; before their time by a cancel, a spent budget, a task that failed for good.
 
-Work and builds that no other job needs end with it. The candidates are `skipped`, which says nothing of their kernels,
-a part at a time (`find_ended`): a job may have a hundred thousand.
+Work and builds that no other job needs end with a job. Its candidates are `skipped`, which says nothing of their
+kernels, a part at a time (`find_ended`): a job may have a hundred thousand.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from sqlalchemy import ColumnElement, String, and_, cast, exists, func, or_, select, true, update
 
 from cukiln.counted import counted
+from cukiln.types import StageSeconds
 from storage.database.session import Session, clock_of
 from storage.database.sql import asks_predicted, change, chunks, core
 from storage.database.tables import (
@@ -27,6 +28,8 @@ from storage.database.tables import (
     TaskRow,
 )
 from storage.entities.jobs import JobStatus, job_state
+from storage.entities.stage_times import add_seconds, by_phase
+from storage.errors import LostLease
 from storage.queue.losses import LOST
 from storage.queue.new_tasks import (
     COMPARE,
@@ -39,6 +42,7 @@ from storage.queue.new_tasks import (
     group_of_ref,
     parse_plan_ref,
 )
+from storage.queue.tasks import Lease, complete
 from storage.transitions.apply_verdicts import (
     CandidateVerdict,
     add_next_steps,
@@ -322,3 +326,34 @@ def cancel_job(session: Session, job_id: str) -> JobStatus | None:
         change(session, JobProblemRow, problems, **ended)
         end_tasks(session, job_id, (*SEARCH, FINISH))
     return job_state(session, job_id)
+
+
+def finish_problem(
+    session: Session,
+    lease: Lease,
+    *,
+    winner: str | None,
+    error: str | None,
+    extra_seconds: Mapping[str, StageSeconds] | None = None,
+    phases: Sequence[Mapping[str, Any]] = (),
+) -> str | None:
+    """End a finish task and its problem, with a winner (a candidate id) or an error; the job's new state if this was
+    its last. `extra_seconds`: of finishing, by stage, `phases`: within it. Raises `LostLease`."""
+    if (winner is None) == (error is None):
+        raise ValueError("a finished problem has either a winner or an error")
+    complete(session, lease)
+    problem_id = int(lease.ref)
+    state = "failed" if winner is None else "done"
+    why = error or JobProblemRow.error  # the note on what was lost or skipped stays
+    job_id = session.scalar(
+        update(JobProblemRow)
+        .where(JobProblemRow.id == problem_id, JobProblemRow.state.in_(LIVE))
+        .values(state=state, winner=winner, error=why, finished_at=clock_of(session).now())
+        .returning(JobProblemRow.job_id)
+    )
+    if job_id is None:
+        raise LostLease(lease.kind, lease.ref, lease.token)
+    change(session, TaskRow, TaskRow.id == lease.task_id, phases=[dict(phase) for phase in phases])
+    waiting = {"queue": StageSeconds(wall=lease.waited_seconds)}
+    add_seconds(session, {problem_id: {**(extra_seconds or {}), **by_phase(phases), **waiting}})
+    return settle_job(session, job_id)
