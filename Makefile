@@ -113,7 +113,7 @@ bench-tune: host $(RUN_STAMP) ## wall time to tune all public matmul shapes; the
 	@$(BIN)/python -m benchmarks.bench_tune
 
 bench-model: host $(RUN_STAMP) ## BERT-base and Llama-3-8B tuned with kernels in groups and with a file for each; the last line is JSON
-	@$(BIN)/python -m benchmarks.bench_model
+	@$(BIN)/python -m benchmarks.bench_tune --models --level 2
 
 bench-kernels: host $(RUN_STAMP) ## our kernels for the public shapes against the vendor's on this GPU; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_kernels

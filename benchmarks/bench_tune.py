@@ -1,24 +1,30 @@
-"""Wall time to tune and verify every public shape of an operator, as one job at level 1 for sm_90a, from an empty data
-folder. Every problem must end with a verified winner, no candidate may be wrong.
+"""Wall time to tune and verify public shapes as one job for sm_90a, from an empty data folder: every shape of an
+operator at level 1, or all problems of whole models. Every problem must end with a verified winner, no candidate may be
+wrong.
 
-- `wall_seconds`: from the request to the end of the job; `limit_seconds`, of matmul only, is its target.
+- `wall_seconds`: from the request to the end of the job; `limit_seconds`, of matmul only, is its target;
+  `again_seconds`: of the same request again, which the cache must answer.
 - `stages`: seconds that the job's problems report, summed over the workers; `tasks`: wall seconds of the workers' tasks
   by kind, with the longest of each. `idle_seconds`: of the compile workers, without work.
 - `kernels`: compiled and verified, each for all candidates that share it; `libraries`: built alone, to be published.
+- `file_per_kernel`, with `--models`: the same by a service with `CUKILN_GROUP_KERNELS=1`, whose winners must be equal;
+  `ratio`, `ratio_compile_cpu`: its wall seconds, and the CPU seconds of its compilers, over ours.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import TARGET, count, query, require_verified, scratch_folder, started, timed_job
 from benchmarks.keep_result import keep_result, options
-from benchmarks.shapes import shapes_of
+from benchmarks.shapes import shape_sets, shapes_of
 from codegen.operators import operators
+from cukiln.types import Job
 from storage.config.settings import Settings, load_settings
 
 LIMIT_SECONDS = {"matmul": 600}
 WORKERS = 2  # of the machine that LIMIT_SECONDS was set for
+MODELS = ("bert_base_b8_s128", "llama3_8b")
 STAGES = ("lower", "codegen", "compile", "verify")
 _TASKS = "SELECT kind, count(*), sum(finished_at - started_at), max(finished_at - started_at) FROM tasks GROUP BY kind"
 
@@ -38,31 +44,82 @@ def counted(settings: Settings) -> dict[str, Any]:
     }
 
 
-def measure(folder: Path, operator: str, problems: Sequence[dict[str, Any]], level: int) -> dict[str, Any]:
-    settings = load_settings(data_dir=folder, port=0, workers=WORKERS)
-    with started(settings) as (client, _):
-        job, wall = timed_job(client, {"target": TARGET, "search": {"level": level}, "problems": list(problems)})
+def problems_of(models: Iterable[str], known: Iterable[str]) -> list[dict[str, Any]]:
+    """All problems of the models whose operator is known. Raises KeyError for a model that `shapes.json` lacks."""
+    names = set(known)
+    return [problem for model in models for problem in shape_sets()[model] if problem["operator"] in names]
+
+
+def measure(
+    folder: Path, problems: Sequence[dict[str, Any]], search: dict[str, Any], **settings: Any
+) -> tuple[dict[str, Any], Job]:
+    """The figures of one service, and the job."""
+    configured = load_settings(data_dir=folder, port=0, workers=WORKERS, **settings)
+    request = {"target": TARGET, "search": search, "problems": list(problems)}
+    with started(configured) as (client, _):
+        job, wall = timed_job(client, request)
+        again, cached = timed_job(client, request)
     require_verified(job)
-    work = counted(settings)
+    if not again.cached:
+        raise SystemExit("the same request again was not answered from the cache")
+    work = counted(configured)
     # Of the compile workers; another process plans.
     busy = sum(tasks["wall_seconds"] for kind, tasks in work["tasks"].items() if kind != "plan")
-    return {
-        "benchmark": "tune" if operator == "matmul" else f"tune-{operator.replace('_', '-')}",
-        "operator": operator,
-        "target": TARGET,
-        "level": level,
-        "problems": len(job.problems),
-        "candidates": sum(problem.candidates for problem in job.problems),
+    figures = {
         **work,
         "wall_seconds": round(wall, 1),
-        "limit_seconds": LIMIT_SECONDS.get(operator),
-        "workers": WORKERS,
+        "again_seconds": round(cached, 3),
         "idle_seconds": round(WORKERS * wall - busy, 1),
         "stages": {
             stage: {part: round(getattr(getattr(job.seconds, stage), part), 1) for part in ("wall", "cpu")}
             for stage in STAGES
         },
     }
+    return figures, job
+
+
+def require_equal_winners(first: Job, second: Job) -> None:
+    """Ends the benchmark where the two ways came to different winners."""
+    for problems in zip(first.problems, second.problems, strict=True):
+        schedules = [problem.winner and problem.winner.schedule for problem in problems]
+        if None in schedules or schedules[0] != schedules[1]:
+            raise SystemExit(f"{problems[0].name}: the winners differ: {schedules}")
+
+
+def of_operator(folder: Path, operator: str, problems: Sequence[dict[str, Any]], level: int) -> dict[str, Any]:
+    figures, job = measure(folder, problems, {"level": level})
+    return {
+        "benchmark": "tune" if operator == "matmul" else f"tune-{operator.replace('_', '-')}",
+        "operator": operator,
+        "limit_seconds": LIMIT_SECONDS.get(operator),
+        **described(job, level),
+        **figures,
+    }
+
+
+def of_models(folder: Path, models: Sequence[str], level: int, limit: int) -> dict[str, Any]:
+    """With kernels in groups, then with a file for each; all else is the same."""
+    problems, search = problems_of(models, operators()), {"level": level, "limit": limit}
+    ours, job = measure(folder / "groups", problems, search)
+    print(f"groups: {ours}", flush=True)
+    alone, job_alone = measure(folder / "alone", problems, search, group_kernels=1)
+    require_equal_winners(job, job_alone)
+    return {
+        "benchmark": "model",
+        "models": list(models),
+        "limit": limit,
+        **described(job, level),
+        **ours,
+        "file_per_kernel": alone,
+        "ratio": round(alone["wall_seconds"] / ours["wall_seconds"], 2),
+        "ratio_compile_cpu": round(alone["stages"]["compile"]["cpu"] / ours["stages"]["compile"]["cpu"], 2),
+    }
+
+
+def described(job: Job, level: int) -> dict[str, Any]:
+    candidates = sum(problem.candidates for problem in job.problems)
+    problems = len(job.problems)
+    return {"target": TARGET, "level": level, "problems": problems, "candidates": candidates, "workers": WORKERS}
 
 
 def main() -> None:
@@ -71,14 +128,20 @@ def main() -> None:
         "--operator", default="matmul", choices=sorted(operators()), help="whose shapes; default: matmul"
     )
     parser.add_argument("--only", default="", help="shapes whose name begins so; default: all")
+    parser.add_argument("--models", nargs="*", help=f"sets of shapes.json instead; default: {' '.join(MODELS)}")
     parser.add_argument("--level", type=int, default=1, choices=(0, 1, 2), help="of the search")
+    parser.add_argument("--limit", type=int, default=64, help="candidates of each problem of the models at most")
     arguments = parser.parse_args()
     problems = [shape for shape in shapes_of(arguments.operator) if shape["name"].startswith(arguments.only)]
     if not problems:
         parser.error(f"no public shape of {arguments.operator} has a name that begins with {arguments.only!r}")
     with scratch_folder() as folder:
-        result = measure(folder, arguments.operator, problems, arguments.level)
-    keep_result(result, keep=not arguments.no_file and not arguments.only and arguments.level == 1)
+        if arguments.models is None:
+            result = of_operator(folder, arguments.operator, problems, arguments.level)
+        else:
+            result = of_models(folder, arguments.models or MODELS, arguments.level, arguments.limit)
+    whole = not arguments.models if arguments.models is not None else not arguments.only and arguments.level == 1
+    keep_result(result, keep=whole and not arguments.no_file)
 
 
 if __name__ == "__main__":

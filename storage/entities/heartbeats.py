@@ -10,7 +10,7 @@ from storage.database.session import Session, clock_of
 from storage.database.sql import change, core, insert_new, remove
 from storage.database.tables import PENDING_OR_GIVEN_UP, BuildRow, DeviceRow, PauseRow, ToolchainRow
 from storage.entities.searches import MeasuredUnder
-from storage.queue.tasks import Watch
+from storage.queue.losses import SilenceWatch
 
 LiveDevice = Row[Any]
 """Of `storage.database.tables.DeviceRow`."""
@@ -99,18 +99,11 @@ def gone_toolchains(session: Session, live: Collection[LiveToolchain]) -> list[t
     return [(target, toolchain) for target, toolchain in places if toolchain not in digests and target in targets]
 
 
-class ToolchainWatch:
-    """Finds toolchains without a heartbeat. While the database was away, no worker could send one."""
-
-    def __init__(self, live_seconds: float) -> None:
-        """`live_seconds`: a toolchain that is silent for longer is gone."""
-        self._watch = Watch(live_seconds, live_seconds / 10)
-
-    def live(self, session: Session) -> list[LiveToolchain]:
-        """The toolchains that are not gone."""
-        rows = session.execute(select(core(ToolchainRow)).order_by(ToolchainRow.digest)).all()
-        gone = self._watch.silent(session, {row.digest: row.seen_at for row in rows})
-        return [row for row in rows if row.digest not in gone]
+def standing_toolchains(session: Session, watch: SilenceWatch) -> list[LiveToolchain]:
+    """Those that are not silent. While the database was away, no worker could send a heartbeat."""
+    rows = session.execute(select(core(ToolchainRow)).order_by(ToolchainRow.digest)).all()
+    gone = watch.silent(session, {row.digest: row.seen_at for row in rows})
+    return [row for row in rows if row.digest not in gone]
 
 
 LIVE_SECONDS = 15.0

@@ -1,6 +1,5 @@
 """The libraries of winners: one kernel built alone, so that another problem with the same kernel need not build it."""
 
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import select
@@ -10,36 +9,18 @@ from storage.database.sql import core, insert_new, remove
 from storage.database.tables import LibraryBuilderRow, LibraryRow, TaskRow
 from storage.queue.tasks import Lease
 
+Library = LibraryRow
 
-@dataclass(frozen=True)
-class Library:
-    """`id` stands for slice, toolchain and launch-time values; the others are blob digests."""
+FILES_OF_LIBRARIES = ("library", "cubin", "source", "ptx", "sass")
 
-    id: str
-    kernel: str
-    toolchain: str
-    code_digest: str
-    resources: dict[str, Any]
-    library: str
-    cubin: str
-    source: str
-    ptx: str | None = None
-    sass: str | None = None
 
-    @property
-    def blobs(self) -> tuple[str, ...]:
-        """Those there are."""
-        return (
-            self.library,
-            self.cubin,
-            self.source,
-            *(digest for digest in (self.ptx, self.sass) if digest is not None),
-        )
+def files_of(library: Library) -> list[str]:
+    """Digests of the files that it has."""
+    return [digest for name in FILES_OF_LIBRARIES if (digest := getattr(library, name)) is not None]
 
 
 def find_library(session: Session, library_id: str) -> Library | None:
-    row = session.execute(select(core(LibraryRow)).where(LibraryRow.id == library_id)).mappings().one_or_none()
-    return Library(**{name: value for name, value in row.items() if name != "created_at"}) if row else None
+    return session.get(LibraryRow, library_id)
 
 
 def forget_library(session: Session, library_id: str) -> None:
@@ -47,9 +28,11 @@ def forget_library(session: Session, library_id: str) -> None:
     remove(session, LibraryRow, LibraryRow.id == library_id)
 
 
-def add_library(session: Session, library: Library) -> None:
-    """Store a library; the first one of an id stays."""
-    insert_new(session, LibraryRow, [{**asdict(library), "created_at": clock_of(session).now()}])
+def add_library(session: Session, **library: Any) -> Library:
+    """Store a library, by the columns of its row; the first one of an id stays."""
+    values = {**library, "created_at": clock_of(session).now()}
+    insert_new(session, LibraryRow, [values])
+    return LibraryRow(**values)
 
 
 def library_builder(session: Session, library_id: str) -> str | None:

@@ -1,7 +1,7 @@
 """Verdicts: what a slice (on the CPU) or a code digest (on a GPU) is under a version of the verification plan."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import RowMapping, select, union_all
@@ -29,17 +29,7 @@ class NewVerdict:
     cpu_seconds: float
 
 
-@dataclass(frozen=True)
-class Verdict:
-    subject: str
-    venue: str
-    plan_version: str
-    verdict: str
-    message: str | None
-    details: dict[str, Any]
-    wall_seconds: float
-    cpu_seconds: float
-    created_at: float
+Verdict = VerdictRow
 
 
 def known_verdicts(session: Session, subjects: Iterable[str], venue: str, plans: PlanVersions) -> dict[str, Verdict]:
@@ -60,15 +50,15 @@ def best_proofs(
     pairs = set(subjects)
     by_age = select(core(VerdictRow)).order_by(VerdictRow.created_at)
     rows = rows_among(session, by_age, VerdictRow.subject, {subject for pair in pairs for subject in pair if subject})
-    newest = {row.subject: Verdict(**row._mapping) for row in rows}
+    newest = {row.subject: dict(row._mapping) for row in rows}
     proofs = {}
     for built, code in pairs:
         on_gpu, on_cpu = newest.get(code or ""), newest.get(built or "")
-        if on_gpu and on_cpu and "shared_memory" in on_cpu.details:
-            counted = {"shared_memory": on_cpu.details["shared_memory"]}
-            on_gpu = replace(on_gpu, details={**counted, **on_gpu.details})
+        if on_gpu and on_cpu and "shared_memory" in on_cpu["details"]:
+            counted = {"shared_memory": on_cpu["details"]["shared_memory"]}
+            on_gpu = {**on_gpu, "details": {**counted, **on_gpu["details"]}}
         if proof := on_gpu or on_cpu:
-            proofs[built, code] = proof
+            proofs[built, code] = Verdict(**proof)
     return proofs
 
 
@@ -80,7 +70,7 @@ def proofs_of(session: Session, rows: Sequence[RowMapping]) -> list[Verdict | No
     for row in rows:
         proof = best.get((row["slice"], row["code_digest"]))
         if row["imported"] is not None and (proof is None or proof.venue != GPU):
-            proof = Verdict(row["code_digest"] or row["slice"], GPU, **row["imported"])
+            proof = Verdict(subject=row["code_digest"] or row["slice"], venue=GPU, **row["imported"])
         proofs.append(proof)
     return proofs
 

@@ -12,10 +12,10 @@ from storage.database.session import Database, Session
 from storage.database.sql import change, core, remove
 from storage.database.tables import BlobRow, BuildRow, GroupRow, LibraryRow
 from storage.entities.groups import FILES_OF_GROUPS
+from storage.entities.libraries import FILES_OF_LIBRARIES
 from storage.entities.record_parts import withdraw_files
 from storage.entities.winners import used_by
 from storage.errors import BlobCorrupt, BlobMissing
-from storage.maintenance.retention import FILES_OF_LIBRARIES
 from storage.transitions.measure import forget_group_library
 
 MOST_NAMED = 20

@@ -50,6 +50,7 @@ from storage.database.tables import (
     WinnerUseRow,
 )
 from storage.entities.groups import FILES_OF_GROUPS
+from storage.entities.libraries import FILES_OF_LIBRARIES
 from storage.entities.verdicts import GPU
 from storage.queue.new_tasks import COMPARE, FINISH, UNENDED
 
@@ -60,7 +61,6 @@ PROBLEMS_AT_ONCE = 100
 """Of one transaction; with their candidates gone."""
 ACCEPT_SECONDS = 600.0
 """After these the acceptance of a large job was interrupted."""
-FILES_OF_LIBRARIES = ("library", "cubin", "source", "ptx", "sass")
 
 
 @dataclass(frozen=True)

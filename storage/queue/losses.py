@@ -2,6 +2,7 @@
 after growing pauses, after some losses alone, and then skipped. While other work is lost too, it counts for little."""
 
 import math
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from sqlalchemy import ColumnElement, func, or_, select
@@ -51,3 +52,25 @@ def weight(session: Session, own: float, task_id: int | None = None, *, stalled:
     if others < OTHERS:
         return STALL if stalled else 1.0
     return 1.0 if stalled else GENERAL_SHARE
+
+
+class SilenceWatch:
+    """Finds what does not change for so many `seconds`, by this process's monotonic time: no clocks of two machines are
+    compared, nor a clock that may be set with itself. What is seen first gets its whole time. Time without a look
+    counts for `most_between_looks` at most. To be called again and again, by one process."""
+
+    def __init__(self, seconds: float, most_between_looks: float = math.inf) -> None:
+        self._seconds, self._most_between_looks = seconds, most_between_looks
+        self._watched, self._looked_at = 0.0, 0.0
+        self._seen: dict[Hashable, tuple[Any, float]] = {}
+
+    def silent(self, session: Session, states: Mapping[Hashable, Any]) -> set[Any]:
+        """Those whose state has been the same for so long."""
+        now = clock_of(session).monotonic()
+        self._watched += min(now - self._looked_at, self._most_between_looks)
+        self._looked_at = now
+        before = {key: self._seen.get(key, (None, 0.0)) for key in states}
+        self._seen = {
+            key: before[key] if before[key][0] == state else (state, self._watched) for key, state in states.items()
+        }
+        return {key for key, (_, since) in self._seen.items() if self._watched - since > self._seconds}

@@ -5,8 +5,7 @@ worker that comes back after its lease writes nothing. A compile task is made wh
 (`storage.transitions.take_work`), and is tried once.
 """
 
-import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -150,37 +149,8 @@ def _is_held(lease: Lease) -> ColumnElement[bool]:
     return (TaskRow.id == lease.task_id) & (TaskRow.token == lease.token) & (TaskRow.state == "leased")
 
 
-class Watch:
-    """Finds what does not change for so many `seconds`, by this process's monotonic time: no clocks of two machines are
-    compared, nor a clock that may be set with itself. What is seen first gets its whole time. Time without a look
-    counts for `most_between_looks` at most. To be called again and again, by one process."""
-
-    def __init__(self, seconds: float, most_between_looks: float = math.inf) -> None:
-        self._seconds, self._most_between_looks = seconds, most_between_looks
-        self._watched, self._looked_at = 0.0, 0.0
-        self._seen: dict[Hashable, tuple[Any, float]] = {}
-
-    def silent(self, session: Session, states: Mapping[Hashable, Any]) -> set[Any]:
-        """Those whose state has been the same for so long."""
-        now = clock_of(session).monotonic()
-        self._watched += min(now - self._looked_at, self._most_between_looks)
-        self._looked_at = now
-        before = {key: self._seen.get(key, (None, 0.0)) for key in states}
-        self._seen = {
-            key: before[key] if before[key][0] == state else (state, self._watched) for key, state in states.items()
-        }
-        return {key for key, (_, since) in self._seen.items() if self._watched - since > self._seconds}
-
-
-class LeaseWatch:
-    """Finds leases that are no longer renewed: each renewal changes a lease's row."""
-
-    def __init__(self, lease_seconds: float) -> None:
-        """`lease_seconds`: for how long workers take their leases."""
-        self._watch = Watch(lease_seconds)
-
-    def silent(self, session: Session) -> list[int]:
-        """The tasks whose leases are over."""
-        task = core(TaskRow).c
-        leased = session.execute(select(task.id, task.token, task.lease_expires_at).where(task.state == "leased"))
-        return sorted(self._watch.silent(session, {row.id: (row.token, row.lease_expires_at) for row in leased}))
+def silent_leases(session: Session, watch: losses.SilenceWatch) -> list[int]:
+    """The tasks whose leases are no longer renewed: each renewal changes a lease's row."""
+    task = core(TaskRow).c
+    leased = session.execute(select(task.id, task.token, task.lease_expires_at).where(task.state == "leased"))
+    return sorted(watch.silent(session, {row.id: (row.token, row.lease_expires_at) for row in leased}))

@@ -87,7 +87,7 @@ def fail(session: Session, lease: Lease, error: str, *, retry: bool, max_attempt
 
 
 def expire_leases(session: Session, silent: Collection[int] | None = None) -> list[Expired]:
-    """`lose` tasks that are `silent` (`storage.queue.tasks.LeaseWatch`), else those that are over by this clock."""
+    """`lose` tasks that are `silent` (`storage.queue.tasks.silent_leases`), else those that are over by this clock."""
     over = TaskRow.lease_expires_at < clock_of(session).now() if silent is None else TaskRow.id.in_(silent)
     late = session.execute(select(core(TaskRow)).where(TaskRow.state == "leased", over).order_by(TaskRow.id)).all()
     expired = []

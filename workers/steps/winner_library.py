@@ -25,6 +25,7 @@ from storage.entities.libraries import (
     Library,
     add_library,
     end_library,
+    files_of,
     find_library,
     forget_library,
     library_builder,
@@ -42,6 +43,7 @@ from workers.steps.context import StepContext
 log = logging.getLogger("cukiln.compile")
 
 CUBIN = "winner.cubin"  # that is disassembled
+_LOOK_SECONDS = 0.05  # while another attempt builds the library: that takes about a second
 # nvdisasm takes 0.06 s for a kernel and 82 MB (13.5 on cubins of eight matmul kernels), and writes 70 KB.
 LIMITS = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=2 << 30, output_bytes=16 << 20)
 # -c: code alone. cuobjdump has nvdisasm's work done by that of its own folder or of PATH.
@@ -199,9 +201,6 @@ def find_disassembler(nvcc: Path) -> Sequence[str] | None:
     return None
 
 
-_LOOK_SECONDS = 0.05  # while another attempt builds the library: that takes about a second
-
-
 def winner_library(context: StepContext, candidate: Candidate, target: Target) -> tuple[Library, float]:
     """The library and the CPU seconds that building it cost now. Raises what `build_winner` does, and Cancelled."""
     identity = winner_library_id(candidate, target, context.toolchain)
@@ -211,7 +210,7 @@ def winner_library(context: StepContext, candidate: Candidate, target: Target) -
             with context.database.read() as session:
                 library = find_library(session, identity)
                 builder = library_builder(session, identity)
-            if library is not None and not context.blobs.missing(library.blobs):
+            if library is not None and not context.blobs.missing(files_of(library)):
                 return library, 0.0
             if is_builder:  # and what another attempt had built before that was looked for again
                 return _build(context, candidate, target, identity, library is not None)
@@ -244,20 +243,20 @@ def _build(
         ]
     )
     context.phases.append(upload)
-    made = Library(
-        id=identity,
-        kernel=candidate.kernel.id,
-        toolchain=context.toolchain.digest,
-        code_digest=build.code_digest,
-        resources=build.resources.as_dict(),
-        library=library,
-        cubin=cubin,
-        source=source,
-        ptx=ptx,
-        sass=next(iter(sass), None),
-    )
     with context.database.write() as session:
         if lost:
             forget_library(session, identity)
-        add_library(session, made)
+        made = add_library(
+            session,
+            id=identity,
+            kernel=candidate.kernel.id,
+            toolchain=context.toolchain.digest,
+            code_digest=build.code_digest,
+            resources=build.resources.as_dict(),
+            library=library,
+            cubin=cubin,
+            source=source,
+            ptx=ptx,
+            sass=next(iter(sass), None),
+        )
     return made, build.cpu_seconds

@@ -19,9 +19,10 @@ from storage.config.settings import Settings
 from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database, Session
 from storage.entities import jobs
-from storage.entities.heartbeats import ToolchainWatch, gone_toolchains
+from storage.entities.heartbeats import gone_toolchains, standing_toolchains
 from storage.maintenance.retention import Keep, Removed, collect, find_half_accepted
-from storage.queue.tasks import LeaseWatch
+from storage.queue.losses import SilenceWatch
+from storage.queue.tasks import silent_leases
 from storage.transfer.withdrawals import find_broken_off
 from storage.transitions import end_attempt, take_work
 from storage.transitions.end_jobs import CLEARED_AT_ONCE, expire_budgets, find_ended
@@ -55,8 +56,8 @@ class Reconciler:
     database: Database
     blobs: BlobStore
     redis: Redis
-    _leases: LeaseWatch = field(init=False)
-    _toolchains: ToolchainWatch = field(init=False)
+    _leases: SilenceWatch = field(init=False)
+    _toolchains: SilenceWatch = field(init=False)
     _sweep_at: float = field(default=0.0, init=False)
     _collect_at: float = field(default_factory=lambda: time.monotonic() + COLLECT_FIRST_SECONDS, init=False)
     _collector: Iterator[Removed] | None = field(default=None, init=False)
@@ -64,8 +65,9 @@ class Reconciler:
     _taken: dict[tuple[str, str | None], Set[str]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._leases = LeaseWatch(self.settings.lease_seconds)
-        self._toolchains = ToolchainWatch(self.settings.toolchain_live_seconds)
+        self._leases = SilenceWatch(self.settings.lease_seconds)
+        live_seconds = self.settings.toolchain_live_seconds
+        self._toolchains = SilenceWatch(live_seconds, live_seconds / 10)
 
     def run(self, stop: Event) -> None:
         """A round every `settings.poll_seconds`. A database that is away ends a round, not the loop."""
@@ -83,7 +85,7 @@ class Reconciler:
         """End budgets and leases, settle what that ended, write the missing wake-ups; sometimes sweep."""
         with self.database.write() as session:
             over_budget = expire_budgets(session)
-            expired = end_attempt.expire_leases(session, self._leases.silent(session))
+            expired = end_attempt.expire_leases(session, silent_leases(session, self._leases))
             touched = {*over_budget, *(job for task in expired if task.state != "waiting" for job in task.jobs)}
             states = [jobs.job_state(session, job) for job in sorted(touched)]
         self._give_up_gone_compilers()
@@ -125,7 +127,7 @@ class Reconciler:
         """A worker that is started again is silent for less than this."""
 
         def next_part(session: Session) -> Callable[[Session], None] | None:
-            gone = gone_toolchains(session, self._toolchains.live(session))
+            gone = gone_toolchains(session, standing_toolchains(session, self._toolchains))
             return (lambda session: give_up_place(session, *gone[0], CLEARED_AT_ONCE)) if gone else None
 
         self.database.in_parts(next_part)

@@ -10,7 +10,7 @@ import pytest
 from codegen.identity import problem_digest
 from cukiln.types import WinnerRecord
 from storage.database.session import Database
-from storage.entities.libraries import Library, add_library, end_library, find_library, forget_library, start_library
+from storage.entities.libraries import add_library, end_library, files_of, find_library, forget_library, start_library
 from storage.entities.winners import (
     Elsewhere,
     get_winners,
@@ -162,13 +162,15 @@ def test_an_attempt_that_has_ended_builds_no_library_any_more(database: Database
 
 
 def test_the_first_library_of_an_id_stays(database: Database) -> None:
-    library = Library("i" * 64, "k", "t", "code", {"registers": 32}, "so1", "cubin1", "cu1")
+    same = {"id": "i" * 64, "kernel": "k", "toolchain": "t", "code_digest": "code"}
     with database.write() as session:
-        assert find_library(session, library.id) is None
-        add_library(session, library)
-        add_library(session, Library("i" * 64, "k", "t", "code", {}, "so2", "cubin2", "cu2"))
+        assert find_library(session, "i" * 64) is None
+        add_library(session, **same, resources={"registers": 32}, library="so1", cubin="cubin1", source="cu1")
+        add_library(session, **same, resources={}, library="so2", cubin="cubin2", source="cu2")
     with database.read() as session:
-        assert find_library(session, library.id) == library
+        library = find_library(session, "i" * 64)
+        assert library is not None
+        assert (library.resources, files_of(library)) == ({"registers": 32}, ["so1", "cubin1", "cu1"])
     with database.write() as session:
-        forget_library(session, library.id)
-        assert find_library(session, library.id) is None
+        forget_library(session, "i" * 64)
+        assert find_library(session, "i" * 64) is None

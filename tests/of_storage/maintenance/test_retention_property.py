@@ -18,7 +18,7 @@ from storage.blobs.blob_store import BlobStore, require_blobs
 from storage.blobs.object_store import StoredObject
 from storage.database.session import Database
 from storage.database.tables import BlobRow, BuildRow, JobProblemRow, WinnerRow, WinnerUseRow
-from storage.entities.libraries import Library, add_library, find_library
+from storage.entities.libraries import add_library, files_of, find_library
 from storage.entities.winners import get_winners, publish_winner, uses_of
 from storage.errors import BlobMissing
 from storage.maintenance import retention
@@ -193,17 +193,17 @@ def _publish(database: Database, blobs: BlobStore, key: str, text: str) -> Itera
     while True:
         with database.read() as session:
             library_row = find_library(session, identity)
-        if library_row is None or blobs.missing(library_row.blobs):
+        if library_row is None or blobs.missing(files_of(library_row)):
             files = [(f"{text} {kind}".encode(), "-") for kind in ("so", "cubin", "source")]
             library, cubin, source = (blob.digest for blob in blobs.put_many(files))
             yield
-            library_row = Library(identity, "e" * 64, "t" * 64, f"{text:c>64}", {}, library, cubin, source)
+            of = {"id": identity, "kernel": "e" * 64, "toolchain": "t" * 64, "code_digest": f"{text:c>64}"}
             with database.write() as session:
-                add_library(session, library_row)
+                library_row = add_library(session, **of, resources={}, library=library, cubin=cubin, source=source)
         yield
         try:
             with database.write() as session:
-                require_blobs(session, library_row.blobs)
+                require_blobs(session, files_of(library_row))
                 entry = (
                     winner_record(key, text)
                     .front[0]
