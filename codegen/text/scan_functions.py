@@ -1,8 +1,9 @@
 """Which functions a generated text defines, from the text alone.
 
 Everything at namespace scope is classified; what cannot be is an error, because it might define a function unseen.
-The shared headers (namespace `cukiln`) come first and may use macros and overloads. From the first other namespace on,
-every namespace is one kernel's: opened once, without directives, macros, friends, assembly or declarations.
+The shared headers (namespace `cukiln`) come first and may have overloads, and macros that bodies use. From the first
+other namespace on, every namespace is one kernel's: opened once, without directives, macros, friends, assembly or
+declarations.
 """
 
 from collections import Counter
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 from codegen.errors import NotUnique, Unclassified
-from codegen.text.cxx_tokens import CONDITIONALS, Macros, Token, require_balanced, tokenize
+from codegen.text.cxx_tokens import CONDITIONALS, Token, require_balanced, tokenize
 
 SHARED = "cukiln"
 _FIRST_KERNEL = "\nnamespace kernel_"
@@ -87,7 +88,7 @@ class _Scanner:
 
     raw: list[Token]
     functions: list[Function] = field(default_factory=list)
-    macros: Macros = field(default_factory=Macros)
+    macros: set[str] = field(default_factory=set)
     kernels: set[str] = field(default_factory=set)
 
     def run(self) -> None:
@@ -111,7 +112,7 @@ class _Scanner:
             else:
                 at_line_start = False
                 tokens.append(token)
-                if token.line >= first_kernel_line and token.text in self.macros.by_name.keys() - _QUALIFIERS:
+                if token.line >= first_kernel_line and token.text in self.macros - _QUALIFIERS:
                     raise Unclassified(f"line {token.line}: macro {token.text} after the shared headers")
             index += 1
         return tokens
@@ -140,7 +141,7 @@ class _Scanner:
         if name.line >= first_kernel_line:
             raise Unclassified(f"line {name.line}: #{name.text} after the shared headers")
         if name.text == "define":
-            self.macros.define(rest)
+            self._define(name, rest)
         elif name.text == "include":
             if words[:1] != ["<"]:
                 raise Unclassified(f"line {name.line}: only system headers may be included")
@@ -149,6 +150,13 @@ class _Scanner:
                 raise Unclassified(f"line {name.line}: #pragma {' '.join(words)[:40]}")
         elif name.text not in CONDITIONALS:
             raise Unclassified(f"line {name.line}: #{name.text} is not allowed in generated text")
+
+    def _define(self, at: Token, tokens: list[Token]) -> None:
+        """Never undefined, and known in every branch. An unbalanced body could open or close a scope unseen."""
+        if not tokens or tokens[0].kind != "name":
+            raise Unclassified(f"line {at.line}: cannot read this #define")
+        require_balanced(tokens[1:], f"macro {tokens[0].text}")
+        self.macros.add(tokens[0].text)
 
     def _scope(self, tokens: list[Token], inside: tuple[str, ...]) -> None:
         index = 0
@@ -162,8 +170,8 @@ class _Scanner:
             return index + 1
         if token.text == "namespace":
             return self._namespace(tokens, index, inside)
-        if token.text in self.macros.by_name and token.text not in _QUALIFIERS:
-            return self._macro(tokens, index, inside)
+        if token.text in self.macros - _QUALIFIERS:
+            raise Unclassified(f"line {token.line}: macro {token.text} used at namespace scope")
         start = self._after_template(tokens, index)
         end = self._head_end(tokens, start)
         head, ends_with = tokens[start:end], tokens[end].text
@@ -204,18 +212,6 @@ class _Scanner:
         elif self.kernels:
             raise Unclassified(f"line {line}: the shared namespace {SHARED} is opened after the first kernel")
 
-    def _macro(self, tokens: list[Token], index: int, inside: tuple[str, ...]) -> int:
-        """A macro's use as a declaration of the shared headers: its expansions are scanned in its place."""
-        name = tokens[index]
-        if not inside or inside[0] != SHARED or index + 1 == len(tokens) or tokens[index + 1].text != "(":
-            raise Unclassified(f"line {name.line}: macro {name.text} used at namespace scope")
-        end = _matching(tokens, index + 1)
-        for expansion in self.macros.expand(name.text, _arguments(tokens[index + 2 : end]), name.line):
-            if any(token.text in self.macros.by_name for token in expansion):
-                raise Unclassified(f"line {name.line}: macro {name.text} expands to another macro")
-            self._scope(expansion, inside)
-        return end + 1
-
     def _after_template(self, tokens: list[Token], index: int) -> int:
         while tokens[index].text == "template":
             if index + 1 == len(tokens) or tokens[index + 1].text != "<":
@@ -249,7 +245,7 @@ class _Scanner:
         for token in head:
             if token.kind == "name" and token.text in (*_NEVER, "extern"):
                 raise self._unclassified(token, head)
-            if token.text in self.macros.by_name and token.text not in _QUALIFIERS:
+            if token.text in self.macros - _QUALIFIERS:
                 raise Unclassified(f"line {token.line}: macro {token.text} in a declaration")
 
     def _class(self, tokens: list[Token], head: list[Token], end: int, inside: tuple[str, ...]) -> int:
@@ -328,19 +324,6 @@ def _parameters(head: list[Token]) -> int | None:
                 return index if head[index - 1].kind == "name" else None
         index = _matching(head, index) + 1 if head[index].text in _OPENING else index + 1
     return None
-
-
-def _arguments(tokens: list[Token]) -> list[list[Token]]:
-    """The arguments of a macro's use, split at commas outside parentheses."""
-    arguments: list[list[Token]] = [[]]
-    depth = 0
-    for token in tokens:
-        depth += (token.text == "(") - (token.text == ")")
-        if token.text == "," and depth == 0:
-            arguments.append([])
-        else:
-            arguments[-1].append(token)
-    return arguments
 
 
 def _matching(tokens: list[Token], index: int) -> int:

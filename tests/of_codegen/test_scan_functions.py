@@ -198,19 +198,16 @@ def test_what_defines_no_function_is_let_through(harmless: str) -> None:
     assert_unique(HEADER + "\n" + harmless + "\n" + KERNEL, EXPECTED)
 
 
-def test_shared_headers_may_overload_declare_and_use_their_macros() -> None:
+def test_shared_headers_may_overload_declare_and_define_macros() -> None:
     text = """
-#define MAKE(Name, value)                       \\
-  inline int get_##Name(const char* text = #value) { return value; } \\
-  struct Name##Tag {};
+#define LARGER(a, b) \\
+  ((a) > (b) ? (a) : (b))
 #define EMPTY
 namespace cukiln {
 int declared(int);
-inline int size(int a) { return a; }
+inline int size(int a) { return LARGER(a, 1); }
 inline int size(float a) { return a < 1 ? 0 : 1; }
 static int counter = 0;
-MAKE(four, (1 + 3, 4))
-MAKE(five, 5);
 namespace detail::deep { template <class... T> constexpr int count() noexcept { return sizeof...(T); } }
 }
 """
@@ -219,8 +216,6 @@ namespace detail::deep { template <class... T> constexpr int count() noexcept { 
     )
     assert functions == {
         "cukiln::size",
-        "cukiln::get_four",
-        "cukiln::get_five",
         "cukiln::detail::deep::count",
         "kernel_a::run",
     }
@@ -229,8 +224,8 @@ namespace detail::deep { template <class... T> constexpr int count() noexcept { 
 @pytest.mark.parametrize(
     "used",
     [
+        "MAKE(a, b)",
         "MAKE(a)",
-        "MAKE(a, b, c)",
         "OTHER",
         "OTHER(1)",
         "OTHER void f() {}",
@@ -239,7 +234,7 @@ namespace detail::deep { template <class... T> constexpr int count() noexcept { 
         "MAKE",
     ],
 )
-def test_a_macro_that_the_scanner_cannot_expand_is_an_error_even_in_a_header(used: str) -> None:
+def test_a_macro_is_no_declaration_even_in_a_header(used: str) -> None:
     defines = "#define MAKE(a, b) struct a {};\n#define OTHER inline\n#define NESTED(x) MAKE(x, x)\n"
     with pytest.raises(Unclassified):
         scan(f"{defines}namespace cukiln {{\n{used}\n}}\n")
