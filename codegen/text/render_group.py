@@ -1,4 +1,5 @@
-"""Many kernels as one self-contained .cu: each header once, then one namespace per kernel.
+"""Many kernels as one self-contained .cu: each header once, then one namespace per kernel; and whether a GPU has
+confirmed the primitives that such text calls.
 
 Text comes from packaged headers, from numbers, and from enumerations; never from a request.
 """
@@ -7,8 +8,9 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
+from typing import Literal
 
 from codegen.dtypes import dtype
 from codegen.epilogue import chain_type
@@ -17,6 +19,7 @@ from codegen.identity import slice_id
 from codegen.kernel import Kernel
 from codegen.operator import ConfigField, LaunchBounds
 from codegen.operators import operator
+from codegen.primitives import confirmed_primitives, primitives
 
 DEVICE_HEADERS = (
     "launch.h",
@@ -164,3 +167,16 @@ def _literal(field: ConfigField) -> str:
     if field.cxx_type == "int" and type(field.value) is int and -(2**31) < field.value < 2**31:
         return str(field.value)
     raise TextError(f"{field.name} = {field.value!r} is no {field.cxx_type} constant")
+
+
+def verified_label(operator_name: str) -> Literal["cpu", "cpu-unconfirmed"]:
+    """`cpu-unconfirmed` while `device/confirmed.json` lacks a primitive that the operator's kernels use, or has it with
+    another text than today's."""
+    return "cpu" if primitives_of(operator_name) <= confirmed_primitives() else "cpu-unconfirmed"
+
+
+@cache
+def primitives_of(operator_name: str) -> frozenset[str]:
+    """The primitives that an operator's kernels, epilogue included, may call."""
+    used = re.findall(r"\b\w+\b", operator_text(operator_name) + header_text("epilogue.cuh"))
+    return primitives() & set(used)

@@ -13,7 +13,7 @@ from service.http.answers import json_response
 from service.http.errors import refuse
 from service.openapi import problems
 from service.routes.blobs import verified_bytes
-from storage.transitions.compile import group_report
+from storage.transitions.groups import group_report
 
 router = APIRouter(prefix="/v1/groups", tags=["groups"], responses=problems("group-not-found", "database-unavailable"))
 _ID = re.compile(r"[0-9a-f]{32}")

@@ -59,7 +59,7 @@ class JobRow(Base):
     cached: Mapped[bool] = mapped_column(Boolean, default=False)
     priority: Mapped[int] = mapped_column(Integer, default=0)  # higher goes first
     # Predicted seconds of its work that workers have taken, and the same before they took the latest:
-    # storage.queue.turns.
+    # storage.queue.tasks.
     used_seconds: Mapped[float] = mapped_column(Float, default=0.0, server_default=text("0"))
     turn_seconds: Mapped[float] = mapped_column(Float, default=0.0, server_default=text("0"))
     budget_seconds: Mapped[float | None] = mapped_column(Float)

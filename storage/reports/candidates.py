@@ -6,8 +6,8 @@ from typing import Any
 from sqlalchemy import Row, RowMapping, select
 
 from codegen.operators import operator
-from codegen.plan.verification_label import verified_label
 from codegen.search.schedule import Schedule
+from codegen.text.render_group import verified_label
 from cukiln.types import (
     CandidateFacts,
     CandidatePage,

@@ -1,14 +1,18 @@
-"""Pending builds, a row of `pending_builds` for each job that needs one: compiling while a worker has leased it
+"""What a plan task made is recorded a part at a time: candidates, builds, and what follows from stored results.
+
+Pending builds, a row of `pending_builds` for each job that needs one: compiling while a worker has leased it
 (`storage.transitions.take_work`), pending again where it could not, and deleted when no job needs it any more."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, exists, select
+from sqlalchemy import ColumnElement, and_, exists, select, update
 
+from cukiln.types import StageSeconds
 from storage.database.session import Session, clock_of
-from storage.database.sql import change, chunks, core, insert_new, remove, rows_among
+from storage.database.sql import change, chunks, core, insert_new, is_predicted, remove, rows_among
 from storage.database.tables import (
     LIVE,
     PENDING_OR_GIVEN_UP,
@@ -22,10 +26,21 @@ from storage.database.tables import (
     TaskRow,
 )
 from storage.entities.groups import NewBuild
-from storage.entities.verdicts import is_outgrown
+from storage.entities.stage_times import add_seconds
+from storage.entities.verdicts import forget_outgrown, is_outgrown
 from storage.queue import losses
 from storage.queue.new_tasks import COMPILE, VERIFY, NewTask, add_again, add_jobs, jobs_of
-from storage.transitions.apply_verdicts import add_verification, has_time_left, unverified
+from storage.queue.tasks import Lease, require_lease
+from storage.transitions.apply_verdicts import (
+    Followed,
+    NextStep,
+    Versions,
+    add_next_steps,
+    add_verification,
+    apply_known_verdicts,
+    has_time_left,
+    unverified,
+)
 
 MAX_ATTEMPTS = 3
 _UNTRIED = {"suspect": None, "attempts": 0, "losses": 0, "not_before": None, "reached": None, "log": None}
@@ -260,3 +275,89 @@ def pending_of_live_jobs(now: float) -> Any:
 def is_pending(now: float) -> ColumnElement[bool]:
     """Of a build's row: it may be compiled now."""
     return and_(build.state == "pending", losses.is_over(build.not_before, now))
+
+
+CANDIDATES_AT_ONCE = 400
+"""Of one transaction: about 60 ms of two shared cores."""
+
+
+@dataclass(frozen=True)
+class NewCandidate:
+    candidate: str
+    schedule: dict[str, Any]
+    kernel: str
+    build: str
+
+
+@dataclass(frozen=True)
+class PlannedProblem:
+    """`rejections`: rule -> {count, example, message}. A problem with an `error` fails when it is finished."""
+
+    id: int
+    candidate_count: int
+    space_size: int
+    rejections: Mapping[str, Any]
+    lower: StageSeconds
+    error: str | None = None
+
+
+def record_candidates(
+    session: Session,
+    lease: Lease,
+    candidates: Iterable[tuple[int, NewCandidate]],
+    builds: Mapping[str, NewBuild],
+    versions: Versions,
+) -> Followed:
+    """Add candidates (by the ids of their problems, which are not marked planned yet) and request that their builds,
+    which `builds` has by id, are compiled and verified. Returns what waits now. Raises `LostLease`."""
+    require_lease(session, lease)
+    pairs = list(candidates)
+    problem = core(JobProblemRow).c
+    classes: dict[int, str] = dict(
+        session.execute(
+            select(problem.id, problem.device_class).where(
+                problem.id.in_({id for id, _ in pairs}), problem.state.in_(LIVE), ~problem.planned
+            )
+        ).all()
+    )
+    rows: list[dict[str, Any]] = []
+    needed: set[str] = set()
+    to_measure: set[str] = set()
+    for id, candidate in pairs:
+        if id in classes:
+            rows.append({"job_problem_id": id, **vars(candidate)})
+            needed.add(candidate.build)
+            if not is_predicted(classes[id]):
+                to_measure.add(candidate.build)
+    insert_new(session, CandidateRow, rows)
+    new_builds = [builds[build] for build in sorted(needed)]
+    forget_outgrown(session, needed, versions.limits)
+    pending = want_builds(session, lease.job_id, new_builds, to_measure, versions.limits.get(COMPILE))
+    of_problems = core(CandidateRow).c.job_problem_id.in_(classes)
+    next_steps, _ = apply_known_verdicts(session, needed, versions, of_problems, most=None)
+    waiting = add_verification(session, unverified(session, needed, of_problems))
+    return Followed(next_steps, [*waiting, *((COMPILE, target) for target in pending.elements())])
+
+
+def end_plan(session: Session, lease: Lease, problem: PlannedProblem, in_queue: float = 0.0) -> list[NextStep]:
+    """Mark a problem planned, all of whose candidates are recorded; returns it if its next task is added at once.
+    `in_queue`: seconds that it waited for a planner. Raises `LostLease`."""
+    require_lease(session, lease)
+    planned = session.scalar(
+        update(JobProblemRow)
+        .where(JobProblemRow.id == problem.id, JobProblemRow.state.in_(LIVE), ~JobProblemRow.planned)
+        .values(
+            planned=True,
+            state="running",
+            started_at=clock_of(session).now(),
+            space_size=problem.space_size,
+            candidate_count=problem.candidate_count,
+            rejections=dict(problem.rejections),
+            error=problem.error,
+        )
+        .returning(JobProblemRow.id)
+    )
+    if planned is None:
+        return []
+    add_seconds(session, {problem.id: {"lower": problem.lower, "queue": StageSeconds(wall=in_queue)}})
+    return add_next_steps(session, [problem.id])

@@ -18,8 +18,7 @@ from storage.database.sql import change, core
 from storage.database.tables import BuildRow, GroupRow, JobRow, PendingBuildRow, TaskJobRow, TaskRow
 from storage.queue import losses
 from storage.queue.new_tasks import COMPILE, FINISH, VERIFY, jobs_of
-from storage.queue.tasks import Lease, best_waiting
-from storage.queue.turns import Turn, in_turn, oldest_first, take_turn, turn, turn_of
+from storage.queue.tasks import Lease, Turn, best_waiting, in_turn, oldest_first, take_turn, turn, turn_of
 from storage.transitions.apply_verdicts import has_time_left
 from storage.transitions.pending_builds import build, is_pending, pending_build, pending_counts, pending_of_live_jobs
 
@@ -257,7 +256,7 @@ def take(
     lease_seconds: float,
     files: FileLimits | None = None,
 ) -> Lease | None:
-    """Take the best waiting work: highest priority, then of jobs whose turn it is (`storage.queue.turns`), then the
+    """Take the best waiting work: highest priority, then of jobs whose turn it is (`storage.queue.tasks`), then the
     order of `kinds`, then the oldest job's, then longest predicted, then oldest. Pending builds are work of kind
     compile, as much as `files` allow. `targets`: that the worker can serve (None: any), architectures or device
     classes. Work of jobs past their deadline is left, except `finish`. The first lease starts a job and its budget."""

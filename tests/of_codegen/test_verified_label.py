@@ -14,9 +14,7 @@ import pytest
 from codegen import primitives as primitives_module
 from codegen.operators import operator
 from codegen.plan import generator as generators
-from codegen.plan import verification_label
 from codegen.plan.generator import generator
-from codegen.plan.verification_label import primitives_of, verified_label
 from codegen.primitives import (
     EMULATION_HEADERS,
     PRIMITIVE_HEADERS,
@@ -24,6 +22,8 @@ from codegen.primitives import (
     primitive_digest,
     primitives,
 )
+from codegen.text import render_group
+from codegen.text.render_group import primitives_of, verified_label
 
 MMA = {name for name in primitives() if name.startswith("mma_")}
 SHUFFLES = {name for name in primitives() if name.startswith("shuffle_")}
@@ -65,13 +65,13 @@ def test_a_proof_on_unconfirmed_primitives_says_so() -> None:
 
 def test_a_proof_counts_as_cpu_once_every_primitive_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = primitives_of("matmul")
-    monkeypatch.setattr(verification_label, "confirmed_primitives", lambda: needed)
+    monkeypatch.setattr(render_group, "confirmed_primitives", lambda: needed)
     assert verified_label("matmul") == "cpu"
 
 
 @pytest.mark.parametrize("missing", sorted(primitives_of("matmul")))
 def test_one_missing_primitive_is_enough_to_doubt_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verification_label, "confirmed_primitives", lambda: primitives_of("matmul") - {missing})
+    monkeypatch.setattr(render_group, "confirmed_primitives", lambda: primitives_of("matmul") - {missing})
     assert verified_label("matmul") == "cpu-unconfirmed"
 
 

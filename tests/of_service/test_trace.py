@@ -18,8 +18,8 @@ from storage.queue.tasks import Lease
 from storage.reports.job import timings
 from storage.reports.trace import job_trace
 from storage.transitions import accept, end_attempt
-from storage.transitions.compile import BuildOutcome, GroupFiles, group_report
 from storage.transitions.end_jobs import finish_problem
+from storage.transitions.groups import BuildOutcome, GroupFiles, group_report
 from tests.of_storage.reports.test_storage_reports import plan_predicted
 from tests.support.chrome_traces import Event, checked, process_names, slices, waits
 from tests.support.fake_clock import FakeClock

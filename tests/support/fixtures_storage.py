@@ -30,15 +30,19 @@ from storage.transfer.withdrawals import find_broken_off
 from storage.transitions import accept, end_jobs, take_work
 from storage.transitions.accept import CreatedJob, NewJob, NewProblem
 from storage.transitions.apply_verdicts import Followed, NextStep, Versions
-from storage.transitions.compile import (
+from storage.transitions.end_jobs import expire_budgets, find_ended
+from storage.transitions.groups import (
     BuildOutcome,
     GroupFiles,
     apply_group_verdicts,
+    builds_to_verify,
     complete_group,
+    complete_verified,
     record_builds,
+    record_verdicts,
+    verify_shares,
     what_follows,
 )
-from storage.transitions.end_jobs import expire_budgets, find_ended
 from storage.transitions.measure import (
     Measured,
     ToMeasure,
@@ -47,9 +51,8 @@ from storage.transitions.measure import (
     complete_measured,
     record_measured,
 )
-from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
 from storage.transitions.take_work import FileLimits
-from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, verify_shares
 from tests.support.fake_clock import FakeClock
 from tests.support.postgres_server import binaries, running_postgres
 

@@ -19,20 +19,24 @@ from storage.entities.stage_times import Spent, add_seconds
 from storage.entities.verdicts import NewVerdict
 from storage.errors import LostLease
 from storage.queue import tasks
-from storage.queue.tasks import Lease, Renewal, require_lease
-from storage.queue.turns import spend
+from storage.queue.tasks import Lease, Renewal, require_lease, spend
 from storage.transfer.withdrawals import find_broken_off
 from storage.transitions import end_attempt
 from storage.transitions.apply_verdicts import NextStep, Versions
-from storage.transitions.compile import (
+from storage.transitions.end_jobs import expire_budgets, find_ended, finish_problem
+from storage.transitions.groups import (
     BuildOutcome,
     GroupFiles,
     apply_group_verdicts,
+    builds_to_verify,
     complete_group,
+    complete_verified,
     record_builds,
+    record_verdicts,
+    skip_build,
+    verify_shares,
     what_follows,
 )
-from storage.transitions.end_jobs import expire_budgets, find_ended, finish_problem
 from storage.transitions.measure import (
     WrongContender,
     apply_measured_verdicts,
@@ -42,9 +46,7 @@ from storage.transitions.measure import (
     record_compared,
     record_measured,
 )
-from storage.transitions.pending_builds import give_up_place
-from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, skip_build, verify_shares
+from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, give_up_place, record_candidates
 from tests.support.fixtures_storage import DRIVER, TOOLCHAIN, VERSIONS, measured, new_build
 from tests.support.model_of_jobs import Model
 

@@ -14,10 +14,19 @@ from cukiln.types import Comparison, Contender, VendorResult
 from workers.cpu.cpu_check import number
 from workers.gpu.interface import Gpu, GpuError, GpuFault, LaunchRefused, VendorCall
 from workers.gpu.libraries import Libraries, call_of
-from workers.gpu.prove import Prepared, References, Wrong, run_once, where
 from workers.gpu.sampling import Placed, Ranking, rank_by_turns, sample_until_tight
 from workers.gpu.task import VENDOR, CandidateResult
-from workers.gpu.timing import OperandSets, RotatingSampler, Timing, operand_sets
+from workers.gpu.verify_and_time import (
+    OperandSets,
+    Prepared,
+    References,
+    RotatingSampler,
+    Timing,
+    Wrong,
+    operand_sets,
+    run_once,
+    where,
+)
 
 # Of a finalist's time, what finding the vendor's best algorithm may take for each of them.
 CHOOSING_SHARE = 0.1

@@ -13,9 +13,8 @@ from codegen.search.schedule import Schedule
 from workers.gpu.interface import Device, Gpu, GpuError, GpuFault, LaunchRefused
 from workers.gpu.leftovers import belongings, leftover
 from workers.gpu.libraries import Libraries, call_of
-from workers.gpu.prove import References, Verifier, Wrong
 from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate
-from workers.gpu.timing import OperandSets, Timing, measure, operand_sets
+from workers.gpu.verify_and_time import OperandSets, References, Timing, Verifier, Wrong, measure, operand_sets
 from workers.processes.stopwatch import Stopwatch
 
 Say = Callable[[dict[str, Any]], None]

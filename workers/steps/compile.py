@@ -8,7 +8,7 @@ from cukiln.types import StageSeconds
 from storage.database.sql import chunks
 from storage.entities.groups import kernels_of, load_group
 from storage.queue.new_tasks import COMPILE
-from storage.transitions.compile import (
+from storage.transitions.groups import (
     BUILDS_AT_ONCE,
     BuildOutcome,
     GroupFiles,

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from codegen.plan.generator import generator
-from codegen.plan.verification_label import verified_label
 from codegen.targets import target as find_target
+from codegen.text.render_group import verified_label
 from cukiln.types import FrontEntry, Imported, Launch, RunnerUp, StageSeconds, VendorResult, WinnerRecord
 from storage.blobs.blob_store import require_blobs
 from storage.database.session import Session

@@ -7,8 +7,14 @@ from codegen.kernel import Kernel
 from cukiln.types import StageSeconds
 from storage.entities.verdicts import NewVerdict
 from storage.transitions.apply_verdicts import NextStep
-from storage.transitions.compile import apply_group_verdicts
-from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, skip_build, verify_shares
+from storage.transitions.groups import (
+    apply_group_verdicts,
+    builds_to_verify,
+    complete_verified,
+    record_verdicts,
+    skip_build,
+    verify_shares,
+)
 from workers.cpu.verify import CpuVerdict, verify_on_cpu
 from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import StepContext

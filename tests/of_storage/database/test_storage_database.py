@@ -42,8 +42,8 @@ from storage.queue.new_tasks import measure_ref
 from storage.reports.trace import job_trace
 from storage.transitions import end_attempt, take_work
 from storage.transitions.end_jobs import finish_problem
+from storage.transitions.groups import builds_to_verify
 from storage.transitions.measure import record_compared
-from storage.transitions.verify import builds_to_verify
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_measuring import COMPARISON, CPU_CLASS, add
 from tests.support.fixtures_storage import (

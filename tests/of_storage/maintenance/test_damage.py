@@ -25,7 +25,7 @@ from storage.queue import tasks
 from storage.queue.new_tasks import PLAN, NewTask, add_tasks, plan_ref
 from storage.transitions import take_work
 from storage.transitions.apply_verdicts import Versions
-from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
 from tests.support.fixtures_api import MATMUL, Api, publish
 from tests.support.fixtures_storage import VERSIONS, EveryOperator, new_build, winner_record
 

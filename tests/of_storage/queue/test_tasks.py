@@ -16,8 +16,7 @@ from storage.entities.heartbeats import live_toolchains, register_toolchain
 from storage.errors import LostLease
 from storage.queue import losses, new_tasks, tasks
 from storage.queue.new_tasks import NewTask, parse_plan_ref, plan_ref
-from storage.queue.tasks import Lease, Renewal
-from storage.queue.turns import TURN_SECONDS, spend
+from storage.queue.tasks import TURN_SECONDS, Lease, Renewal, spend
 from storage.transitions import accept, end_attempt, end_jobs, take_work
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import TARGET, add_job, new_problem, plan_next, take_one

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from sqlalchemy import insert
 
-from codegen.plan import verification_label
-from codegen.plan.verification_label import primitives_of
 from codegen.predict.compile_cost import FIXED_SECONDS
+from codegen.text import render_group
+from codegen.text.render_group import primitives_of
 from cukiln.types import StageSeconds
 from storage.database.pages import make_cursor
 from storage.database.session import Database
@@ -25,10 +25,15 @@ from storage.reports.job import By, job_report, timings
 from storage.reports.progress import FINISH_SECONDS, job_progress
 from storage.transitions import accept, end_attempt
 from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE, Followed, Versions
-from storage.transitions.compile import apply_group_verdicts, group_report
 from storage.transitions.end_jobs import finish_problem
-from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
-from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts
+from storage.transitions.groups import (
+    apply_group_verdicts,
+    builds_to_verify,
+    complete_verified,
+    group_report,
+    record_verdicts,
+)
+from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,
@@ -428,7 +433,7 @@ def test_a_candidate_is_reported_with_its_proof_and_resources(
     database: Database, monkeypatch: pytest.MonkeyPatch, venue: str, confirmed: bool, label: str
 ) -> None:
     everything = primitives_of("matmul") if confirmed else frozenset()
-    monkeypatch.setattr(verification_label, "confirmed_primitives", lambda: everything)
+    monkeypatch.setattr(render_group, "confirmed_primitives", lambda: everything)
     job_id = planned_job(database)
     with database.write() as session:
         (first, _) = problem_ids(session, job_id)

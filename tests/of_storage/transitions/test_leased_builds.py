@@ -22,8 +22,8 @@ from storage.queue import losses, tasks
 from storage.queue.tasks import Lease
 from storage.reports.trace import job_trace
 from storage.transitions import accept, end_attempt, end_jobs, take_work
-from storage.transitions.compile import BuildOutcome, GroupFiles, complete_group, record_builds, what_follows
 from storage.transitions.end_jobs import find_ended
+from storage.transitions.groups import BuildOutcome, GroupFiles, complete_group, record_builds, what_follows
 from storage.transitions.pending_builds import pending_counts, want_builds
 from storage.transitions.take_work import BUDGET_SHARE, WORTHWHILE_SECONDS, FileLimits, longest_group
 from tests.support.fake_clock import FakeClock

@@ -27,15 +27,19 @@ from storage.transfer.imports import Import, ImportedCandidate, ImportedProblem,
 from storage.transfer.withdrawals import clear_withdrawn, find_broken_off
 from storage.transitions import accept, end_attempt, end_jobs, take_work
 from storage.transitions.apply_verdicts import Versions
-from storage.transitions.compile import (
+from storage.transitions.end_jobs import RECENT_SECONDS, expire_budgets, find_ended
+from storage.transitions.groups import (
     BuildOutcome,
     GroupFiles,
     apply_group_verdicts,
+    builds_to_verify,
     complete_group,
+    complete_verified,
     record_builds,
+    record_verdicts,
+    verify_shares,
     what_follows,
 )
-from storage.transitions.end_jobs import RECENT_SECONDS, expire_budgets, find_ended
 from storage.transitions.measure import (
     apply_measured_verdicts,
     candidates_to_measure,
@@ -43,9 +47,8 @@ from storage.transitions.measure import (
     forget_group_library,
     record_measured,
 )
-from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
 from storage.transitions.take_work import FileLimits
-from storage.transitions.verify import builds_to_verify, complete_verified, record_verdicts, verify_shares
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,

@@ -18,8 +18,8 @@ from storage.errors import LostLease
 from storage.queue.new_tasks import group_of_ref, measure_ref
 from storage.transitions import end_attempt
 from storage.transitions.apply_verdicts import Followed, NextStep
+from storage.transitions.groups import builds_to_verify
 from storage.transitions.measure import best_measured, record_compared
-from storage.transitions.verify import builds_to_verify
 from tests.support.fixtures_measuring import (
     COMPARISON,
     CPU_CLASS,

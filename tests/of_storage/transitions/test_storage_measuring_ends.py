@@ -14,8 +14,8 @@ from storage.queue import tasks
 from storage.queue.tasks import Renewal
 from storage.transitions import end_attempt, end_jobs, take_work
 from storage.transitions.apply_verdicts import NextStep
-from storage.transitions.compile import BuildOutcome, GroupFiles, group_report, record_builds
 from storage.transitions.end_jobs import expire_budgets
+from storage.transitions.groups import BuildOutcome, GroupFiles, group_report, record_builds
 from storage.transitions.measure import (
     forget_group_library,
     record_compared,

@@ -19,10 +19,9 @@ from storage.queue.new_tasks import jobs_of
 from storage.queue.tasks import Renewal
 from storage.transitions import accept, end_attempt, end_jobs, take_work
 from storage.transitions.apply_verdicts import Versions
-from storage.transitions.compile import BuildOutcome
 from storage.transitions.end_jobs import finish_problem
-from storage.transitions.plan import NewCandidate, record_candidates
-from storage.transitions.verify import builds_to_verify
+from storage.transitions.groups import BuildOutcome, builds_to_verify
+from storage.transitions.pending_builds import NewCandidate, record_candidates
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,

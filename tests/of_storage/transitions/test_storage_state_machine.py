@@ -41,7 +41,7 @@ from storage.entities.heartbeats import register_toolchain
 from storage.queue import losses, tasks
 from storage.queue.new_tasks import UNENDED, jobs_of, measure_ref, parse_plan_ref
 from storage.queue.tasks import Renewal
-from storage.transitions import accept, compile, end_jobs, measure, take_work, verify
+from storage.transitions import accept, end_jobs, groups, measure, take_work
 from storage.transitions.measure import forget_group_library
 from storage.transitions.take_work import FileLimits
 from tests.support.fake_clock import FakeClock
@@ -459,9 +459,8 @@ def test_every_job_ends_whatever_happens(
 ) -> None:
     Jobs.template = migrated_file
     monkeypatch.setattr(end_jobs, "CLEARED_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(compile, "VERDICTS_AT_ONCE", AT_ONCE)
+    monkeypatch.setattr(groups, "VERDICTS_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(measure, "VERDICTS_AT_ONCE", AT_ONCE)
-    monkeypatch.setattr(verify, "VERDICTS_AT_ONCE", AT_ONCE)
     # Few enough that all of it happens in few steps.
     for name, most in (("TOGETHER", 1), ("ALONE", 1), ("MOST", 2)):
         monkeypatch.setattr(losses, name, most)

@@ -42,7 +42,7 @@ from workers.gpu.measure_on_gpu import INHERITED, child_environment, probe
 from workers.gpu.run_on_gpu import run_task
 from workers.gpu.task import CandidateResult, GpuTask, TaskKind
 from workers.gpu.tensors import DeviceTensor, Operands, on_device, workspace
-from workers.gpu.timing import RotatingSampler, set_count
+from workers.gpu.verify_and_time import RotatingSampler, set_count
 from workers.processes.child_protocol import Hearing, new_key
 from workers.processes.processes import InfrastructureError, Processes
 
@@ -362,7 +362,7 @@ def test_a_problem_that_the_gpus_memory_does_not_hold_is_skipped(gpu: Gpu, monke
     def too_much(*_: Any) -> Any:
         raise MemoryError("out of memory allocating 1,000 bytes")
 
-    monkeypatch.setattr("workers.gpu.prove.on_device", too_much)
+    monkeypatch.setattr("workers.gpu.verify_and_time.on_device", too_much)
     said: list[dict[str, Any]] = []
     task = gpu.task([(FIRST, control(gpu, FIRST))])
     MeasureTask(fake_gpu.open_gpu("0"), task, said.append).run()  # type: ignore[arg-type]
@@ -397,7 +397,7 @@ def test_a_device_that_is_lost_before_a_candidate_runs_is_no_verdict(gpu: Gpu, m
     def lost(*_: Any) -> Any:
         raise GpuFault("lost")
 
-    monkeypatch.setattr("workers.gpu.prove.on_device", lost)
+    monkeypatch.setattr("workers.gpu.verify_and_time.on_device", lost)
     said: list[dict[str, Any]] = []
     task = gpu.task([(FIRST, control(gpu, FIRST))])
     with pytest.raises(GpuFault, match="lost"):

@@ -18,9 +18,9 @@ from storage.database.tables import CandidateRow, JobRow, TaskRow
 from storage.entities.groups import kernels_of, load_group
 from storage.entities.jobs import load_problem
 from storage.queue import tasks
-from storage.queue.turns import spend
+from storage.queue.tasks import spend
 from storage.transitions import accept, end_jobs, take_work
-from storage.transitions.compile import BuildOutcome, GroupFiles, complete_group, record_builds
+from storage.transitions.groups import BuildOutcome, GroupFiles, complete_group, record_builds
 from tests.support.fixtures_queue import QueueWorld
 from tests.support.fixtures_storage import problem_ids
 from workers import wake_ups

@@ -17,7 +17,7 @@ from storage.entities.jobs import problems_to_plan
 from storage.queue import losses, new_tasks, tasks
 from storage.transitions import accept, take_work
 from storage.transitions.apply_verdicts import Versions
-from storage.transitions.plan import NewCandidate, PlannedProblem, end_plan, record_candidates
+from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_queue import QueueWorld, events_of, wait_for
 from tests.support.fixtures_storage import new_build, problem_ids
