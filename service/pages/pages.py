@@ -27,9 +27,9 @@ from service.routes.jobs import is_job_id
 from storage.database.session import Session
 from storage.database.tables import LIVE
 from storage.entities.jobs import list_jobs
-from storage.reports.job import job_report, timings
+from storage.reports.job import job_report
 from storage.reports.progress import job_progress
-from storage.reports.trace import timeline
+from storage.reports.times import timeline, timings
 
 router = APIRouter(include_in_schema=False)
 FOLDER = Path(__file__).parent / "static"

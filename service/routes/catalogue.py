@@ -16,7 +16,7 @@ from service.context import ServiceDep
 from service.http.answers import json_response
 from service.openapi import problems
 from storage.entities.heartbeats import pauses
-from storage.reports.job import timings
+from storage.reports.times import timings
 
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 

@@ -20,7 +20,7 @@ from storage.database.tables import LIVE
 from storage.entities.jobs import job_state, list_jobs
 from storage.reports.candidates import candidate_page, has_problem, rejections
 from storage.reports.job import job_report
-from storage.reports.trace import timeline
+from storage.reports.times import timeline
 from storage.transitions.end_jobs import cancel_job
 from workers import wake_ups
 

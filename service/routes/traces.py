@@ -19,7 +19,7 @@ from service.context import ServiceDep
 from service.openapi import problems
 from service.routes.jobs import KnownJob, job_not_found
 from storage.queue.new_tasks import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
-from storage.reports.trace import Attempt, JobTrace, TracedTask, job_trace
+from storage.reports.times import Attempt, JobTrace, TracedTask, job_trace
 
 Event = dict[str, Any]
 

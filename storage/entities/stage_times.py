@@ -4,9 +4,9 @@ the problems that use it, of the jobs that it was compiled for: so all problems 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from sqlalchemy import ColumnElement, select, true
+from sqlalchemy import ColumnElement, RowMapping, func, select, true
 
-from cukiln.types import PhaseName, StageSeconds
+from cukiln.types import PhaseName, Seconds, StageName, StageSeconds
 from storage.database.session import Session
 from storage.database.sql import change_each, chunks, core, rows_among
 from storage.database.tables import CandidateRow, JobProblemRow
@@ -32,6 +32,26 @@ def add_seconds(session: Session, spent: Spent) -> None:
                 after[stage] = (StageSeconds(**seconds.get(stage, {})) + more).model_dump()
             changed.append({"id": problem_id, "seconds": after})
         change_each(session, JobProblemRow, changed)
+
+
+def stage_sums() -> list[ColumnElement[float]]:
+    """What problems have spent by stage, together: columns for `seconds_of`."""
+    return [summed(stage, part).label(f"{stage}_{part}") for stage in get_args(StageName) for part in ("wall", "cpu")]
+
+
+def summed(stage: str, part: str) -> ColumnElement[float]:
+    """Of a stage or phase the wall or cpu seconds of problems, together."""
+    return func.sum(func.coalesce(JobProblemRow.seconds[stage][part].as_float(), 0.0))
+
+
+def seconds_of(row: RowMapping) -> Seconds:
+    """From the columns of `stage_sums`; zero where there were no problems."""
+    return Seconds(
+        **{
+            stage: StageSeconds(wall=row[f"{stage}_wall"] or 0.0, cpu=row[f"{stage}_cpu"] or 0.0)
+            for stage in get_args(StageName)
+        }
+    )
 
 
 def by_phase(phases: Iterable[Mapping[str, Any]]) -> dict[str, StageSeconds]:

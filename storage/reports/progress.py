@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 from sqlalchemy import ColumnElement, String, and_, case, cast, distinct, func, or_, select, union_all
 from sqlalchemy.orm import aliased
 
-from cukiln.types import JobState, Progress, Seconds, StageName, StageProgress, StageSeconds
+from cukiln.types import JobState, Progress, Seconds, StageProgress
 from storage.database.session import Session, clock_of
 from storage.database.sql import asks_predicted, core
 from storage.database.tables import (
@@ -25,6 +25,7 @@ from storage.database.tables import (
 )
 from storage.entities.heartbeats import in_words, live_devices, pauses
 from storage.entities.jobs import JobStatus, job_state
+from storage.entities.stage_times import seconds_of, stage_sums
 from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, MEASURE, UNENDED, VERIFY
 from storage.transitions.apply_verdicts import COMPARE_SECONDS, FINISH_SECONDS, MEASURE_SECONDS
 
@@ -50,17 +51,8 @@ def job_progress(session: Session, job_id: str, live_seconds: float | None = Non
     job = job_state(session, job_id)
     if job is None:
         return None
-    stages = {}
-    for stage in get_args(StageName):
-        wall, cpu = (JobProblemRow.seconds[stage][part].as_float() for part in ("wall", "cpu"))
-        stages[stage] = (func.sum(func.coalesce(wall, 0.0)), func.sum(func.coalesce(cpu, 0.0)))
-    columns = [column for pair in stages.values() for column in pair]
-    row = session.execute(select(*columns).where(JobProblemRow.job_id == job_id)).one()
-    seconds = {
-        stage: StageSeconds(wall=row[2 * place] or 0.0, cpu=row[2 * place + 1] or 0.0)
-        for place, stage in enumerate(stages)
-    }
-    return JobProgress(job.state, progress_of(session, job, live_seconds), Seconds(**seconds))
+    row = session.execute(select(*stage_sums()).where(JobProblemRow.job_id == job_id)).mappings().one()
+    return JobProgress(job.state, progress_of(session, job, live_seconds), seconds_of(row))
 
 
 def progress_of(session: Session, job: JobStatus, live_seconds: float | None = None) -> Progress:

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from cukiln.cli.progress import PlainLines, counts
+from cukiln.cli.tune import PlainLines, counts
 from cukiln.types import Progress, StageProgress
 
 WORDS = "no live worker measures on NVIDIA H200: GPU-1 was drained: it fell off the bus"

@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cukiln.cli.progress import LiveBars, PlainLines, counts, duration, fraction, show_progress
+from cukiln.cli.console import duration
 from cukiln.cli.table import microseconds, notes, print_job, print_lookups, schedule_text, summary
+from cukiln.cli.tune import LiveBars, PlainLines, counts, fraction, show_progress
 from cukiln.types import Job, LookupResult, Progress, StageProgress
 from tests.support.fixtures_client import job_json, progress_json, record_json
 

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cukiln.cli.console import SafeConsole
-from cukiln.cli.progress import show_progress
 from cukiln.cli.table import print_job, print_lookups
+from cukiln.cli.tune import show_progress
 from cukiln.printable import printable
 from cukiln.types import Job, LookupResult, Progress
 from tests.support.fixtures_api import MATMUL, Api

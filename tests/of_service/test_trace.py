@@ -15,8 +15,7 @@ from storage.database.tables import TaskRow
 from storage.entities.groups import kernels_of, load_group
 from storage.queue.new_tasks import MAX_PAST
 from storage.queue.tasks import Lease
-from storage.reports.job import timings
-from storage.reports.trace import job_trace
+from storage.reports.times import job_trace, timings
 from storage.transitions import accept, end_attempt
 from storage.transitions.end_jobs import finish_problem
 from storage.transitions.groups import BuildOutcome, GroupFiles, group_report

@@ -57,6 +57,19 @@ def percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.3g} %"
 
 
+def duration(seconds: float) -> str:
+    """Seconds in words: `9 ms`, `4.2 s`, `48 s`, `3 min 5 s`."""
+    if seconds < 0.9995:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.001 or seconds == 0 else "under 1 ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
 def fitting(widths: Sequence[int], width: int, taken: int = 0) -> list[list[int]]:
     """Which parts stand side by side, from left to right: as many as fit into `width` beside `taken`."""
     rows: list[list[int]] = []

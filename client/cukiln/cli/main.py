@@ -18,9 +18,9 @@ from cukiln.cli.candidates import accuracy_rows, fastest_first, print_accuracy, 
 from cukiln.cli.console import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path, make_console
 from cukiln.cli.doctor import doctor_report
 from cukiln.cli.folders import described, export_bundle, fetch_record, folder_name, import_results, lookup_request
-from cukiln.cli.keep import keep_app
 from cukiln.cli.server import find_client, find_service, quickstart_file, run_proof, run_server, run_worker
 from cukiln.cli.server import server_module as server
+from cukiln.cli.stored_data import keep_app
 from cukiln.cli.table import print_job, print_lookups
 from cukiln.cli.tune import EXIT_CODES, Tuning, job_json
 from cukiln.client import Client

@@ -7,8 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cukiln.cli.console import fitting, plain_table
-from cukiln.cli.progress import duration
+from cukiln.cli.console import duration, fitting, plain_table
 from cukiln.counted import counted
 from cukiln.types import FrontEntry, Job, LookupResult, ProblemReport, RunnerUp, WinnerSummary
 

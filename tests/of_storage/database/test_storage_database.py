@@ -39,7 +39,7 @@ from storage.errors import (
 )
 from storage.queue import tasks
 from storage.queue.new_tasks import measure_ref
-from storage.reports.trace import job_trace
+from storage.reports.times import job_trace
 from storage.transitions import end_attempt, take_work
 from storage.transitions.end_jobs import finish_problem
 from storage.transitions.groups import builds_to_verify

@@ -21,8 +21,9 @@ from storage.entities.winners import publish_winner
 from storage.errors import BadCursor
 from storage.queue import tasks
 from storage.reports.candidates import candidate_page, rejections
-from storage.reports.job import By, job_report, timings
+from storage.reports.job import job_report
 from storage.reports.progress import FINISH_SECONDS, job_progress
+from storage.reports.times import By, timings
 from storage.transitions import accept, end_attempt
 from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE, Followed, Versions
 from storage.transitions.end_jobs import finish_problem

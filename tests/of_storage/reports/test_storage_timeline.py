@@ -6,7 +6,7 @@ from typing import Any
 
 from cukiln.types import Timeline
 from storage.database.session import Database
-from storage.reports.trace import timeline
+from storage.reports.times import timeline
 from storage.transitions import end_attempt
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import add_job, compile_leased, compile_next, plan_next, take_one, verify_next

@@ -9,7 +9,7 @@ from storage.database.session import Database, Session
 from storage.database.tables import JobProblemRow, JobRow, TaskRow
 from storage.entities.jobs import job_state, list_jobs
 from storage.maintenance.retention import ACCEPT_SECONDS, find_half_accepted
-from storage.reports.job import timings
+from storage.reports.times import timings
 from storage.transitions import accept
 from storage.transitions.take_work import waiting_counts
 from tests.support.fake_clock import FakeClock

@@ -20,7 +20,7 @@ from storage.entities.stage_times import add_seconds
 from storage.errors import LostLease
 from storage.queue import losses, tasks
 from storage.queue.tasks import Lease
-from storage.reports.trace import job_trace
+from storage.reports.times import job_trace
 from storage.transitions import accept, end_attempt, end_jobs, take_work
 from storage.transitions.end_jobs import find_ended
 from storage.transitions.groups import BuildOutcome, GroupFiles, complete_group, record_builds, what_follows

@@ -1,16 +1,27 @@
-"""A job attempt by attempt: which worker, from when to when, what waited meanwhile; the same on a time axis."""
+"""Where the time went: a job attempt by attempt (which worker, from when to when, what waited meanwhile), the same on a
+time axis, and sums by operator, job and operator, or day."""
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
-from sqlalchemy import RowMapping, func, select
+from sqlalchemy import ColumnElement, Row, RowMapping, case, func, select
 
-from cukiln.types import Seconds, Timeline, TimelineLane, TimelineStep
+from cukiln.types import (
+    PhaseName,
+    Seconds,
+    Timeline,
+    TimelineLane,
+    TimelineStep,
+    TimingRow,
+    Timings,
+)
 from storage.database.session import Session, clock_of
-from storage.database.sql import core, rows_among
-from storage.database.tables import GroupRow, JobProblemRow, TaskJobRow, TaskRow
+from storage.database.sql import core, day_of, rows_among
+from storage.database.tables import HIDDEN, GroupRow, JobProblemRow, JobRow, TaskJobRow, TaskRow
 from storage.entities.jobs import JobStatus, job_state
+from storage.entities.stage_times import seconds_of, stage_sums, summed
 from storage.queue.new_tasks import (
     COMPARE,
     COMPILE,
@@ -218,4 +229,52 @@ def _step(task: TracedTask, attempt: Attempt) -> TimelineStep:
             "started_at": attempt.started_at,
             "finished_at": attempt.ended_at,
         }
+    )
+
+
+By = Literal["operator", "job", "day"]
+SECONDS_OF_A_DAY = 86_400
+MAX_ROWS = 1000
+"""Jobs and days, latest first: a dashboard shows no more."""
+
+
+def timings(session: Session, by: By, job: str | None = None) -> Timings:
+    """Sums over all problems ever asked for, or those of one job; days are those of the job's arrival, in UTC."""
+    key: dict[By, list[ColumnElement[Any]]] = {
+        "operator": [],
+        "job": [JobProblemRow.job_id.label("job"), JobRow.created_at.label("at")],
+        "day": [day_of(session, JobRow.created_at.expression).label("at")],
+    }
+    phases = [summed(phase, "wall").label(f"phase_{phase}") for phase in get_args(PhaseName)]
+    order = [column.desc() for column in key[by][::-1]] + [JobProblemRow.operator]
+    query = (
+        select(
+            JobProblemRow.operator,
+            *key[by],
+            func.count().label("problems"),
+            func.sum(case((JobProblemRow.cached, 1), else_=0)).label("cached"),
+            *stage_sums(),
+            *phases,
+        )
+        .join(JobRow, JobRow.id == JobProblemRow.job_id)
+        .where(JobRow.state.not_in(HIDDEN))
+        .group_by(JobProblemRow.operator, *key[by])
+        .order_by(*order)
+        .limit(MAX_ROWS)
+    )
+    rows = session.execute(query if job is None else query.where(JobProblemRow.job_id == job))
+    return Timings(by=by, timings=[_timing(row, by) for row in rows])
+
+
+def _timing(row: Row[Any], by: By) -> TimingRow:
+    values = row._mapping
+    day = datetime.datetime.fromtimestamp(values["at"] * SECONDS_OF_A_DAY, datetime.UTC) if by == "day" else None
+    return TimingRow(
+        operator=values["operator"],
+        job=values["job"] if by == "job" else None,
+        day=day.date().isoformat() if day else None,
+        problems=values["problems"],
+        cached=values["cached"],
+        seconds=seconds_of(values),
+        phases={phase: values[f"phase_{phase}"] for phase in get_args(PhaseName)},
     )
