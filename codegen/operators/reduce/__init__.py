@@ -90,29 +90,9 @@ class Reduce(Operator):
     ) -> Accepted | Rejected:
         p: ReduceProblem = self.own(problem)
         t: dict[str, Any] = dict(schedule.as_dict())
-        own = form(p)
-        threads, lanes, vector, unroll = (int(t[name]) for name in ("threads", "lanes", "vector", "unroll"))
+        threads, lanes, unroll = (int(t[name]) for name in ("threads", "lanes", "unroll"))
         slices, by_rows = int(t["slices"]), t["algorithm"] == "row"
-        inner = "reduced" if by_rows else "kept"
-        broken = (
-            check(lanes <= threads, "lanes", f"{lanes} threads side by side of a block of {threads}")
-            or check(
-                vector == 1 or own.inner == inner,
-                "vector",
-                f"vectors of {vector} along the {inner} axes, whose elements are no neighbours",
-            )
-            or check(
-                own.align % vector == 0,
-                "vector",
-                f"vectors of {vector} elements; rows begin at multiples of {own.align} ({size_of(p)} bytes each)",
-            )
-            or check(
-                (t["split"] == "none") == (slices == 1),
-                "slices",
-                f"{slices} slices where split is {t['split']}",
-            )
-        )
-        if broken:
+        if broken := _form_rules(p, t):
             return broken
         g = geometry(p, t)
         s = self.signature(p)
@@ -128,21 +108,11 @@ class Reduce(Operator):
             return Rejected("unroll", f"{unroll} vectors in flight, {g.apart} apart, are mostly none of {g.chunk}")
         if g.slices > 65535:
             return Rejected("grid", f"{g.slices} slices; a launch has at most 65535")
-        if shared > target.shared_per_block:
-            return Rejected(
-                "shared_memory",
-                f"{shared} bytes of shared memory; {target.name} has {target.shared_per_block} per block",
-            )
-        if estimate > target.registers_per_thread:
-            return Rejected(
-                "registers", f"about {estimate} registers per thread; at most {target.registers_per_thread}"
-            )
-        if threads * estimate > target.registers_per_sm:
-            return Rejected(
-                "registers",
-                f"{threads} threads of about {estimate} registers; {target.name} has {target.registers_per_sm}",
-            )
-        return check_workspace(_workspace_bytes(p, t), workspace_limit) or ACCEPTED
+        return (
+            _resource_rules(threads, estimate, shared, target)
+            or check_workspace(_workspace_bytes(p, t), workspace_limit)
+            or ACCEPTED
+        )
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
         return ("run",) if kernel.tunables.get("split") == "none" else ("run", "combine")
@@ -278,6 +248,48 @@ def _state_words(fn: str, element: str) -> int:
     if fn in ("argmax", "logsumexp"):
         return 2
     return 2 if element == "int32" and fn in ("sum", "mean", "sum_of_squares") else 1
+
+
+def _form_rules(p: ReduceProblem, t: Mapping[str, Any]) -> Rejected | None:
+    """How threads, vectors and slices go together, and with the axes."""
+    own = form(p)
+    threads, lanes, vector = (int(t[name]) for name in ("threads", "lanes", "vector"))
+    slices = int(t["slices"])
+    inner = "reduced" if t["algorithm"] == "row" else "kept"
+    return (
+        check(lanes <= threads, "lanes", f"{lanes} threads side by side of a block of {threads}")
+        or check(
+            vector == 1 or own.inner == inner,
+            "vector",
+            f"vectors of {vector} along the {inner} axes, whose elements are no neighbours",
+        )
+        or check(
+            own.align % vector == 0,
+            "vector",
+            f"vectors of {vector} elements; rows begin at multiples of {own.align} ({size_of(p)} bytes each)",
+        )
+        or check(
+            (t["split"] == "none") == (slices == 1),
+            "slices",
+            f"{slices} slices where split is {t['split']}",
+        )
+    )
+
+
+def _resource_rules(threads: int, registers: int, shared: int, target: Target) -> Rejected | None:
+    if shared > target.shared_per_block:
+        return Rejected(
+            "shared_memory",
+            f"{shared} bytes of shared memory; {target.name} has {target.shared_per_block} per block",
+        )
+    if registers > target.registers_per_thread:
+        return Rejected("registers", f"about {registers} registers per thread; at most {target.registers_per_thread}")
+    if threads * registers > target.registers_per_sm:
+        return Rejected(
+            "registers",
+            f"{threads} threads of about {registers} registers; {target.name} has {target.registers_per_sm}",
+        )
+    return None
 
 
 def _shared_bytes(s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
