@@ -15,9 +15,10 @@ from cukiln.types import FrontEntry, WinnerRecord
 from storage.database.session import Session, clock_of
 from storage.database.sql import change, insert_new, remove
 from storage.database.tables import ImportedFindingRow, ImportedWinnerRow, ImportRow, VerdictRow, WinnerRow
+from storage.entities.pareto_front import pareto, point_of
 from storage.entities.searches import merge_searches
 from storage.entities.verdicts import GPU, wrong_codes
-from storage.entities.winners import RUN, pareto, point_of, publish_winner, used_by, withdraw_winner, write_uses
+from storage.entities.winners import RUN, publish_winner, used_by, withdraw_winner, write_uses
 
 
 @dataclass(frozen=True)

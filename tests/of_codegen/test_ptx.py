@@ -20,7 +20,7 @@ from cukiln.cli.folders import fetch_record
 from cukiln.client import Client
 from cukiln.types import WinnerRecord
 from storage.database.tables import GroupRow
-from storage.entities.libraries import Library
+from storage.entities.libraries import Library, files_of
 from tests.support.fixtures_api import Api
 from tests.support.fixtures_client import ScriptedService, record_json
 from tests.support.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe, probe_candidate
@@ -194,9 +194,9 @@ def test_the_files_of_a_winner_are_all_that_its_record_names() -> None:
     whole = plain.model_copy(update={"ptx_sha256": "7" * 64, "sass_sha256": "8" * 64})
     assert whole.files == {"so": "d" * 64, "cubin": "e" * 64, "cu": "f" * 64, "ptx": "7" * 64, "sass": "8" * 64}
     assert whole.blobs == tuple(whole.files.values())
-    library = Library("i", "k", "t", "c", {}, "so", "cubin", "cu")
-    assert library.blobs == ("so", "cubin", "cu")
-    assert Library("i", "k", "t", "c", {}, "so", "cubin", "cu", "ptx", "sass").blobs[3:] == ("ptx", "sass")
+    assert files_of(Library(library="so", cubin="cubin", source="cu")) == ["so", "cubin", "cu"]
+    every = Library(library="so", cubin="cubin", source="cu", ptx="ptx", sass="sass")
+    assert files_of(every) == ["so", "cubin", "cu", "ptx", "sass"]
 
 
 @pytest.mark.parametrize("extra", [(), ("ptx",), ("ptx", "sass")])

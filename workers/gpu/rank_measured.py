@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from codegen.kernel import Candidate
 from codegen.operator import Operator
 from cukiln.types import Comparison, Contender, MeasuredOn, Measurement, RunnerUp
-from storage.entities.winners import Point, pareto, thinned
+from storage.entities.pareto_front import Point, pareto, thinned
 
 MOST_CONTENDERS = 8  # of a comparison: each takes its turn in every round, and a finish publishes no more points
 NEAR = 0.05  # of the best time: two runs of one kernel have been seen to differ by less, so any of these may be best

@@ -16,10 +16,10 @@ from storage.database.session import Session
 from storage.entities.candidates import StoredCandidate, candidates_of_problem
 from storage.entities.jobs import JobProblem, JobStatus, job_state, load_problem
 from storage.entities.libraries import Library
+from storage.entities.pareto_front import merge_front, pareto, ranked_by, thinned
 from storage.entities.record_parts import imported_part, own_part, publish_imported, publish_own
 from storage.entities.searches import MeasuredUnder, merge_searches, search_entry
 from storage.entities.verdicts import wrong_codes
-from storage.entities.winners import merge_front, pareto, ranked_by, thinned
 from storage.errors import BlobMissing
 from storage.transfer.imports import imported_by, refuse_candidate
 from storage.transitions.end_jobs import finish_problem

@@ -14,7 +14,7 @@ from storage.database.session import Database
 from storage.database.sql import chunks, is_predicted
 from storage.entities.candidates import Predicted, StoredCandidate, set_predictions
 from storage.entities.jobs import JobProblem
-from storage.entities.winners import Point
+from storage.entities.pareto_front import Point
 from workers.gpu.rank_measured import Timed, point_of, timed, without
 
 PREDICTIONS_AT_ONCE = 1000

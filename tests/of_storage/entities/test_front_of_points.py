@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cukiln.types import FrontEntry, Launch
-from storage.entities.winners import Point, merge_front, pareto, ranked_by, thinned
+from storage.entities.pareto_front import Point, merge_front, pareto, ranked_by, thinned
 
 
 def entry(candidate: str, **fields: Any) -> FrontEntry:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cukiln.types import Comparison, Contender, Measurement
-from storage.entities.winners import Point, pareto
+from storage.entities.pareto_front import Point, pareto
 from workers.gpu.rank_measured import MOST_CONTENDERS, NEAR, contenders, is_whole, runner_up, timed, without
 
 

@@ -14,8 +14,9 @@ from cukiln.types import FrontEntry, WinnerRecord
 from storage.blobs.blob_store import BlobStore
 from storage.config.settings import load_settings
 from storage.entities.jobs import job_state, load_problem
+from storage.entities.pareto_front import Point
 from storage.entities.searches import search_entry
-from storage.entities.winners import Point, get_winners, publish_winner
+from storage.entities.winners import get_winners, publish_winner
 from storage.transitions import take_work
 from storage.transitions.accept import NewJob, create_job
 from tests.support.fixtures_queue import QueueWorld
