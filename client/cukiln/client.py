@@ -227,7 +227,14 @@ class Client:
         """Wait until the job has ended. `progress` is called with the counts whenever they change."""
         deadline = None if timeout is None else time.monotonic() + timeout
         current = job if isinstance(job, Job) else self.job(job)
-        report = _Report(progress)
+        last: Progress | None = None
+
+        def report(counts: Progress | None) -> None:
+            nonlocal last
+            if progress is not None and counts is not None and counts != last:
+                last = counts
+                progress(counts)
+
         report(current.progress)
         while current.state not in ENDED:
             for event in read_events(self._transport, f"{_job_path(current.job)}/events", deadline=deadline):
@@ -325,19 +332,6 @@ class Client:
                 memory[key] = value
             for key in list(islice(memory, max(0, len(memory) - at_most))):
                 del memory[key]
-
-
-class _Report:
-    """Calls the callback only when the counts differ from the last ones."""
-
-    def __init__(self, callback: ProgressCallback | None) -> None:
-        self._callback = callback
-        self._last: Progress | None = None
-
-    def __call__(self, progress: Progress | None) -> None:
-        if self._callback is not None and progress is not None and progress != self._last:
-            self._last = progress
-            self._callback(progress)
 
 
 def progress_of(event: Event) -> Progress | None:

@@ -1,6 +1,6 @@
 """Candidates with their builds: the input of prediction and of the choice of a winner."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,16 +38,6 @@ class StoredCandidate:
     proof: Verdict | None
 
 
-@dataclass(frozen=True)
-class Predicted:
-    """An estimate in microseconds with what it is made of; never a measurement."""
-
-    problem_id: int
-    candidate: str
-    predicted_us: float
-    prediction: dict[str, Any]
-
-
 def candidates_of_problem(
     session: Session, problem_id: int, only: Collection[str] | None = None
 ) -> list[StoredCandidate]:
@@ -64,15 +54,11 @@ def candidates_of_problem(
     return [StoredCandidate(**row, proof=proof) for row, proof in zip(rows, proofs_of(session, rows), strict=True)]
 
 
-def set_predictions(session: Session, predictions: Sequence[Predicted]) -> None:
-    """Write the estimates of many candidates."""
+def set_predictions(session: Session, problem_id: int, predictions: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write estimates of a problem's candidates: microseconds (`us`) with what they are made of; nothing measured."""
+    key = {"job_problem_id": problem_id}
     rows = [
-        {
-            "job_problem_id": prediction.problem_id,
-            "candidate": prediction.candidate,
-            "predicted_us": prediction.predicted_us,
-            "prediction": prediction.prediction,
-        }
-        for prediction in predictions
+        {**key, "candidate": candidate, "predicted_us": prediction["us"], "prediction": dict(prediction)}
+        for candidate, prediction in predictions.items()
     ]
     change_each(session, CandidateRow, rows)

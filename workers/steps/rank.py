@@ -12,7 +12,7 @@ from codegen.text.ptxas_report import Resources
 from cukiln.types import Comparison, Measurement, VendorResult
 from storage.database.session import Database
 from storage.database.sql import chunks, is_predicted
-from storage.entities.candidates import Predicted, StoredCandidate, set_predictions
+from storage.entities.candidates import StoredCandidate, set_predictions
 from storage.entities.jobs import JobProblem
 from storage.entities.pareto_front import Point
 from workers.gpu.rank_measured import Timed, point_of, timed, without
@@ -74,14 +74,11 @@ def rank(problem: JobProblem, stored: Sequence[StoredCandidate]) -> tuple[list[R
 
 
 def write_predictions(database: Database, ranked: Sequence[Ranked]) -> None:
-    """Predictions are shown of all that is right, also where measured times decide."""
+    """Predictions are shown of all of a problem that is right, also where measured times decide."""
     for some in chunks(ranked, PREDICTIONS_AT_ONCE):
-        made = [
-            Predicted(entry.stored.problem_id, entry.candidate.id, entry.prediction.us, entry.prediction.as_dict())
-            for entry in some
-        ]
+        made = {entry.candidate.id: entry.prediction.as_dict() for entry in some}
         with database.write() as session:
-            set_predictions(session, made)
+            set_predictions(session, some[0].stored.problem_id, made)
         if len(some) < len(ranked):
             database.pause()
 

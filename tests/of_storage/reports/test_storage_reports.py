@@ -13,7 +13,7 @@ from storage.database.pages import make_cursor
 from storage.database.session import Database
 from storage.database.sql import core
 from storage.database.tables import CandidateRow, JobProblemRow, VerdictRow
-from storage.entities.candidates import Predicted, set_predictions
+from storage.entities.candidates import set_predictions
 from storage.entities.heartbeats import live_toolchains, register_toolchain
 from storage.entities.jobs import load_problem, problems_to_plan
 from storage.entities.verdicts import NewVerdict
@@ -438,7 +438,7 @@ def test_a_candidate_is_reported_with_its_proof_and_resources(
     job_id = planned_job(database)
     with database.write() as session:
         (first, _) = problem_ids(session, job_id)
-        set_predictions(session, [Predicted(first, "a1", 7.5, {"occupancy": 0.75})])
+        set_predictions(session, first, {"a1": {"us": 7.5, "occupancy": 0.75}})
         if venue == "gpu":
             measured = {"cases": [{"exact": False, "max_error": 0.125, "error_bound": 1.0}]}
             session.add(

@@ -9,7 +9,7 @@ from cukiln.types import StageSeconds
 from storage.database.session import Database
 from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, TaskRow
 from storage.entities import jobs
-from storage.entities.candidates import Predicted, candidates_of_problem, set_predictions
+from storage.entities.candidates import candidates_of_problem, set_predictions
 from storage.entities.groups import kernels_of, known_builds, load_group
 from storage.entities.jobs import load_problem, problems_to_plan
 from storage.entities.verdicts import NewVerdict, known_verdicts
@@ -364,13 +364,14 @@ def test_predictions_are_written_to_candidates(database: Database) -> None:
     plan_next(database, "a", "b")
     with database.write() as session:
         (problem_id,) = problem_ids(session, job.id)
-        set_predictions(session, [Predicted(problem_id, "c-b", 1.5, {"occupancy": 0.5}), Predicted(7777, "x", 1, {})])
-        set_predictions(session, [])
+        set_predictions(session, problem_id, {"c-b": {"us": 1.5, "occupancy": 0.5}})
+        set_predictions(session, 7777, {"x": {"us": 1.0}})
+        set_predictions(session, problem_id, {})
         predictions = {
             candidate.candidate: (candidate.predicted_us, candidate.prediction)
             for candidate in candidates_of_problem(session, problem_id)
         }
-    assert predictions == {"c-a": (None, None), "c-b": (1.5, {"occupancy": 0.5})}
+    assert predictions == {"c-a": (None, None), "c-b": (1.5, {"us": 1.5, "occupancy": 0.5})}
 
 
 def test_finishing_wants_a_winner_or_a_reason_and_counts_its_own_time(database: Database) -> None:
