@@ -12,8 +12,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import NotFoundError
+from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import LocalStore, ObjectStore, from_url
+
+from storage.errors import SettingsError
 
 FANOUT = [f"{number:02x}" for number in range(256)]
 
@@ -31,11 +33,18 @@ class StoredObject:
 
 
 def open_objects(url: str, prefix: str) -> "RemoteObjects":
-    """The store behind a `file://`, `s3://`, `gs://`, `az://` or `memory://` URL, prepared for paths `prefix/xx/…`."""
+    """The store behind a `file://`, `s3://`, `gs://`, `az://` or `memory://` URL, prepared for paths `prefix/xx/…`.
+    Raises SettingsError."""
     parts = urlsplit(url)
-    if parts.scheme == "file":
-        return LocalObjects(Path(unquote(parts.path)), prefix)
-    return RemoteObjects(from_url(url))
+    try:
+        if parts.scheme == "file":
+            return LocalObjects(Path(unquote(parts.path)), prefix)
+        return RemoteObjects(from_url(url))
+    except (OSError, BaseError) as error:
+        why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise SettingsError(
+            f"CUKILN_BLOBS_URL={url} cannot be used ({why}): name a store that can be written"
+        ) from error
 
 
 class RemoteObjects:
