@@ -4,6 +4,7 @@ obstore does the work. Its local store neither syncs what it writes nor removes 
 as `name#1` beside the target, then renames), so `LocalObjects` syncs file and folder itself.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -95,18 +96,21 @@ class RemoteObjects:
 
 
 class LocalObjects(RemoteObjects):
-    """A folder. Its sub-folders are made and synced when it is opened, so that a put syncs one file and one folder."""
+    """A folder. It and its sub-folders are made and synced when it is opened, so that a put syncs one file and one
+    folder. A folder around it that is missing is never made: a data folder that was moved away may come back."""
 
     def __init__(self, root: Path, prefix: str) -> None:
         self.root = root
-        for name in FANOUT:
-            (root / prefix / name).mkdir(parents=True, exist_ok=True)
+        for folder in (root, root / prefix, *(root / prefix / name for name in FANOUT)):
+            folder.mkdir(exist_ok=True)
         for folder in (root / prefix, root, root.parent):
             sync(folder)
         super().__init__(LocalStore(root))
 
     def put(self, path: str, data: bytes) -> None:
         file = self.root / path
+        if not self.root.is_dir():  # obstore would make it
+            raise OSError(errno.ESTALE, "the folder of the blobs is gone", str(self.root))
         if file.is_dir():  # the only thing that a rename does not replace
             file.rename(f"{file}#folder")
         super().put(path, data)
