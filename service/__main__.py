@@ -16,6 +16,7 @@ from codegen.plan.generator import generator
 from service.app import create_app
 from service.http.connections import ConnectionLimits, Connections
 from service.http.large_bodies import CONNECTIONS, ApiServer, BodyProcess, serve_bodies
+from storage.blobs.blob_store import BlobStore
 from storage.config.files import UMASK, raise_descriptor_limit
 from storage.config.logs import set_up_logging
 from storage.config.operator_path import load_operator_path
@@ -41,6 +42,7 @@ def main() -> int:
         load_operator_path(settings)
         database = Database(settings.database_url)
         database.migrate()  # safe beside other processes that migrate it
+        BlobStore(database, settings.blobs_url)
         database.dispose()
     except StorageError as error:
         print(f"cukiln: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet

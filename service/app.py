@@ -12,6 +12,7 @@ from service.context import Service
 from service.http import handle_errors
 from service.http.head import HeadAsGet
 from service.http.parameters import known_parameters
+from service.http.turns import Turns
 from service.pages import pages
 from service.routes import (
     blobs,
@@ -49,7 +50,7 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = open_service(settings)
         submissions = Together[bytes, Job]("submissions", lambda bodies: accept_jobs(service, bodies), MOST_SUBMISSIONS)
-        app.state.service, app.state.submissions = service, submissions
+        app.state.service, app.state.submissions, app.state.event_turns = service, submissions, Turns()
         try:
             yield
         finally:

@@ -16,6 +16,7 @@ from service.context import Service, service_of
 from service.http.answers import problem_response
 from service.http.errors import Refused, refuse
 from service.http.handle_errors import refused_by
+from service.http.turns import Turns
 from service.keyring import ANYONE, Caller, WrongKeys
 from storage.config.settings import is_loopback
 from storage.database.database_errors import DATABASE_ERRORS, Failure, failure_of
@@ -79,9 +80,12 @@ class Gate:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
         self._wrong = WrongKeys()
+        self._turns = Turns()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
+            if scope["path"] != PROBE:
+                await self._turns.take()
             try:
                 scope["cukiln.caller"] = await self._admit(scope)
             except Refused as refused:

@@ -10,12 +10,22 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from redis import Redis
 
 Request = TypeVar("Request")
 Result = TypeVar("Result")
+
+
+async def to_its_end(work: asyncio.Future[Result]) -> Result:
+    """The result of what a thread does, also where the server stops and cancels the request meanwhile: the thread
+    writes all the same, and the answer has to say so."""
+    while not work.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.shield(work)
+    return work.result()
 
 
 class Together(Generic[Request, Result]):
@@ -27,16 +37,19 @@ class Together(Generic[Request, Result]):
         self._waiting: list[tuple[Request, asyncio.Future[Result]]] = []
         self._busy = False
 
-    async def do(self, request: Request) -> Result:
-        """The result of a request; on the event loop."""
+    def do(self, request: Request) -> asyncio.Future[Result]:
+        """The result of a request; on the event loop. Cancelled where the service stops before it is begun."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
         if not self._busy:
             self._begin()
-        return await future
+        return future
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._thread.shutdown(wait=False)
+        waiting, self._waiting = self._waiting, []
+        for _, future in waiting:
+            future.cancel()
 
     def _begin(self) -> None:
         batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]

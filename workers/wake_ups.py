@@ -102,7 +102,13 @@ def connect_async(url: str, *, wait_seconds: float = 1.0) -> redis.asyncio.Redis
 
     retry = AsyncRetry(ExponentialBackoff(cap=0.05, base=0.01), retries=3, supported_errors=(RedisAway,))
     timeout = wait_seconds + ANSWER_SECONDS
-    return redis.asyncio.Redis.from_url(url, retry=retry, socket_timeout=timeout, socket_connect_timeout=ANSWER_SECONDS)
+    return redis.asyncio.Redis.from_url(
+        url,
+        retry=retry,
+        socket_timeout=timeout,
+        socket_connect_timeout=ANSWER_SECONDS,
+        driver_info=None,  # its version is looked up in the file system for each client, on the event loop
+    )
 
 
 class _Breaker(Retry):

@@ -23,6 +23,7 @@ SWEEP_SECONDS = 1.0
 LINGER_SECONDS, LINGER_BYTES = 2.0, 64 << 20
 """For a client that is still sending when it is refused: closing at once would reset the connection."""
 _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
+_BEGUN_LINE = re.compile(rb"\r(\n(\r|u(p(g(r(a(d(e)?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
 MOST_HEAD_BYTES = 64 << 10
 """Of a request: its line and headers, which the parser keeps whatever their size."""
 
@@ -100,6 +101,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.stalled_since: float | None = None  # since when the client takes nothing
         self._dropped_bytes = 0
         self._body_left = 0  # of a body whose length was announced
+        self._begun_line = b""  # of a head: the last bytes that came, where they may begin the field Upgrade
         self._head_bytes = 0  # since a body's last bytes: of a head, or of what follows a body
         # All bytes of the request that is being read; None where they began with the end of another.
         self._request: bytearray | None = bytearray()
@@ -140,7 +142,10 @@ class BoundedProtocol(HttpToolsProtocol):
             self.data_received(data[end:])
             return
         if not (self.is_running and self.cycle.more_body):
-            data = _without_upgrade(data)
+            data, self._begun_line = _without_upgrade(self._begun_line + data)
+            if not data:
+                self._all.note(self)
+                return
         self._head_bytes += len(data)
         if self._between:
             self._request, self._is_first = bytearray(), True
@@ -281,11 +286,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._all.note(self)
 
 
-def _without_upgrade(data: bytes) -> bytes:
-    """The head with its field `Upgrade` renamed: it may be ignored (RFC 9110, 7.8), and the parser would take such a
-    request for one without a body. Clients that can HTTP/2 send it with every request (`curl --http2`, Java's)."""
+def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
+    """The head, or some of it, with its field `Upgrade` renamed: it may be ignored (RFC 9110, 7.8), and the parser
+    would take such a request for one without a body. Clients that can HTTP/2 send it with every request (`curl
+    --http2`, Java's). Then the last bytes, where they may begin the field, or the head's end, once more have come."""
     head, end, rest = data.partition(b"\r\n\r\n")
-    return _UPGRADE.sub(b"\r\nx-grade:", head) + end + rest if _UPGRADE.search(head) else data
+    begun = None if end else _BEGUN_LINE.search(head)
+    whole = len(head) if begun is None else begun.start()
+    return _UPGRADE.sub(b"\r\nx-grade:", head[:whole]) + end + rest, head[whole:]
 
 
 class _Lingering:

@@ -28,6 +28,8 @@ log = logging.getLogger("cukiln.service")
 OWN_BYTES = 256 << 10
 """Bodies up to this size are handled by the first process: lookups of a thousand problems."""
 PATHS = ("/v1/jobs", "/v1/lookups", "/v1/results")
+ACCEPTED_AT_ONCE = 16
+"""New connections in one round of the event loop."""
 CONNECTIONS = 256
 """Of the second process: before a body has room, it may hold two reads of a socket, 500 KB."""
 AGAIN_SECONDS = 1.0  # until it starts again
@@ -138,14 +140,26 @@ def serve_bodies(config: uvicorn.Config, channel: socket.socket) -> int:
 class ApiServer(uvicorn.Server):
     """In the first process: it ends the second."""
 
-    def __init__(self, config: uvicorn.Config, bodies: BodyProcess) -> None:
+    def __init__(self, config: uvicorn.Config, bodies: BodyProcess | None = None) -> None:
         super().__init__(config)
         self._bodies = bodies
 
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """uvloop accepts one connection of a listening socket in a round of its loop: behind 1,000 new ones a probe is
+        answered 1,000 rounds later. Of a copy of the socket it accepts another one."""
+        await super().startup(sockets)
+        make = partial(self.config.http_protocol_class, app_state=self.lifespan.state)  # type: ignore[call-arg]
+        protocol, loop = partial(make, config=self.config, server_state=self.server_state), asyncio.get_running_loop()
+        for listening in [listening for server in self.servers for listening in server.sockets]:
+            for _ in range(ACCEPTED_AT_ONCE - 1):
+                copy = socket.socket(fileno=os.dup(listening.fileno()))
+                self.servers.append(await loop.create_server(protocol, sock=copy, backlog=self.config.backlog))
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        ending = asyncio.create_task(asyncio.to_thread(self._bodies.end))
+        ending = asyncio.create_task(asyncio.to_thread(self._bodies.end)) if self._bodies is not None else None
         await super().shutdown(sockets)
-        await ending
+        if ending is not None:
+            await ending
 
 
 class BodyServer(uvicorn.Server):

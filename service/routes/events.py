@@ -29,6 +29,7 @@ from redis.exceptions import TimeoutError as RedisSilent
 from service.auth import caller_of
 from service.context import Service, ServiceDep
 from service.http.errors import refuse
+from service.http.turns import Turns
 from service.keyring import Caller
 from service.openapi import problems
 from service.routes.jobs import KnownJob
@@ -86,7 +87,7 @@ async def get_events(
     the last one."""
     caller = caller_of(request)
     assert caller is not None, "the gate lets no call in without one"
-    watch = _Watch(service, caller, job, after)
+    watch = _Watch(service, caller, job, after, request.app.state.event_turns)
     with suppress(_KeyRevoked):
         async for event in watch.events():
             yield event
@@ -99,13 +100,15 @@ class _KeyRevoked(Exception):
 class _Watch:
     """One watcher of one job."""
 
-    def __init__(self, service: Service, caller: Caller, job: str, after: str | None) -> None:
+    def __init__(self, service: Service, caller: Caller, job: str, after: str | None, turns: Turns) -> None:
         self._service, self._caller, self._job, self._after = service, caller, job, after
+        self._turns = turns  # of all watchers
         self._sent: Any = None  # state and counts, as last sent
 
     async def events(self) -> AsyncIterator[ServerSentEvent]:
         url = self._service.settings.redis_url
         if url is not None:
+            await self._turns.take()
             # A connection of its own: a watcher waits in a blocking read.
             async with wake_ups.connect_async(url, wait_seconds=POLL_SECONDS) as redis:
                 async for event in self._from_redis(redis):
@@ -127,6 +130,7 @@ class _Watch:
                     self._after = event.id
                     if event.type == "progress":
                         self._sent = _counts(event.data.get("state"), event.data.get("progress", {}))
+                    await self._turns.take()
                     yield ServerSentEvent(event=event.type, data=event.data, id=event.id)
                 ended = any(event.type == "state" and event.data.get("state") not in LIVE for event in batch)
                 if ended or not batch:

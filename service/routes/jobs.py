@@ -1,10 +1,11 @@
 """/v1/jobs: send, list, look at, cancel; a job's candidates, rejections and timeline."""
 
+import asyncio
 import re
+from collections.abc import Callable
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
-from fastapi.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from cukiln.types import CandidatePage, Job, JobPage, JobState, Rejections, Timeline, VerdictName
@@ -15,7 +16,7 @@ from service.http.errors import Refused, refuse
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
 from service.routes.accept_job import accept_jobs, retry_job
 from service.routes.body import Body
-from service.threads import Together
+from service.threads import Together, to_its_end
 from storage.database.tables import LIVE
 from storage.entities.jobs import job_state, list_jobs
 from storage.reports.candidates import candidate_page, has_problem, rejections
@@ -79,9 +80,9 @@ def job_not_found(job: str) -> Refused:
 async def post_job(request: Request, body: Body, service: ServiceDep) -> Response:
     """Send 1 to 10,000 problems. 202 once the job is durable, 200 when every problem was answered from the cache."""
     if len(body) > SHARED_BYTES:
-        return await run_in_threadpool(_accept_alone, service, body)
+        return _answer(await _in_thread(_accept_alone, service, body))
     submissions: Together[bytes, Job] = request.app.state.submissions
-    return _answer(await submissions.do(body))
+    return _answer(await to_its_end(submissions.do(body)))
 
 
 @router.post(
@@ -94,16 +95,20 @@ async def post_job(request: Request, body: Body, service: ServiceDep) -> Respons
     },
 )
 @needs("submit")
-def post_retry(job: KnownJob, service: ServiceDep) -> Response:
+async def post_retry(job: KnownJob, service: ServiceDep) -> Response:
     """A new job of what failed, was cancelled, lost candidates, or reached a limit, of a job that has ended."""
-    return _answer(retry_job(service, job))
+    return _answer(await _in_thread(retry_job, service, job))
 
 
-def _accept_alone(service: Service, body: bytes) -> Response:
+async def _in_thread(write: Callable[[Service, T], Job], service: Service, asked: T) -> Job:
+    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, write, service, asked))
+
+
+def _accept_alone(service: Service, body: bytes) -> Job:
     (outcome,) = accept_jobs(service, [body])
     if isinstance(outcome, Exception):
         raise outcome
-    return _answer(outcome)
+    return outcome
 
 
 def _answer(job: Job) -> Response:

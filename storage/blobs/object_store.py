@@ -4,6 +4,7 @@ obstore does the work. Its local store neither syncs what it writes nor removes 
 as `name#1` beside the target, then renames), so `LocalObjects` syncs file and folder itself.
 """
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import suppress
@@ -12,8 +13,10 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import obstore
-from obstore.exceptions import NotFoundError
+from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import LocalStore, ObjectStore, from_url
+
+from storage.errors import SettingsError
 
 FANOUT = [f"{number:02x}" for number in range(256)]
 
@@ -31,11 +34,18 @@ class StoredObject:
 
 
 def open_objects(url: str, prefix: str) -> "RemoteObjects":
-    """The store behind a `file://`, `s3://`, `gs://`, `az://` or `memory://` URL, prepared for paths `prefix/xx/…`."""
+    """The store behind a `file://`, `s3://`, `gs://`, `az://` or `memory://` URL, prepared for paths `prefix/xx/…`.
+    Raises SettingsError."""
     parts = urlsplit(url)
-    if parts.scheme == "file":
-        return LocalObjects(Path(unquote(parts.path)), prefix)
-    return RemoteObjects(from_url(url))
+    try:
+        if parts.scheme == "file":
+            return LocalObjects(Path(unquote(parts.path)), prefix)
+        return RemoteObjects(from_url(url))
+    except (OSError, BaseError) as error:
+        why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
+        raise SettingsError(
+            f"CUKILN_BLOBS_URL={url} cannot be used ({why}): name a store that can be written"
+        ) from error
 
 
 class RemoteObjects:
@@ -86,18 +96,21 @@ class RemoteObjects:
 
 
 class LocalObjects(RemoteObjects):
-    """A folder. Its sub-folders are made and synced when it is opened, so that a put syncs one file and one folder."""
+    """A folder. It and its sub-folders are made and synced when it is opened, so that a put syncs one file and one
+    folder. A folder around it that is missing is never made: a data folder that was moved away may come back."""
 
     def __init__(self, root: Path, prefix: str) -> None:
         self.root = root
-        for name in FANOUT:
-            (root / prefix / name).mkdir(parents=True, exist_ok=True)
+        for folder in (root, root / prefix, *(root / prefix / name for name in FANOUT)):
+            folder.mkdir(exist_ok=True)
         for folder in (root / prefix, root, root.parent):
             sync(folder)
         super().__init__(LocalStore(root))
 
     def put(self, path: str, data: bytes) -> None:
         file = self.root / path
+        if not self.root.is_dir():  # obstore would make it
+            raise OSError(errno.ESTALE, "the folder of the blobs is gone", str(self.root))
         if file.is_dir():  # the only thing that a rename does not replace
             file.rename(f"{file}#folder")
         super().put(path, data)

@@ -64,7 +64,7 @@ class Settings(BaseSettings):
     tool_folders: str = Field("", description="that compilers may read, by colons")
     default_target: str = Field("sm_80", alias="CUKILN_TARGET", pattern=r"^sm_[0-9]{2,3}[af]?$")
 
-    max_body_bytes: int = Field(8 * 2**20, ge=1_000)
+    max_body_bytes: int = Field(8 * 2**20, ge=1_000, le=GIB // 4, description="read and parsed in memory, tenfold")
     max_connections: int = Field(4_096, ge=8, description="of the API; one more ends the longest unfinished one")
     max_json_depth: int = Field(32, ge=8, le=500)
     max_problems: int = Field(10_000, ge=1, le=10_000)

@@ -81,9 +81,26 @@ def settle_job(session: Session, job_id: str) -> str | None:
     ).one_or_none()
     if ended is None:
         return None
+    _end_plans(session, job_id)
     # Results of other jobs, or losses, may have given its candidates their verdicts before its own tasks began.
     end_tasks(session, job_id, SEARCH)
     return state
+
+
+def _end_plans(session: Session, job_id: str) -> None:
+    """Of a job that has ended, those that are still leased: their attempt has just ended the last problem. One whose
+    problems all failed has failed with the first's error; none was cancelled."""
+    task, now = core(TaskRow).c, clock_of(session).now()
+    of_job = task.id.in_(select(TaskJobRow.task_id).where(TaskJobRow.job_id == job_id))
+    leased = select(task.id, task.ref).where(of_job, task.kind == PLAN, task.state == "leased")
+    for id, ref in session.execute(leased).all():
+        _, first, last = parse_plan_ref(ref)
+        problems = select(JobProblemRow.state, JobProblemRow.error).where(
+            JobProblemRow.job_id == job_id, JobProblemRow.position.between(first, last)
+        )
+        states, errors = zip(*session.execute(problems.order_by(JobProblemRow.position)), strict=True)
+        failed = {"state": "failed", "error": errors[0]} if set(states) == {"failed"} else {"state": "done"}
+        change(session, TaskRow, task.id == id, **failed, finished_at=now, lease_expires_at=None)
 
 
 def expire_budgets(session: Session) -> list[str]:

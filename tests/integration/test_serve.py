@@ -430,6 +430,28 @@ def test_a_host_that_others_can_reach_needs_a_key(
     assert not settings.data_dir.exists()
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        (
+            "blobs_url",
+            "file:///proc/y",
+            r"CUKILN_BLOBS_URL=file:///proc/y cannot be used \(No such file or directory\)",
+        ),
+        ("blobs_url", "s3://", r"CUKILN_BLOBS_URL=s3:// cannot be used \(Generic URL error: .*\): name a store"),
+        ("tool_folders", "/usr:/no/such", "CUKILN_TOOL_FOLDERS names /no/such, which is not a folder"),
+        ("tool_folders", "/etc/passwd", "CUKILN_TOOL_FOLDERS names /etc/passwd, which is not a folder"),
+    ],
+)
+def test_a_setting_that_the_machine_does_not_bear_out_is_named_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], settings: Settings, field: str, value: str, words: str
+) -> None:
+    assert serve.serve(settings.model_copy(update={field: value})) == 78
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2, said
+    assert re.search(words, said[1])
+
+
 def test_a_database_that_is_none_is_named_in_one_sentence(
     capsys: pytest.CaptureFixture[str], settings: Settings
 ) -> None:

@@ -119,6 +119,7 @@ def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch: pytest.M
         ("CUKILN_HOST", "0.0.0.0", "settings", "CUKILN_API_KEY"),
         ("CUKILN_NVCC", "/nowhere/nvcc", "nvcc", "CUKILN_NVCC names /nowhere/nvcc, which is not an executable file"),
         ("CUKILN_CXX", "no-such-g++", "g++", "CUKILN_CXX names no-such-g++, which is not an executable file"),
+        ("CUKILN_TOOL_FOLDERS", "/nowhere", "nvcc", "CUKILN_TOOL_FOLDERS names /nowhere, which is not a folder"),
         ("OPERATOR_PATH", "/nowhere", "operators", "OPERATOR_PATH: /nowhere: an operator folder needs a file"),
     ],
 )

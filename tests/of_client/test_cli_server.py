@@ -82,6 +82,19 @@ def test_without_the_server_packages_it_says_so(monkeypatch: pytest.MonkeyPatch)
         found()
 
 
+def test_the_help_of_worker_needs_no_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "workers.worker.main", None)
+    monkeypatch.setattr("sys.argv", ["cukiln", "worker", "--help"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    said = capsys.readouterr().out
+    assert stopped.value.code == 0
+    for word in ("plan", "compile", "gpu", "reconcile", "--target", "--device"):
+        assert word in said
+
+
 def test_a_server_that_lacks_a_package_names_it() -> None:
     code = (
         f"import sys; sys.path[:0] = [{str(Path(CLIENT).parent)!r}, {CLIENT!r}]\n"
@@ -131,9 +144,9 @@ def test_the_options_of_serve_and_worker_reach_the_server(monkeypatch: pytest.Mo
     assert (settings.port, settings.workers, settings.data_dir) == (0, 3, tmp_path / "here")
     assert workers == [
         ["plan"],
-        ["compile", "--target", "sm_80", "--target", "sm_90a"],
+        ["compile", "--target=sm_80", "--target=sm_90a"],
         ["gpu"],
-        ["gpu", "--device", "GPU-1-2"],
+        ["gpu", "--device=GPU-1-2"],
         ["reconcile"],
     ]
 

@@ -170,6 +170,25 @@ def test_results_that_only_have_other_code_have_no_winner(client: Client, result
     assert "another nvcc made that" in (ended.problems[0].error or "")
 
 
+def test_imported_details_do_not_say_where_and_how_it_was_verified(
+    client: Client, results: dict[str, Any], job: Job
+) -> None:
+    def forged(content: dict[str, Any]) -> None:
+        content["device"]["name"] = "Fourth GPU"
+        content["problems"] = [content["problems"][0]]
+        content["problems"][0]["comparison"] = None
+        for one in content["problems"][0]["candidates"]:
+            one["measurement"]["device"] = "Fourth GPU"
+            one["details"] |= {"venue": "here", "plan_version": "newer"}
+
+    ended = client.wait(client.send_results(changed(results, forged)), timeout=120)
+    assert ended.state == "done", ended
+    first = client.kernel(ended.problems[0].key).front[0]
+    for details in (first.verdict, client.candidate(first.candidate, job=ended.job).details):
+        assert details is not None
+        assert (details["venue"], details["plan_version"]) == ("gpu", results["plan_versions"]["matmul"])
+
+
 def test_what_was_not_measured_leaves_the_search_open(client: Client, results: dict[str, Any], job: Job) -> None:
     def unmeasured(content: dict[str, Any]) -> None:
         content["device"]["name"] = "Third GPU"

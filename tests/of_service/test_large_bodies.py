@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from service.http import large_bodies
+from service.http.connections import _without_upgrade
 from service.http.large_bodies import CONNECTIONS, OWN_BYTES, BodyProcess
 from service.keyring import WRONG_KEYS
 from storage.config.settings import Settings, load_settings
@@ -214,6 +215,33 @@ def test_a_path_may_be_spelt_in_other_ways(shared: RunningApi, url: str) -> None
 
 
 UPGRADE = "Connection: Upgrade, HTTP2-Settings\r\nUPGRADE: h2c\r\nHTTP2-Settings: AAMAAABk"
+
+
+@pytest.mark.parametrize("cut", [*range(-2, len("\r\nUPGRADE: ")), -4, -3])
+def test_an_offer_of_http_2_may_come_in_pieces(shared: RunningApi, cut: int) -> None:
+    body = json.dumps({"problems": [PROBLEM]}).encode()
+    sent = head(f"Content-Length: {len(body)}\r\nConnection: Upgrade\r\nUPGRADE: h2c")
+    cut = len(sent) + cut if cut < 0 else sent.index(b"\r\nUPGRADE") + cut
+    with raw(shared) as connection:
+        for piece in (sent[:cut], sent[cut:], body):
+            connection.sendall(piece)
+            time.sleep(0.02)
+        answer = more = connection.recv(1 << 16)
+        while more and b'"misses":1' not in answer:
+            answer += (more := connection.recv(1 << 16))
+        assert answer.startswith(b"HTTP/1.1 200") and b'"misses":1' in answer
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 8, 9])
+@pytest.mark.parametrize("lines", ["Upgrade: h2c\r\nX: y", "X: upgrade\r\nUp: grade\r\nX-Upgrade: z", "X:\r\nUPGRADE:"])
+def test_pieces_of_a_head_are_what_the_whole_is(size: int, lines: str) -> None:
+    sent = head(lines)
+    passed = begun = b""
+    for first in range(0, len(sent), size):
+        piece, begun = _without_upgrade(begun + sent[first : first + size])
+        passed += piece
+    assert (passed, begun) == _without_upgrade(sent)
+    assert b"\r\nupgrade:" not in passed.lower() and len(passed) == len(sent)
 
 
 @pytest.mark.parametrize("spaces", [0, 2 * OWN_BYTES])

@@ -95,6 +95,19 @@ def test_a_caller_that_leaves_does_not_hold_up_the_others() -> None:
     run(scenario)
 
 
+def test_a_close_ends_what_is_not_begun_and_what_is_begun_has_its_result() -> None:
+    async def scenario(together: Together[int, int], work: Work) -> None:
+        begun, waits = (asyncio.ensure_future(together.do(number)) for number in (1, 2))
+        await asyncio.sleep(0)
+        together.close()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        work.may.set()
+        assert await begun == 2
+
+    run(scenario)
+
+
 # ---- jobs that are sent at once
 
 

@@ -26,6 +26,7 @@ from service.__main__ import configuration
 from service.app import create_app
 from service.context import Service
 from service.http.connections import ConnectionLimits
+from service.http.large_bodies import ApiServer
 from storage.blobs.blob_store import BlobStore
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
@@ -78,7 +79,7 @@ def serving(folder: Path, *, limits: ConnectionLimits | None = None, **overrides
     if database.is_sqlite and not Path(str(database.url.database)).exists():
         write_migrated(Path(str(database.url.database)))
     database.migrate()
-    server = uvicorn.Server(configuration(_app(settings), settings, limits))
+    server = ApiServer(configuration(_app(settings), settings, limits))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:

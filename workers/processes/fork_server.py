@@ -180,7 +180,9 @@ class ForkServer:
                 stdout=output,
                 stderr=output,
                 pass_fds=[theirs.fileno()],
-                start_new_session=True,
+                # Not a session: when our end orphans its group, the kernel continues it where a signal had stopped it
+                # (setpgid(2)). Only so does one that is not tied find its channel closed.
+                process_group=0,
             )
         return False
 

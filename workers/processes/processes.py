@@ -35,6 +35,7 @@ from typing import IO, TYPE_CHECKING
 from uuid import uuid4
 
 from storage.config.limits import EndedBy, Limits
+from storage.errors import SettingsError
 from workers.processes import process_stream
 from workers.processes.fence.access import ROOT, Access, device_access, secrets_of, tool_access
 from workers.processes.fence.fence import Fence, processes_of_all
@@ -364,8 +365,12 @@ def _pipe() -> tuple[IO[bytes], IO[bytes]]:
 
 
 def fenced_processes(settings: Settings) -> Processes:
-    """Whose children may touch nothing of the service, and read the compilers' further folders."""
+    """Whose children may touch nothing of the service, and read the compilers' further folders. Raises SettingsError
+    where one of these is missing."""
     reads = [Path(folder) for folder in settings.tool_folders.split(os.pathsep) if folder]
+    for folder in reads:
+        if not folder.is_dir():
+            raise SettingsError(f"CUKILN_TOOL_FOLDERS names {folder}, which is not a folder: correct or remove it")
     return Processes(secrets=secrets_of(settings), reads=reads)
 
 

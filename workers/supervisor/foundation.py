@@ -6,6 +6,7 @@ from contextlib import closing
 
 from redis.exceptions import RedisError
 
+from storage.blobs.blob_store import BlobStore
 from storage.config.operator_path import check_operator_path
 from storage.config.settings import Settings
 from storage.database.session import Database
@@ -28,11 +29,12 @@ def check_machine(settings: Settings) -> list[Device]:
         return gpus_to_use(settings, processes)
 
 
-def migrate(settings: Settings) -> None:
-    """Raises StorageError."""
+def open_stores(settings: Settings) -> None:
+    """The database, migrated, and the blobs. Raises StorageError."""
     database = Database(settings.database_url)
     try:
         database.migrate()
+        BlobStore(database, settings.blobs_url)
     finally:
         database.dispose()
 

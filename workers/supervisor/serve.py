@@ -162,7 +162,7 @@ class Supervisor:
         from workers.supervisor import foundation
 
         self.gpus = foundation.check_machine(settings)
-        foundation.migrate(settings)
+        foundation.open_stores(settings)
         self._valkey = foundation.start_queue(settings)
         if self._valkey is not None:
             settings = self.settings = settings.model_copy(update={"redis_url": self._valkey.url})
@@ -288,7 +288,7 @@ def serve(settings: Settings, *, commands: Commands | None = None) -> int:
         _say("stopping; Ctrl-C again stops without waiting")
     except ServeError as error:
         _say(f"cukiln serve: {error}")
-        return 1
+        return os.EX_CONFIG if isinstance(error.__cause__, SettingsError) else 1
     finally:
         supervisor.stop()
         for number, handler in before.items():
@@ -331,7 +331,7 @@ def main() -> int:
         return serve(load_settings())
     except SettingsError as error:
         sys.stderr.write(f"cukiln serve: {error}\n")
-        return 78
+        return os.EX_CONFIG
 
 
 def _reachable(host: str) -> str:

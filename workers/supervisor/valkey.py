@@ -116,7 +116,7 @@ class EmbeddedValkey:
     def _starting(self) -> Generator[None]:
         """Yields until it answers. Raises ValkeyFailed, OSError, and then it has ended."""
         self._process = None
-        self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.folder.mkdir(exist_ok=True, mode=0o700)  # not those around it: one that was moved away may come back
         end_orphan(self.folder)
         path = socket_path(self.folder)
         self.url = f"unix://{quote(str(path))}"

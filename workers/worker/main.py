@@ -48,7 +48,6 @@ from workers.worker.run_task import run_wake_up
 
 log = logging.getLogger("cukiln.worker")
 
-EXIT_CONFIG = 78  # sysexits.h
 DATABASE_WAIT_SECONDS = 60.0  # until the schema is there: `serve` or the API migrates it, perhaps on another machine
 
 
@@ -84,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         run_worker(arguments.kind, settings, STEPS, targets=arguments.target)
     except (SettingsError, ToolchainMissing, GpuMissing, InfrastructureError, WorkerError) as error:
         sys.stderr.write(f"cukiln worker: {error}\n")
-        return EXIT_CONFIG
+        return os.EX_CONFIG
     return 0
 
 

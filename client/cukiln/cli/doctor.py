@@ -147,6 +147,8 @@ def nvcc(settings: Any) -> Finding:
     try:
         with contextlib.closing(server_module("workers.processes.processes").fenced_processes(settings)) as processes:
             compilers = toolchain.find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+    except server_module("storage.errors").SettingsError as error:
+        return Finding("nvcc", "missing", str(error), "correct CUKILN_TOOL_FOLDERS, or unset it")
     except toolchain.ToolchainMissing as error:
         return Finding("nvcc", "missing", str(error), "`make run` installs it from PyPI wheels; no CUDA is needed")
     return Finding("nvcc", "found", f"{dict(compilers.versions)['nvcc']} ({compilers.nvcc})")

@@ -345,10 +345,21 @@ def serve(
     raise typer.Exit(run_server({name: value for name, value in options.items() if value is not None}))
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []})
-def worker(context: typer.Context) -> None:
-    """Run one worker beside a service: `cukiln worker --help` lists the kinds and their options."""
-    raise typer.Exit(run_worker(context.args))
+@app.command()
+def worker(
+    kind: Annotated[str, typer.Argument(help="plan, compile, gpu or reconcile.")],
+    target: Annotated[list[str] | None, typer.Option(help="compile: for this target only; may be repeated.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="gpu: its UUID, or its number in the driver's order. Default: 0.")
+    ] = None,
+) -> None:
+    """Run one worker beside a service.
+
+    plan: problems become candidates. compile: groups, verification and winners. gpu: measuring on one GPU; exit code 69
+    when it stopped answering. reconcile: tasks of dead workers and missing wake-ups.
+    """
+    options = [*(f"--target={name}" for name in target or ()), *([] if device is None else [f"--device={device}"])]
+    raise typer.Exit(run_worker([kind, *options]))
 
 
 def _complain(error: CukilnError, code: int) -> int:

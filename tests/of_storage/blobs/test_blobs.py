@@ -19,7 +19,8 @@ from storage.blobs.blob_store import Blob, BlobStore, add_blobs, blob_path
 from storage.blobs.object_store import LocalObjects, RemoteObjects, StoredObject, open_objects
 from storage.database.session import Clock, Database
 from storage.database.tables import BlobRow
-from storage.errors import BlobCorrupt, BlobMissing
+from storage.errors import BlobCorrupt, BlobMissing, SettingsError
+from workers.processes.cause import is_of_the_machine
 
 DATA = b"\x7fELF" + bytes(range(256)) * 40
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -27,6 +28,7 @@ DIGEST = hashlib.sha256(DATA).hexdigest()
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    (tmp_path / "a folder").mkdir()
     return tmp_path / "a folder" / "blobs"
 
 
@@ -138,6 +140,19 @@ def test_the_folders_are_synced_when_the_store_is_opened(tmp_path: Path, monkeyp
     )
     LocalObjects(tmp_path / "blobs", "sha256")
     assert synced == [str(tmp_path / "blobs" / "sha256"), str(tmp_path / "blobs"), str(tmp_path)]
+
+
+def test_a_data_folder_that_is_moved_away_is_not_made_a_second_time(blobs: BlobStore, folder: Path) -> None:
+    blobs.put(DATA, "text/plain")
+    away = folder.parent.rename(folder.parent.with_name("away"))
+    with pytest.raises(OSError, match="the folder of the blobs is gone") as met:
+        blobs.put(b"other", "text/plain")
+    assert is_of_the_machine(met.value), "workers pause"
+    with pytest.raises(SettingsError, match="No such file or directory"):
+        open_objects(folder.as_uri(), "sha256")
+    assert not folder.parent.exists()
+    away.rename(folder.parent)
+    assert blobs.get(blobs.put(b"other", "text/plain").digest) == b"other"
 
 
 class FailingObjects:

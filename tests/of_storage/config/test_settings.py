@@ -138,6 +138,7 @@ def test_every_variable_refuses_nonsense_by_its_name(monkeypatch: pytest.MonkeyP
         ("CUKILN_TARGET", "ampere", "CUKILN_TARGET"),
         ("CUKILN_LEASE_SECONDS", "0", "CUKILN_LEASE_SECONDS"),
         ("CUKILN_MAX_PROBLEMS", "10001", "CUKILN_MAX_PROBLEMS"),
+        ("CUKILN_MAX_BODY_BYTES", "268435457", "CUKILN_MAX_BODY_BYTES.*less than or equal to 268435456"),
         ("CUKILN_COMPILE_MEMORY_BYTES", "1", "CUKILN_COMPILE_MEMORY_BYTES"),
         ("CUKILN_POLL_SECONDS", "nan", "CUKILN_POLL_SECONDS"),
         ("CUKILN_GPUS", "0,", "CUKILN_GPUS.*pattern"),

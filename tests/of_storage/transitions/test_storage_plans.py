@@ -17,6 +17,7 @@ from storage.errors import LostLease
 from storage.queue import losses, tasks
 from storage.queue.new_tasks import jobs_of
 from storage.queue.tasks import Renewal
+from storage.reports.times import timeline
 from storage.transitions import accept, end_attempt, end_jobs, take_work
 from storage.transitions.apply_verdicts import Versions
 from storage.transitions.end_jobs import finish_problem
@@ -116,6 +117,25 @@ def test_a_problem_without_candidates_is_finished_at_once_with_its_reason(databa
     with database.read() as session:
         status = jobs.job_state(session, job.id)
     assert status is not None and status.error == "1 of 1 problem failed; the first, p0: rule: too many"
+
+
+@pytest.mark.parametrize(("good", "shown"), [(0, "failed"), (1, "done")])
+def test_a_plan_whose_problems_end_before_its_attempt_is_not_shown_as_cancelled(
+    database: Database, good: int, shown: str
+) -> None:
+    job = add_job(database, count=1 + good)
+    lease = take_one(database, "plan")
+    with database.write() as session:
+        for problem in problems_to_plan(session, lease):
+            end_plan(session, lease, PlannedProblem(problem.id, 0, 2, {}, StageSeconds(), error="rule: too many"))
+    for winner in [None] + ["c-a"] * good:
+        finish_next(database, winner=winner, error=None if winner else "rule: too many")
+    with database.read() as session:
+        found = timeline(session, job.id)
+    assert found is not None
+    assert [(step.kind, step.state) for lane in found.lanes for step in lane.steps if step.kind == "plan"] == [
+        ("plan", shown)
+    ]
 
 
 def test_a_job_with_some_failed_problems_is_partial(database: Database) -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import subprocess
 import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,6 +117,35 @@ def test_what_was_forked_ends_with_the_server_which_can_start_again(server: Fork
     server.ensure_running()
     assert server.pid not in (None, before)
     assert fork(server, *CHILD, "exit", "0").wait(30.0)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_server_that_a_signal_has_stopped_ends_with_a_client_that_is_killed(tied: bool) -> None:
+    client = textwrap.dedent(f"""
+        import time
+        from workers.processes.fork_server import ForkServer, Request
+        server = ForkServer("fork server", [], env={{"PYTHONPATH": {PATHS!r}}}, tied={tied})
+        server.ensure_running()
+        forked = server.fork(Request("it", {SLEEP!r}, {{}}))
+        assert forked.receive(30.0)
+        print(server.pid, forked.pid, flush=True)
+        time.sleep(300)
+    """)
+    process = subprocess.Popen([sys.executable, "-c", client], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    started = [psutil.Process(int(pid)) for pid in process.stdout.readline().split()]
+    try:
+        started[0].suspend()
+        wait_for(lambda: started[0].status() == psutil.STATUS_STOPPED)
+        process.kill()
+        process.wait()
+        wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in started))
+    finally:
+        process.kill()
+        process.stdout.close()
+        for one in started:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                one.kill()
 
 
 def test_it_refuses_to_fork_once_a_module_has_started_a_thread(tmp_path: Path) -> None:

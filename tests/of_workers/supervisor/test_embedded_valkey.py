@@ -84,6 +84,7 @@ def test_stopping_leaves_data_and_log_only(server: EmbeddedValkey) -> None:
 
 
 def test_a_data_folder_too_deep_for_a_socket_has_one_short_path_that_stays(tmp_path: Path) -> None:
+    (tmp_path / ("deep" * 30)).mkdir()
     server = EmbeddedValkey(tmp_path / ("deep" * 30) / "valkey")
     url = server.start()
     socket_folder = Path(url.removeprefix("unix://")).parent
@@ -207,6 +208,21 @@ def test_a_server_whose_socket_or_url_file_is_removed_is_started_again(server: E
     assert client_of(server).get("key") == b"value"
     assert url_file(server.folder).read_text() == server.url
     assert server.keep() is None
+
+
+def test_a_data_folder_that_is_moved_away_is_not_made_a_second_time(tmp_path: Path) -> None:
+    data, away = tmp_path / "data", tmp_path / "away"
+    data.mkdir()
+    server = EmbeddedValkey(data / "valkey")
+    server.start()
+    data.rename(away)
+    keep_until(server, "cannot be found")
+    assert any("No such file or directory" in told for told in keep_until(server, "cannot be started"))
+    assert not data.exists()
+    away.rename(data)
+    keep_until(server, "started again")
+    assert client_of(server).ping()
+    server.stop()
 
 
 def test_a_server_that_starts_slowly_holds_nothing_up(

@@ -157,6 +157,25 @@ def test_following_yields_what_is_published_meanwhile_and_gives_turns(valkey: Em
     assert asyncio.run(watch()) == [[1], [], [2], []]
 
 
+def test_a_watcher_of_a_long_history_gets_a_few_events_at_once(valkey: EmbeddedValkey, client: Redis) -> None:
+    count = 2 * wake_ups.READ_AT_ONCE + 1
+
+    async def watch() -> list[list[int]]:
+        async with wake_ups.connect_async(valkey.url) as follower:
+            batches = []
+            async for events in wake_ups.follow(follower, "job", wait_seconds=0.02):
+                if not events:
+                    return batches
+                batches.append([event.data["number"] for event in events])
+        raise AssertionError("it follows for ever")
+
+    for number in range(count):
+        wake_ups.publish(client, "job", "progress", {"number": number})
+    batches = asyncio.run(watch())
+    assert [number for batch in batches for number in batch] == [*range(count)]
+    assert [len(batch) for batch in batches] == [20, 20, 1]
+
+
 def call(*words: object) -> dict[bytes, bytes]:
     return {b"origin": b"cukiln:compile:sm_80", b"data": zlib.compress(json.dumps(words).encode())}
 
