@@ -25,6 +25,9 @@ _DTYPES = {
         DType("bfloat16", 2, "cukiln::BFloat16", np.dtype(ml_dtypes.bfloat16)),
         DType("int32", 4, "int", np.dtype(np.int32)),
         DType("int64", 8, "int64_t", np.dtype(np.int64)),
+        # Rings of Winograd's products, of which 5 and 9 bytes count; no operand has them.
+        DType("int40", 8, "int64_t", np.dtype(np.int64)),
+        DType("int72", 16, "cukiln::Wide", np.dtype("V16")),
         DType("int8", 1, "signed char", np.dtype(np.int8)),
         DType("uint8", 1, "unsigned char", np.dtype(np.uint8)),
     )

@@ -66,6 +66,14 @@ def constants(tunables: Iterable[Tunable], values: Mapping[str, Value]) -> list[
     return [ConfigField("int", tunable.name, tunable.number(values)) for tunable in own]
 
 
+def shift_fields(signature: Mapping[str, Any]) -> list[ConfigField]:
+    """The Config's members of a ring's truncation (gemm/ring.cuh)."""
+    return [
+        ConfigField("int", "fraction_bits", signature["fraction_bits"]),
+        ConfigField("bool", "nearest", signature["rounding"] == "nearest"),
+    ]
+
+
 @dataclass(frozen=True)
 class LaunchBounds:
     """What a kernel function promises of its launches, and the limits of the register allocator.

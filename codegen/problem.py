@@ -1,5 +1,6 @@
 """The base of all problems, and the checked field types that problems share."""
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -58,6 +59,17 @@ def require_indexable(number: int, what: str, allowed: int = LARGEST_EXTENT, mak
 
 def like_the_inputs(value: Any, info: ValidationInfo) -> Any:
     return info.data.get("dtype", "float32") if value is None else value
+
+
+def of_dtype(value: Any, info: ValidationInfo, allowed: Sequence[str]) -> Any:
+    """The value, where it goes with the dtype of the inputs; what cannot be a dtype at all, its own type refuses."""
+    if isinstance(value, str) and value.isalnum() and value not in allowed and "dtype" in info.data:
+        raise refuse(
+            "dtypes_do_not_fit",
+            f"is {value[:40]}, which does not go with dtype {info.data['dtype']}; allowed: {', '.join(allowed)}",
+            allowed=list(allowed),
+        )
+    return value
 
 
 Float = Literal["float32", "float16", "bfloat16"]

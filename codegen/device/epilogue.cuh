@@ -41,6 +41,14 @@ __device__ __forceinline__ int64_t plus(int64_t a, int64_t b) {
 // As a fused multiply-add, which no compiler fuses with what comes after: it is rounded once everywhere.
 __device__ __forceinline__ float squared(float x) { return cukiln::fma(x, x, 0.0f); }
 
+// a b + c, and a scalar as what the chain computes in.
+__device__ __forceinline__ float multiply_add(float a, float b, float c) { return cukiln::fma(a, b, c); }
+template <class V>
+__device__ __forceinline__ V constant(float value) {
+  if constexpr (is_same<V, float>) return value;
+  else return V::of(value);
+}
+
 // An operand as what the chain computes in: V is float, or a number of the operand's ring.
 template <class V, class T>
 __device__ __forceinline__ V widened(T value) {
@@ -171,10 +179,11 @@ struct Square : Elementwise<Square, 0> {
 // By Horner's rule.
 template <int degree>
 struct Polynomial : Elementwise<Polynomial<degree>, coefficients<degree>> {
-  static __device__ __forceinline__ float map(float x, const float* scalars) {
-    float sum = scalars[degree];
+  template <class V>
+  static __device__ __forceinline__ V map(V x, const float* scalars) {
+    V sum = constant<V>(scalars[degree]);
 #pragma unroll
-    for (int i = degree - 1; i >= 0; --i) sum = cukiln::fma(sum, x, scalars[i]);
+    for (int i = degree - 1; i >= 0; --i) sum = multiply_add(sum, x, constant<V>(scalars[i]));
     return sum;
   }
 };

@@ -12,6 +12,7 @@ namespace fold {
 
 __device__ __forceinline__ bool is_nan(float x) { return x != x; }
 __device__ __forceinline__ bool is_nan(int) { return false; }
+__device__ __forceinline__ bool is_nan(int64_t) { return false; }
 __device__ __forceinline__ float infinity() { return __builtin_huge_valf(); }
 
 // In runs that must come out exactly e^x is 2^x, for whole x, and the logarithm the identity: sums of both are then whole
@@ -51,21 +52,22 @@ struct Sum {
 };
 
 // Whole numbers, modulo 2^64.
+template <class T>
 struct WideSum {
-  using Value = int;
+  using Value = T;
   struct State {
     unsigned long long sum;
   };
   static __device__ __forceinline__ State nothing() { return {0}; }
   template <int N>
-  static __device__ __forceinline__ void take(State& state, const Vector<int, N>& values, int, int) {
+  static __device__ __forceinline__ void take(State& state, const Vector<T, N>& values, int, int) {
 #pragma unroll
     for (int i = 0; i < N; ++i) state.sum += static_cast<unsigned long long>(int64_t(values.data[i]));
   }
   static __device__ __forceinline__ void merge(State& state, const State& other) { state.sum += other.sum; }
 };
 
-struct WideSumOfSquares : WideSum {
+struct WideSumOfSquares : WideSum<int> {
   template <int N>
   static __device__ __forceinline__ void take(State& state, const Vector<int, N>& values, int, int) {
 #pragma unroll
@@ -82,6 +84,10 @@ template <> struct Ends<float> {
 template <> struct Ends<int> {
   static __device__ __forceinline__ int least() { return -2147483647 - 1; }
   static __device__ __forceinline__ int greatest() { return 2147483647; }
+};
+template <> struct Ends<int64_t> {
+  static __device__ __forceinline__ int64_t least() { return -9223372036854775807ll - 1; }
+  static __device__ __forceinline__ int64_t greatest() { return 9223372036854775807ll; }
 };
 
 // The greatest value, or the least. A NaN among them is the result.

@@ -23,6 +23,14 @@ SMALL_TILE: dict[str, int | str] = {
     "padding": 0, "unroll_k": 4, "min_blocks": 1, "split": "none",
 }  # fmt: skip
 # A small tile of the tensor cores: two warps, each computing 16 x 16 elements; two k-steps of 32 bytes.
+SMALL_IMAD: dict[str, int | str] = {
+    "algorithm": "imad", "tile_m": 32, "tile_n": 32, "tile_k": 8, "thread_m": 4, "thread_n": 4, "warp_m": 4,
+    "stages": 1, "fragments": 1, "padding": 0, "unroll_k": 4, "min_blocks": 1, "split": "none", "truncate": "once",
+}  # fmt: skip
+SMALL_LIMBS: dict[str, int | str] = {
+    "algorithm": "limbs", "tile_m": 32, "tile_n": 16, "tile_k": 32, "warps_m": 2, "warps_n": 1, "stages": 2,
+    "copy": "cp_async", "split": "none", "truncate": "once", "chain_k": 0,
+}  # fmt: skip
 SMALL_TENSOR_TILE: dict[str, int | str] = {
     "tile_m": 32, "tile_n": 16, "warps_m": 2, "warps_n": 1, "stages": 2, "fragments": 1, "copy": "cp_async",
     "epilogue_path": "direct", "split": "none", "static_k": 0, "min_blocks": 1, "maxnreg": 0,

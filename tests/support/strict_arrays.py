@@ -201,7 +201,7 @@ def strict_namespace() -> Iterator[ModuleType]:
     namespace.concatenate = lambda parts: StrictArray(  # type: ignore[attr-defined]
         np.concatenate([_operand(part) for part in parts])
     )
-    namespace.zeros = lambda shape: StrictArray(np.zeros(shape))  # type: ignore[attr-defined]
+    namespace.zeros = lambda shape, dtype=float: StrictArray(np.zeros(shape, dtype))  # type: ignore[attr-defined]
     special.erf = lambda values: StrictArray(numpy_erf(values._values))  # type: ignore[attr-defined]
     StrictArray.waits = 0
     modules = {one.__name__: one for one in (namespace, special)}

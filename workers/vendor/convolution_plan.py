@@ -11,6 +11,7 @@ from math import prod
 from typing import Literal
 
 from codegen.epilogue import Bias, Node, operand_names
+from codegen.fixed_point import over_ring
 from codegen.operator import Operand
 from codegen.operators.convolution.problem import Convolution
 from workers.vendor.epilogue import CONVERSION, After, Matrices, output_of
@@ -79,7 +80,9 @@ class ConvolutionPlan:
 
 
 def plans(problem: Convolution, operands: Sequence[Operand]) -> tuple[ConvolutionPlan, ...]:
-    """The ways to try, those with most in one graph first: cuDNN has kernels for few graphs."""
+    """The ways to try, those with most in one graph first: cuDNN has kernels for few graphs, and none over rings."""
+    if over_ring(problem):
+        return ()
     most = 0
     while most < len(problem.epilogue) and problem.epilogue[most].op in FUSED:
         most += 1

@@ -9,8 +9,8 @@ import numpy as np
 
 from codegen.arrays import as_float64
 from codegen.epilogue import AnyNode, operand_names
+from codegen.fixed_point import over_ring
 from codegen.operators import operator
-from codegen.operators.matmul.fixed_point import over_ring
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused

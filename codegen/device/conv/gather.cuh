@@ -188,7 +188,7 @@ struct Loader : gemm::simt::Loader<C, Operand::tile_outer, !Operand::along_k, Op
     for (int i = 0; i < V::per_thread; ++i) {
       // No bounds check: a vector behind the tile is in bounds or zero, and never stored. Not loading it saves bandwidth.
       const bool in_tile = V::even || V::index(i) < V::count;
-      this->held[i] = Vector<float, Operand::align>{};
+      this->held[i] = Vector<typename C::Input, Operand::align>{};
       if (in_tile && operand.wanted(i, k_left)) this->held[i] = load_global<Operand::align>(operand.address(i));
       operand.next_vector();
     }

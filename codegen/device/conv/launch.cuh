@@ -103,6 +103,14 @@ inline bool check_multiple(const char* what, int64_t value, int unit, Complaint 
   return true;
 }
 
+// Whether the accumulators of a kernel over a ring hold sums of so many products.
+inline bool check_sums(const gemm::Plan& product, int64_t k, Complaint complaint) {
+  if (product.longest_k > 0 && k > product.longest_k)
+    CUKILN_REFUSE(complaint, "ValueError: a sum has %lld products; the accumulators of this kernel hold %d: look up the kernel of this "
+                  "shape", static_cast<long long>(k), product.longest_k);
+  return true;
+}
+
 // Whether filters have the columns that a kernel of neighbouring pixels knows; of others nothing is asked.
 template <class C>
 bool check_window(const Shape& shape, Complaint complaint) {

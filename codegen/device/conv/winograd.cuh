@@ -4,7 +4,7 @@
 // Four launches. `transform_filters` writes G g G^T of each filter and channel, `transform_image` B^T d B of each tile and
 // channel: one matrix for each of the 16 or 36 places of a tile. `run` multiplies them place by place (gemm/), `inverse` makes
 // A^T m A of the sums and applies the epilogue. Transforms and sums are in fp32; what is multiplied is rounded once, to the
-// type of the inputs. The matrices' extents are multiples of `unit`, zero behind the last element, so that accesses of the
+// type of the inputs. Over Z/2^32 and Z/2^64 all of it is exact (`Exact`). The matrices' extents are multiples of `unit`, zero behind the last element, so that accesses of the
 // products are as wide as they can be, whatever the problem's extents are.
 #pragma once
 
@@ -19,11 +19,26 @@ template <int> struct Present { using type = void; };
 template <class C, class = void> constexpr int outputs_of = 0;
 template <class C> constexpr int outputs_of<C, typename Present<C::output_tile>::type> = C::output_tile;
 
+// What is multiplied over a ring, and the sums, are of a larger one: its filters are not divided by the scale of their transform, so that
+// a sum is 4 times (576 times, which is 64 times 9) the convolution's. In a ring of 2 (6) more bits that many zeros are its
+// lowest bits; what is above them, times the inverse of 9, is the convolution modulo 2^32 or 2^64.
+template <class T> struct Work;
+template <> struct Work<int> { using type = int64_t; };
+template <> struct Work<int64_t> { using type = Wide; };
+
 // The Config of `run`: its sums go to the workspace as they are.
-template <class C>
+template <class C, bool ring = gemm::over_ring<C>>
 struct Product : C {
   using Output = typename C::Accumulator;
   using Epilogue = Chain<>;
+};
+template <class C>
+struct Product<C, true> : C {
+  using Input = typename Work<typename C::Input>::type;
+  using Accumulator = Input;
+  using Output = Input;
+  using Epilogue = Chain<>;
+  static constexpr int fraction_bits = 0, limbs = static_cast<int>(sizeof(typename C::Input)) + 1;
 };
 
 // The Config as a call's tensors have it: `align_x` and `align_w` elements of an access to x and w, `align_c` to out.
@@ -50,12 +65,25 @@ struct Layer {
 
 #if defined(CUKILN_DEVICE)
 
+// A number of a ring, as passes compute with it: their coefficients are whole.
+template <class T>
+struct Whole {
+  T value;
+
+  __device__ __forceinline__ Whole operator+(const Whole& other) const { return {plus(value, other.value)}; }
+  __device__ __forceinline__ Whole operator-(const Whole& other) const { return *this + other * -1.0f; }
+  __device__ __forceinline__ Whole operator*(float coefficient) const {
+    return {gemm::product(static_cast<T>(static_cast<int64_t>(coefficient)), value)};
+  }
+};
+
 // Of one axis: B^T d. `largest` bounds |B^T d B| for |d| <= 1, rounded up to a power of two.
 template <int outputs> struct ImagePass;
 template <> struct ImagePass<2> {
   static constexpr int in = 4, out = 4;
   static constexpr float largest = 4.0f;
-  static __device__ __forceinline__ void apply(const float (&d)[4], float (&v)[4]) {
+  template <class V>
+  static __device__ __forceinline__ void apply(const V (&d)[4], V (&v)[4]) {
     v[0] = d[0] - d[2];
     v[1] = d[1] + d[2];
     v[2] = d[2] - d[1];
@@ -65,15 +93,16 @@ template <> struct ImagePass<2> {
 template <> struct ImagePass<4> {
   static constexpr int in = 6, out = 6;
   static constexpr float largest = 128.0f;
-  static __device__ __forceinline__ void apply(const float (&d)[6], float (&v)[6]) {
-    const float even = d[4] - 4.0f * d[2], odd = d[3] - 4.0f * d[1];
-    const float near = d[4] - d[2], far = 2.0f * (d[3] - d[1]);
-    v[0] = 4.0f * d[0] - 5.0f * d[2] + d[4];
+  template <class V>
+  static __device__ __forceinline__ void apply(const V (&d)[6], V (&v)[6]) {
+    const V even = d[4] - d[2] * 4.0f, odd = d[3] - d[1] * 4.0f;
+    const V near = d[4] - d[2], far = (d[3] - d[1]) * 2.0f;
+    v[0] = d[0] * 4.0f - d[2] * 5.0f + d[4];
     v[1] = even + odd;
     v[2] = even - odd;
     v[3] = near + far;
     v[4] = near - far;
-    v[5] = 4.0f * d[1] - 5.0f * d[3] + d[5];
+    v[5] = d[1] * 4.0f - d[3] * 5.0f + d[5];
   }
 };
 
@@ -82,24 +111,26 @@ template <int outputs> struct FilterPass;
 template <> struct FilterPass<2> {
   static constexpr int in = 3, out = 4;
   static constexpr float scale = 2.0f;
-  static __device__ __forceinline__ void apply(const float (&g)[3], float (&u)[4]) {
-    u[0] = 2.0f * g[0];
+  template <class V>
+  static __device__ __forceinline__ void apply(const V (&g)[3], V (&u)[4]) {
+    u[0] = g[0] * 2.0f;
     u[1] = g[0] + g[2] + g[1];
     u[2] = g[0] + g[2] - g[1];
-    u[3] = 2.0f * g[2];
+    u[3] = g[2] * 2.0f;
   }
 };
 template <> struct FilterPass<4> {
   static constexpr int in = 3, out = 6;
   static constexpr float scale = 24.0f;
-  static __device__ __forceinline__ void apply(const float (&g)[3], float (&u)[6]) {
-    const float outer = -4.0f * (g[0] + g[2]), wide = g[0] + 4.0f * g[2];
-    u[0] = 6.0f * g[0];
-    u[1] = outer - 4.0f * g[1];
-    u[2] = outer + 4.0f * g[1];
-    u[3] = wide + 2.0f * g[1];
-    u[4] = wide - 2.0f * g[1];
-    u[5] = 24.0f * g[2];
+  template <class V>
+  static __device__ __forceinline__ void apply(const V (&g)[3], V (&u)[6]) {
+    const V outer = (g[0] + g[2]) * -4.0f, wide = g[0] + g[2] * 4.0f;
+    u[0] = g[0] * 6.0f;
+    u[1] = outer - g[1] * 4.0f;
+    u[2] = outer + g[1] * 4.0f;
+    u[3] = wide + g[1] * 2.0f;
+    u[4] = wide - g[1] * 2.0f;
+    u[5] = g[2] * 24.0f;
   }
 };
 
@@ -107,29 +138,31 @@ template <> struct FilterPass<4> {
 template <int outputs> struct InversePass;
 template <> struct InversePass<2> {
   static constexpr int in = 4, out = 2;
-  static __device__ __forceinline__ void apply(const float (&m)[4], float (&y)[2]) {
+  template <class V>
+  static __device__ __forceinline__ void apply(const V (&m)[4], V (&y)[2]) {
     y[0] = m[0] + m[1] + m[2];
     y[1] = m[1] - m[2] - m[3];
   }
 };
 template <> struct InversePass<4> {
   static constexpr int in = 6, out = 4;
-  static __device__ __forceinline__ void apply(const float (&m)[6], float (&y)[4]) {
-    const float inner_sum = m[1] + m[2], inner_rest = m[1] - m[2], outer_sum = m[3] + m[4], outer_rest = m[3] - m[4];
+  template <class V>
+  static __device__ __forceinline__ void apply(const V (&m)[6], V (&y)[4]) {
+    const V inner_sum = m[1] + m[2], inner_rest = m[1] - m[2], outer_sum = m[3] + m[4], outer_rest = m[3] - m[4];
     y[0] = m[0] + inner_sum + outer_sum;
-    y[1] = inner_rest + 2.0f * outer_rest;
-    y[2] = inner_sum + 4.0f * outer_sum;
-    y[3] = inner_rest + 8.0f * outer_rest + m[5];
+    y[1] = inner_rest + outer_rest * 2.0f;
+    y[2] = inner_sum + outer_sum * 4.0f;
+    y[3] = inner_rest + outer_rest * 8.0f + m[5];
   }
 };
 
 // A pass along both axes.
-template <class Pass>
-__device__ __forceinline__ void transform(const float (&given)[Pass::in][Pass::in], float (&result)[Pass::out][Pass::out]) {
-  float between[Pass::out][Pass::in];
+template <class Pass, class V>
+__device__ __forceinline__ void transform(const V (&given)[Pass::in][Pass::in], V (&result)[Pass::out][Pass::out]) {
+  V between[Pass::out][Pass::in];
 #pragma unroll
   for (int column = 0; column < Pass::in; ++column) {
-    float before[Pass::in], after[Pass::out];
+    V before[Pass::in], after[Pass::out];
 #pragma unroll
     for (int row = 0; row < Pass::in; ++row) before[row] = given[row][column];
     Pass::apply(before, after);
@@ -164,6 +197,42 @@ __device__ __forceinline__ constexpr float growth() {
   return is_same<typename C::Input, Half> ? ImagePass<C::output_tile>::largest : 1.0f;
 }
 
+// How the launches read and write numbers.
+template <class C, bool ring = gemm::over_ring<C>>
+struct Exact {  // nearly: in fp32
+  using Input = typename C::Input;
+  using Operand = Input;
+  using Sum = float;
+  using Value = float;
+  using Result = float;
+  static constexpr float scale = FilterPass<C::output_tile>::scale;
+  static __device__ __forceinline__ float read(Input element) { return to_float(element); }
+  static __device__ __forceinline__ float read_sum(float sum) { return sum; }
+  static __device__ __forceinline__ Operand of_filter(float value) { return as_operand<C>(value * (1.0f / (scale * scale))); }
+  static __device__ __forceinline__ Operand of_image(float value) { return as_operand<C>(value * (1.0f / growth<C>())); }
+  static __device__ __forceinline__ float result(float value) { return value * growth<C>(); }
+  static __device__ __forceinline__ typename C::Output stored(float value) { return from_float<typename C::Output>(value); }
+};
+template <class C>
+struct Exact<C, true> {
+  using Input = typename C::Input;
+  using Operand = typename Product<C>::Input;
+  using Sum = Operand;
+  using Value = Whole<Operand>;
+  using Result = Number<C>;
+  static constexpr int zeros = C::output_tile == 2 ? 2 : 6;
+  static __device__ __forceinline__ Value read(Input element) { return {static_cast<Operand>(static_cast<int64_t>(element))}; }
+  static __device__ __forceinline__ Value read_sum(Sum sum) { return {sum}; }
+  static __device__ __forceinline__ Operand of_filter(Value value) { return value.value; }
+  static __device__ __forceinline__ Operand of_image(Value value) { return value.value; }
+  static __device__ __forceinline__ Result result(Value sum) {
+    const Input multiple = static_cast<Input>(sum.value >> zeros);
+    const Input inverse_of_9 = static_cast<Input>(0x8e38e38e38e38e39ull);
+    return Result(gemm::truncated<C>(C::output_tile == 2 ? multiple : gemm::product(multiple, inverse_of_9)));
+  }
+  static __device__ __forceinline__ Input stored(Result number) { return number.value; }
+};
+
 // A tile of the output: its image, and its first row and column. `exists`: not behind the last one.
 struct TileOf {
   int image, row, column;
@@ -186,6 +255,8 @@ __device__ __forceinline__ int64_t item() { return int64_t(blockIdx.x) * gemm::r
 template <class C, class Arguments>
 __device__ __forceinline__ void transform_filters(const Arguments& arguments) {
   using T = typename C::Input;
+  using E = Exact<C>;
+  using Operand = typename E::Operand;
   using Pass = FilterPass<C::output_tile>;
   const int64_t pitch = C::channels_last ? arguments.ldb : arguments.lda;
   const int64_t per_place = C::channels_last ? arguments.stride_b : arguments.stride_a;
@@ -195,21 +266,19 @@ __device__ __forceinline__ void transform_filters(const Arguments& arguments) {
   const Layer& layer = arguments.layer;
   const bool filter_exists = in_bounds(filter, layer.filters);  // bounds: filter
   const bool channel_exists = in_bounds(channel, layer.channels);  // bounds: channel of a filter
-  float given[taps][taps] = {}, result[Pass::out][Pass::out];
+  typename E::Value given[taps][taps] = {}, result[Pass::out][Pass::out];
   if (filter_exists && channel_exists) {
     const T* const weights = static_cast<const T*>(layer.weights) + filter * layer.weight_filter + channel * layer.weight_channel;
 #pragma unroll
     for (int r = 0; r < taps; ++r)
 #pragma unroll
-      for (int s = 0; s < taps; ++s) given[r][s] = to_float(load_global<1>(weights + (r * taps + s) * layer.weight_tap).data[0]);
+      for (int s = 0; s < taps; ++s) given[r][s] = E::read(load_global<1>(weights + (r * taps + s) * layer.weight_tap).data[0]);
   }
   transform<Pass>(given, result);
-  T* const out = static_cast<T*>(const_cast<void*>(C::channels_last ? arguments.b : arguments.a)) + index;
+  Operand* const out = static_cast<Operand*>(const_cast<void*>(C::channels_last ? arguments.b : arguments.a)) + index;
 #pragma unroll
-  for (int place = 0; place < Pass::out * Pass::out; ++place) {
-    const float value = result[place / Pass::out][place % Pass::out] * (1.0f / (Pass::scale * Pass::scale));
-    store_global<1>(out + place * per_place, Vector<T, 1>{{as_operand<C>(value)}});
-  }
+  for (int place = 0; place < Pass::out * Pass::out; ++place)
+    store_global<1>(out + place * per_place, Vector<Operand, 1>{{E::of_filter(result[place / Pass::out][place % Pass::out])}});
 }
 
 // One thread for each tile and `image_width` channels of the matrices. Neighbouring threads have neighbouring channels where
@@ -217,8 +286,10 @@ __device__ __forceinline__ void transform_filters(const Arguments& arguments) {
 template <class C, class Arguments>
 __device__ __forceinline__ void transform_image(const Arguments& arguments) {
   using T = typename C::Input;
+  using E = Exact<C>;
+  using Operand = typename E::Operand;
   using Pass = ImagePass<C::output_tile>;
-  constexpr int width = C::image_width;
+  constexpr int width = C::image_width, widest = 16 / static_cast<int>(sizeof(Operand)), part = width < widest ? width : widest;
   const int64_t pitch = C::channels_last ? arguments.lda : arguments.ldb;
   const int64_t per_place = C::channels_last ? arguments.stride_a : arguments.stride_b;
   const int64_t index = item() * width;
@@ -231,7 +302,7 @@ __device__ __forceinline__ void transform_image(const Arguments& arguments) {
   const bool wanted = tile.exists && channel_exists;
   const int top = tile.row - layer.padding_h, left = tile.column - layer.padding_w;
   const T* const image = static_cast<const T*>(layer.image) + tile.image * layer.image_pitch + channel * layer.channel_pitch;
-  float given[width][Pass::in][Pass::in] = {};
+  typename E::Value given[width][Pass::in][Pass::in] = {};
 #pragma unroll
   for (int i = 0; i < Pass::in; ++i) {
     const int row = top + i;
@@ -244,21 +315,23 @@ __device__ __forceinline__ void transform_image(const Arguments& arguments) {
         const Vector<T, width> loaded =
             load_global<width>(image + row * layer.row_pitch + column * layer.pixel_pitch);
 #pragma unroll
-        for (int w = 0; w < width; ++w) given[w][i][j] = to_float(loaded.data[w]);
+        for (int w = 0; w < width; ++w) given[w][i][j] = E::read(loaded.data[w]);
       }
     }
   }
-  float result[width][Pass::out][Pass::out];
+  typename E::Value result[width][Pass::out][Pass::out];
 #pragma unroll
   for (int w = 0; w < width; ++w) transform<Pass>(given[w], result[w]);
-  T* const out = static_cast<T*>(const_cast<void*>(C::channels_last ? arguments.a : arguments.b)) + index;
+  Operand* const out = static_cast<Operand*>(const_cast<void*>(C::channels_last ? arguments.a : arguments.b)) + index;
 #pragma unroll
   for (int place = 0; place < Pass::out * Pass::out; ++place) {
-    Vector<T, width> rounded;
 #pragma unroll
-    for (int w = 0; w < width; ++w)
-      rounded.data[w] = as_operand<C>(result[w][place / Pass::out][place % Pass::out] * (1.0f / growth<C>()));
-    store_global<width>(out + place * per_place, rounded);
+    for (int first = 0; first < width; first += part) {
+      Vector<Operand, part> rounded;
+#pragma unroll
+      for (int w = 0; w < part; ++w) rounded.data[w] = E::of_image(result[first + w][place / Pass::out][place % Pass::out]);
+      store_global<part>(out + place * per_place + first, rounded);
+    }
   }
 }
 
@@ -266,8 +339,10 @@ __device__ __forceinline__ void transform_image(const Arguments& arguments) {
 template <class C, class Arguments>
 __device__ __forceinline__ void inverse(const Arguments& arguments) {
   using Output = typename C::Output;
+  using E = Exact<C>;
+  using Sum = typename E::Sum;
   using Pass = InversePass<C::output_tile>;
-  constexpr int width = C::out_width, part = width < 4 ? width : 4;  // 16 bytes of sums
+  constexpr int width = C::out_width, widest = 16 / static_cast<int>(sizeof(Sum)), part = width < widest ? width : widest;
   const Layer& layer = arguments.layer;
   const int64_t tiles = int64_t(layer.images) * layer.tiles_h * layer.tiles_w, vectors = layer.filters / width;
   const int64_t index = item();
@@ -275,16 +350,16 @@ __device__ __forceinline__ void inverse(const Arguments& arguments) {
   const int filter = static_cast<int>(C::channels_last ? index % vectors * width : index / tiles);
   const int number = static_cast<int>(C::channels_last ? index / vectors : index % tiles);
   const TileOf tile(layer, number, C::output_tile);
-  const float* const sums = static_cast<const float*>(arguments.out) +
+  const Sum* const sums = static_cast<const Sum*>(arguments.out) +
       (C::channels_last ? number * arguments.ldc + filter : filter * arguments.ldc + number);
-  float given[width][Pass::in][Pass::in], result[width][Pass::out][Pass::out];
+  typename E::Value given[width][Pass::in][Pass::in], result[width][Pass::out][Pass::out];
 #pragma unroll
   for (int place = 0; place < Pass::in * Pass::in; ++place) {
 #pragma unroll
     for (int first = 0; first < width; first += part) {
-      const Vector<float, part> loaded = load_global<part>(sums + place * arguments.stride_c + first);
+      const Vector<Sum, part> loaded = load_global<part>(sums + place * arguments.stride_c + first);
 #pragma unroll
-      for (int w = 0; w < part; ++w) given[first + w][place / Pass::in][place % Pass::in] = loaded.data[w];
+      for (int w = 0; w < part; ++w) given[first + w][place / Pass::in][place % Pass::in] = E::read_sum(loaded.data[w]);
     }
   }
 #pragma unroll
@@ -301,13 +376,13 @@ __device__ __forceinline__ void inverse(const Arguments& arguments) {
       if (!in_bounds(column, layer.out_width)) continue;  // bounds: column of the output
       const int64_t pixel = (first_pixel + row) * layer.out_width + column;
       const int64_t offset = C::channels_last ? pixel * layer.filters + filter : pixel;
-      Vector<float, width> value;
+      Vector<typename E::Result, width> value;
 #pragma unroll
-      for (int w = 0; w < width; ++w) value.data[w] = result[w][i][j] * growth<C>();
+      for (int w = 0; w < width; ++w) value.data[w] = E::result(result[w][i][j]);
       C::Epilogue::apply(value, Position{filter, filter, offset}, arguments.epilogue);
       Vector<Output, width> rounded;
 #pragma unroll
-      for (int w = 0; w < width; ++w) rounded.data[w] = from_float<Output>(value.data[w]);
+      for (int w = 0; w < width; ++w) rounded.data[w] = E::stored(value.data[w]);
       store_global<width>(static_cast<Output*>(layer.result) + offset, rounded);
     }
   }
@@ -319,13 +394,15 @@ __device__ __forceinline__ void inverse(const Arguments& arguments) {
 
 // What launches depend on, beside the product's. `outputs` is 0 of a kernel without Winograd.
 struct Plan {
-  int outputs, input_bytes, image_width, out_width;
+  int outputs, input_bytes, operand_bytes, sum_bytes, image_width, out_width;
 };
 
 template <class C>
 constexpr Plan make_plan() {
   if constexpr (outputs_of<C> > 0) {
-    return {C::output_tile, static_cast<int>(sizeof(typename C::Input)), C::image_width, C::out_width};
+    using P = Product<C>;
+    return {C::output_tile, static_cast<int>(sizeof(typename C::Input)), static_cast<int>(sizeof(typename P::Input)),
+            static_cast<int>(sizeof(typename P::Accumulator)), C::image_width, C::out_width};
   } else {
     return {};
   }
@@ -342,15 +419,15 @@ struct Extents {
         tiles(rounded_up(shape.images * tiles_h * tiles_w)), channels(rounded_up(shape.channels)),
         filters(rounded_up(shape.filters)), places((kernel.outputs + taps - 1) * (kernel.outputs + taps - 1)) {}
 
-  int64_t image_bytes(const Plan& kernel) const { return places * tiles * channels * kernel.input_bytes; }
-  int64_t filter_bytes(const Plan& kernel) const { return places * filters * channels * kernel.input_bytes; }
-  int64_t sum_bytes() const { return places * tiles * filters * int64_t(sizeof(float)); }
+  int64_t image_bytes(const Plan& kernel) const { return places * tiles * channels * kernel.operand_bytes; }
+  int64_t filter_bytes(const Plan& kernel) const { return places * filters * channels * kernel.operand_bytes; }
+  int64_t sum_bytes(const Plan& kernel) const { return places * tiles * filters * kernel.sum_bytes; }
 };
 
 // The image's matrices, then those of the filters, then the sums.
 inline int64_t workspace_bytes(const Plan& kernel, const Shape& shape) {
   const Extents extents(kernel, shape);
-  return extents.image_bytes(kernel) + extents.filter_bytes(kernel) + extents.sum_bytes();
+  return extents.image_bytes(kernel) + extents.filter_bytes(kernel) + extents.sum_bytes(kernel);
 }
 
 // The image and the filters that are read, packed; `gradient`: of the output's gradient, by the filters turned over.

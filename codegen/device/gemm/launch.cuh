@@ -42,7 +42,7 @@ constexpr int only_k() {
 template <class C>
 constexpr int longest_k() {
   if constexpr (C::tensor_cores && over_ring<C>)
-    return sizeof(typename C::Input) == 8 && C::chain_k == 0 && C::truncate == truncate_once ? tensor::unchained_k : 0;
+    return C::chain_k == 0 && C::truncate == truncate_once ? tensor::unchained_k(limbs_of<C>) : 0;
   return 0;
 }
 

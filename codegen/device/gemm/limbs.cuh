@@ -17,8 +17,10 @@ namespace cukiln {
 namespace gemm {
 namespace tensor {
 
+// Rings between have their own number of limbs, n: of Winograd's products 5 and 9 (conv/winograd.cuh). Diagonals from n - 4 on
+// may wrap around; of the others n - 5 fills first, with n - 4 products for each k.
 #if defined(CUKILN_HOST)
-constexpr int unchained_k = 16512;
+constexpr int unchained_k(int limbs) { return limbs <= 4 ? 0 : static_cast<int>(4294967295u / ((limbs - 4) * 255u * 255u)); }
 #endif
 
 #if defined(CUKILN_DEVICE)
@@ -26,9 +28,10 @@ constexpr int unchained_k = 16512;
 // How a warp reads limbs: a lane has four neighbouring elements along k of one row of A or column of B, whose bytes it turns,
 // so that a register holds one limb of all four. That is where fragments of m16n8k32 have them (PTX ISA, "Matrix Fragments
 // for mma.m16n8k32").
-template <class SharedTile>
+template <class SharedTile, int limbs>
 struct LimbReader {
   using T = typename SharedTile::T;
+  static constexpr int words_used = (limbs + 3) / 4;
   static constexpr int size = sizeof(T), per_chunk = chunk_bytes / size, line_bytes = 128;
   int offset;
 
@@ -48,7 +51,7 @@ struct LimbReader {
 
   // Of the row (column) `outer` further, a multiple of 8, in half `half` of a k-step. `outer` and `half` only flip bits of
   // the swizzled chunk or add whole rows, as the k-step does.
-  __device__ __forceinline__ void load(unsigned (&limbs)[size], const char* tile, int outer, int k_step, int half) const {
+  __device__ __forceinline__ void load(unsigned (&out)[limbs], const char* tile, int outer, int k_step, int half) const {
     unsigned words[size / 4][4];
     if constexpr (SharedTile::along_k) {
       const char* const rows = tile + outer * SharedTile::row_bytes + k_step * 32 * size;
@@ -70,10 +73,10 @@ struct LimbReader {
       }
     }
 #pragma unroll
-    for (int w = 0; w < size / 4; ++w) {
+    for (int w = 0; w < words_used; ++w) {
       transpose_bytes(words[w]);
 #pragma unroll
-      for (int limb = 0; limb < 4; ++limb) limbs[w * 4 + limb] = words[w][limb];
+      for (int limb = 0; limb < 4 && w * 4 + limb < limbs; ++limb) out[w * 4 + limb] = words[w][limb];
     }
   }
 };
@@ -85,7 +88,7 @@ struct WarpTile<C, Feed, true> {
   using Unsigned = typename UnsignedOf<T>::type;
   static constexpr int rows = C::tile_m / C::warps_m, columns = C::tile_n / C::warps_n;
   static constexpr int pieces_m = rows / 16, pieces_n = columns / 16;
-  static constexpr int k_steps = C::tile_k / 32, limbs = sizeof(T);
+  static constexpr int k_steps = C::tile_k / 32, limbs = limbs_of<C>;
   static constexpr bool chained = C::chain_k > 0 && !truncates_tiles<C>();
   static_assert(C::threads == 32 * C::warps_m * C::warps_n && C::threads <= 1024, "threads is what the warps make it");
   static_assert(rows % 16 == 0 && columns % 16 == 0, "a warp computes pieces of 16 x 16");
@@ -96,8 +99,8 @@ struct WarpTile<C, Feed, true> {
   static_assert(C::truncate != truncate_product, "a product is truncated where it is alone");
 
   int first_row, first_column;  // in the tile
-  LimbReader<typename Feed::TileA> reader_a;
-  LimbReader<typename Feed::TileB> reader_b;
+  LimbReader<typename Feed::TileA, limbs> reader_a;
+  LimbReader<typename Feed::TileB, limbs> reader_b;
   int diagonals[pieces_m][2 * pieces_n][limbs][4];
   Accumulator sums[pieces_m][2 * pieces_n][4];
   int since_carry;  // steps

@@ -6,19 +6,33 @@
 #pragma once
 
 namespace cukiln {
+
+// A number of a larger ring than Z/2^64, of which Winograd's products are (conv/winograd.cuh).
+using Wide = unsigned __int128;
+#if defined(CUKILN_DEVICE)
+__device__ __forceinline__ Wide plus(Wide a, Wide b) { return a + b; }
+#endif
+
 namespace gemm {
 
 // Config::truncate.
 enum { truncate_once, truncate_tile, truncate_product };
 
 template <class C>
-constexpr bool over_ring = is_same<typename C::Input, int> || is_same<typename C::Input, int64_t>;
+constexpr bool over_ring =
+    is_same<typename C::Input, int> || is_same<typename C::Input, int64_t> || is_same<typename C::Input, Wide>;
+
+// Bytes of a number that count (Config::limbs), where those are not all.
+template <int> struct Named { using type = void; };
+template <class C, class = void> constexpr int limbs_of = static_cast<int>(sizeof(typename C::Input));
+template <class C> constexpr int limbs_of<C, typename Named<C::limbs>::type> = C::limbs;
 
 #if defined(CUKILN_DEVICE)
 
 template <class T> struct UnsignedOf;
 template <> struct UnsignedOf<int> { using type = unsigned; };
 template <> struct UnsignedOf<int64_t> { using type = unsigned long long; };
+template <> struct UnsignedOf<Wide> { using type = Wide; };
 
 template <class C>
 __device__ __forceinline__ constexpr bool truncates_tiles() {
@@ -44,6 +58,8 @@ __device__ __forceinline__ int64_t product(int64_t a, int64_t b) {
   return static_cast<int64_t>(static_cast<unsigned long long>(a) * static_cast<unsigned long long>(b));
 }
 
+__device__ __forceinline__ Wide product(Wide a, Wide b) { return a * b; }
+
 // sum + a b, with the product truncated where each is.
 template <class C, class T>
 __device__ __forceinline__ T multiply_add(T a, T b, T sum) {
@@ -65,6 +81,10 @@ struct Number {
 
   Number() = default;
   __device__ __forceinline__ explicit Number(T given) : value(given) {}
+  // Of a scalar that is one: fp32 holds it and, 2^fraction_bits times as large, it is whole.
+  static __device__ __forceinline__ Number of(float scalar) {
+    return Number(static_cast<T>(scalar * static_cast<float>(1ull << C::fraction_bits)));
+  }
   __device__ __forceinline__ bool operator<(const Number& other) const { return value < other.value; }
 };
 
@@ -75,6 +95,11 @@ __device__ __forceinline__ Number<C> plus(Number<C> a, Number<C> b) {
 template <class C>
 __device__ __forceinline__ Number<C> squared(Number<C> x) {
   return Number<C>(gemm::truncated<C>(gemm::product(x.value, x.value)));
+}
+// The product is truncated, and then the sum taken.
+template <class C>
+__device__ __forceinline__ Number<C> multiply_add(Number<C> a, Number<C> b, Number<C> c) {
+  return Number<C>(plus(gemm::truncated<C>(gemm::product(a.value, b.value)), c.value));
 }
 
 #endif  // CUKILN_DEVICE

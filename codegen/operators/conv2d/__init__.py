@@ -11,6 +11,7 @@ from importlib.resources import files as packaged_files
 from typing import Any
 
 from codegen.arrays import Float64, namespace_of
+from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, ConfigField, Cost, Work
 from codegen.operators.conv2d import reduced, unfused_epilogue
@@ -36,7 +37,7 @@ class Conv2d(WinogradOperator):
 
     name = "conv2d"
     problem_type = layer_type = Conv2dProblem
-    tunables = every_tunable((*direct.TUNABLES, unfused_epilogue.TUNABLE, *winograd.OWN_TUNABLES))
+    tunables = every_tunable((*direct.TUNABLES, unfused_epilogue.TUNABLE, *winograd.OWN_TUNABLES, *winograd.OF_RINGS))
     beside = (unfused_epilogue.TUNABLE,)
     folder = packaged_files("codegen.operators.conv2d")
     files = ("gather.cuh", "separate.cuh", "kernel.cuh")
@@ -82,7 +83,8 @@ class Conv2d(WinogradOperator):
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
         joined = super().space(problem, target, search)
         by_level = search.level != 0 and search.tunables is None and search.schedules is None
-        if not (self.own(problem).epilogue and by_level) or joined.first is None:
+        p = self.own(problem)
+        if not (p.epilogue and by_level) or joined.first is None or over_ring(p):
             return joined
         alone = unfused_epilogue.alone(joined.first)
         part = SearchSpace.of_one(alone, launch_time_names(self.tunables))
@@ -161,7 +163,7 @@ class Conv2d(WinogradOperator):
 
     def multiply(self, p: Conv2dProblem, first: Float64, second: Float64) -> Float64:
         image, xp = padded(p, first), namespace_of(first)
-        out = xp.zeros((p.groups, p.pixels, p.group_filters))
+        out = xp.zeros((p.groups, p.pixels, p.group_filters), dtype=first.dtype)
         filters = second.reshape(p.groups, p.group_filters, p.r, p.s, p.group_channels)
         for r, s, rows, columns in windows(p):
             seen = image[:, rows, columns].reshape(p.pixels, p.groups, p.group_channels)

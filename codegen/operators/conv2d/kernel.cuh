@@ -297,6 +297,8 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   const Shape shape(extents);
   if (!conv::check_window<C>(shape, complaint) || !conv::winograd::check_filters<C>(shape, complaint)) return false;
   const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
+  const int64_t sum_length = conv::winograd::outputs_of<C> > 0 ? shape.channels : shape.product(C::channels_last).k;
+  if (!conv::check_sums(plan_of<C>.product, sum_length, complaint)) return false;
   if (C::channels_last) {
     const int64_t x = C::depthwise ? shape.channels : channels, out = C::depthwise ? shape.filters : filters;
     if (!conv::check_multiple(C::depthwise ? "c" : "c / groups", x, align_x, complaint)) return false;

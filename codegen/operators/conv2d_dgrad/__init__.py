@@ -11,6 +11,7 @@ import numpy as np
 
 from codegen.arrays import Float64, namespace_of
 from codegen.dtypes import dtype
+from codegen.fixed_point import FIELDS
 from codegen.operator import Array, Cost, Work
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.conv2d_dgrad import reduced, work
@@ -48,7 +49,7 @@ class Conv2dDgrad(WinogradOperator):
     name = "conv2d_dgrad"
     problem_type = Conv2dDgradProblem
     layer_type = Conv2dProblem
-    tunables = every_tunable((*direct.TUNABLES, *winograd.OWN_TUNABLES))
+    tunables = every_tunable((*direct.TUNABLES, *winograd.OWN_TUNABLES, *winograd.OF_RINGS))
     flags = ("pointwise", "depthwise", "strided")
     folder = packaged_files("codegen.operators.conv2d_dgrad")
     files = ("phases.cuh", "filters.cuh", "kernel.cuh")
@@ -85,12 +86,13 @@ class Conv2dDgrad(WinogradOperator):
         padding = tuple(tuple(WINDOW - 1 - side for side in sides) for sides in p.padding)
         return Conv2dProblem.model_construct(
             n=p.n, h=p.p, w=p.q, c=p.k, k=p.c, r=p.r, s=p.s, layout=p.layout, padding=padding, dtype=p.dtype,
-            out_dtype=p.out_dtype, allow_tf32=p.allow_tf32, epilogue=p.epilogue, winograd=p.winograd,
+            acc_dtype=p.acc_dtype, out_dtype=p.out_dtype, allow_tf32=p.allow_tf32, fraction_bits=p.fraction_bits,
+            rounding=p.rounding, truncation=p.truncation, epilogue=p.epilogue, winograd=p.winograd,
         )  # fmt: skip
 
     def of_layer(self, layer: Conv2dProblem) -> Conv2dDgradProblem:
         padding = tuple(tuple(WINDOW - 1 - side for side in sides) for sides in layer.padding)
-        own = ("n", "r", "s", "layout", "dtype", "out_dtype", "allow_tf32", "winograd")
+        own = ("n", "r", "s", "layout", "dtype", "out_dtype", "allow_tf32", "winograd", *FIELDS)
         return Conv2dDgradProblem.model_validate({
             **{name: getattr(layer, name) for name in own}, "h": layer.p, "w": layer.q, "c": layer.k, "k": layer.c,
             "padding": padding, "epilogue": [node.model_dump() for node in layer.epilogue],
@@ -195,7 +197,7 @@ class Conv2dDgrad(WinogradOperator):
     def multiply(self, p: Conv2dDgradProblem, first: Float64, second: Float64) -> Float64:
         """Each element of the filter takes dy to where the image was read."""
         xp = namespace_of(first)
-        image = xp.zeros((p.n, *p.padded, p.c))
+        image = xp.zeros((p.n, *p.padded, p.c), dtype=first.dtype)
         gradients = first.reshape(p.pixels, p.groups, p.group_filters).transpose(1, 0, 2)
         filters = second.reshape(p.groups, p.group_filters, p.r, p.s, p.group_channels)
         for r, s, rows, columns in windows(p):
@@ -218,11 +220,12 @@ class Conv2dDgrad(WinogradOperator):
             bytes_written=pixels * dtype(p.out_dtype).bytes,
             launches=len(split.functions(t)),
             workspace_bytes=split.workspace_bytes(as_product, t),
+            truncations=work.truncations(p, t),
         )
         return self.cost_of_winograd(p, schedule, cost)
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        if schedule.get("algorithm") == winograd.NAME:
+        if winograd.computes(schedule.as_dict()):
             return self.work_of_winograd(self.own(problem), schedule, target)
         p, t, least = self.own(problem), self.values(schedule), self.cost(problem, schedule)
         if is_direct(t):

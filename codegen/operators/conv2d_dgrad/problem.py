@@ -22,7 +22,7 @@ MOST_RESIDUES = 65536
 class Conv2dDgradProblem(AllowsWinograd):
     """dx from dy and w. The fields are those of the convolution: dx has the shape that x has there, dy that of out.
 
-    dy and w are of `dtype`, sums of float32; dx and residuals of `out_dtype`.
+    dy and w are of `dtype`, sums of float32; dx and residuals of `out_dtype`; over a ring all are of `dtype`.
     """
 
     reads = ("dy", "w")

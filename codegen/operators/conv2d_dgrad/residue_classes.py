@@ -76,5 +76,6 @@ def _phase(problem: Conv2dDgradProblem, rows: int, columns: int, taps_h: int, ta
     return Phase.model_construct(
         operator=p.operator, n=p.n, h=p.p, w=p.q, c=p.k, k=p.c, r=taps_h, s=taps_w, groups=p.groups, layout=p.layout,
         stride=(1, 1), dilation=(1, 1), padding=((0, 0), (0, 0)), dtype=p.dtype, acc_dtype=p.acc_dtype,
-        out_dtype=p.out_dtype, allow_tf32=p.allow_tf32, epilogue=p.epilogue, rows=rows, columns=columns,
+        out_dtype=p.out_dtype, allow_tf32=p.allow_tf32, fraction_bits=p.fraction_bits, rounding=p.rounding,
+        truncation=p.truncation, epilogue=p.epilogue, rows=rows, columns=columns,
     )  # fmt: skip

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from codegen.dtypes import dtype
+from codegen.fixed_point import truncations as product_truncations
 from codegen.operator import Cost, Operand, Work
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.residue_classes import Phase, phases
@@ -38,7 +39,7 @@ def together(
     most = max((work for _, work in parts), key=lambda work: work.steps)
     return replace(
         most, blocks=blocks, steps=max(1, -(-steps // blocks)), longest=most.steps,
-        dram_bytes=all_of("dram_bytes") + inputs, fma=all_of("fma"), mma=all_of("mma"),
+        dram_bytes=all_of("dram_bytes") + inputs, fma=all_of("fma"), mma=all_of("mma"), imad=all_of("imad"),
         other_instructions=all_of("other_instructions"), shared_bytes=all_of("shared_bytes"),
         l2_bytes=all_of("l2_bytes"),
     )  # fmt: skip
@@ -56,7 +57,7 @@ def of_product(
         moved = float(own.bytes_read + own.bytes_written)
         outputs = as_matmul.batch * as_matmul.m * as_matmul.n
         return replace(
-            counts, fma=0.0, mma=0.0, other_instructions=8.0 * outputs / aligned[2], shared_bytes=0.0,
+            counts, fma=0.0, mma=0.0, imad=0.0, other_instructions=8.0 * outputs / aligned[2], shared_bytes=0.0,
             l2_bytes=moved, dram_bytes=moved, steps=0,
         )  # fmt: skip
     tiles = traffic.tile_bytes(as_matmul, t) / dtype(phase.dtype).bytes / 2.0
@@ -72,6 +73,15 @@ def of_sums(phase: Phase, own: Cost, t: Mapping[str, Any]) -> Work:
     """The counts of conv2d's direct kernel for a phase."""
     counts = direct.work(phase, t, own)
     return counts if phase.taps else replace(counts, l2_bytes=float(own.bytes_read + own.bytes_written))
+
+
+def truncations(problem: Conv2dDgradProblem, t: Mapping[str, Any]) -> int:
+    """Of all phases, as those of their products: a phase without taps has no parts, but sums that are 0."""
+    return sum(
+        number * product_truncations(image_product(phase, "nn", phase.epilogue), t)
+        for number, phase in phases(problem)
+        if phase.taps or t.get("truncate") == "once"
+    )
 
 
 def bytes_of(operands: Iterable[Operand]) -> int:

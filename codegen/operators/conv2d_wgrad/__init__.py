@@ -129,7 +129,7 @@ class Conv2dWgrad(ConvolutionOperator):
     def multiply(self, p: Conv2dWgradProblem, first: Float64, second: Float64) -> Float64:
         image, xp = padded(p, second), namespace_of(second)
         by_group = first.reshape(p.pixels, p.groups, p.group_filters).transpose(1, 2, 0)
-        dw = xp.zeros((p.groups, p.group_filters, p.r, p.s, p.group_channels))
+        dw = xp.zeros((p.groups, p.group_filters, p.r, p.s, p.group_channels), dtype=first.dtype)
         for r, s, rows, columns in windows(p):
             seen = image[:, rows, columns].reshape(p.pixels, p.groups, p.group_channels)
             element = xp.matmul(by_group, seen.transpose(1, 0, 2))

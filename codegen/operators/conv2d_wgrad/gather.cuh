@@ -203,7 +203,7 @@ struct ImageLoader : gemm::simt::Loader<C, C::tile_n, true, C::align_b> {
     for (int i = 0; i < V::per_thread; ++i) {
       // No bounds check: a vector behind the tile is in bounds or zero, and never stored. Not loading it saves bandwidth.
       const bool in_tile = V::even || V::index(i) < V::count;
-      this->held[i] = Vector<float, C::align_b>{};
+      this->held[i] = Vector<typename C::Input, C::align_b>{};
       if (in_tile && image.wanted(i, k_left)) this->held[i] = load_global<C::align_b>(image.address());
       image.at.next(image.arguments.walk);
     }

@@ -188,6 +188,7 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
   const Shape shape(extents);
   const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
+  if (!conv::check_sums(plan_of<C>.product, shape.product(C::direct).k, complaint)) return false;
   if (C::channels_last) {
     const int64_t dy = C::depthwise ? shape.filters : filters, x = C::depthwise ? shape.channels : channels;
     if (!conv::check_multiple(C::depthwise ? "k" : "k / groups", dy, C::align_a, complaint)) return false;

@@ -15,7 +15,7 @@ from codegen.problem import refuse
 class Conv2dWgradProblem(Convolution):
     """dw from dy and x, with the fields of the convolution itself; dy has the shape of its output, dw of its filters.
 
-    dy and x are of `dtype`; dw, biases and residuals of `out_dtype`.
+    dy and x are of `dtype`; dw, biases and residuals of `out_dtype`; over a ring all are of `dtype`.
     """
 
     reads = ("dy", "x")

@@ -44,6 +44,7 @@ def product_of(
         operator="matmul", batch=batch, m=m, n=n, k=k, layout=layout, dtype=p.dtype, acc_dtype=p.acc_dtype,
         out_dtype=p.out_dtype, allow_tf32=p.allow_tf32, epilogue=epilogue, lda=m if layout == "tn" else k,
         ldb=k if layout == "nt" else n, ldc=n, stride_a=m * k, stride_b=n * k, stride_c=m * n,
+        fraction_bits=p.fraction_bits, rounding=p.rounding, truncation=p.truncation,
     )  # fmt: skip
 
 

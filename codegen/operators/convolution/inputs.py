@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from codegen.fixed_point import over_ring
 from codegen.operator import Array, InputKind, Operand
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul.inputs import draw_inputs, kept_products
@@ -44,10 +45,10 @@ def make_inputs(
     renamed = [replace(operand, name=of_product.get(operand.name, operand.name)) for operand in operands]
     drawn, terms = draw_inputs(product, renamed, kind, rng)
     made = {o.name: drawn[of_product.get(o.name, o.name)] for o in operands if o.role == "in"}
-    if kind == "integer" and product.k > terms:
+    if product.k > terms:
         (thinned,) = set(p.reads) - {p.gathered}
         made[thinned] = made[thinned] * spread(kept_products(p.gathered_products, terms, made[thinned].dtype, rng))
     values, used = made[p.gathered], elements_used(p)
-    if not used.all():
+    if not used.all() and not over_ring(p):
         made[p.gathered] = np.where(used, values, np.array(np.nan, dtype=values.dtype))
     return made

@@ -13,16 +13,18 @@ import numpy as np
 from codegen.alignment import needs_cuda_cores
 from codegen.dtypes import dtype
 from codegen.epilogue import Bias, structures, tensor_nodes, words_of_mask
+from codegen.fixed_point import FIELDS, over_ring, shift_of
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import CONV, GEMM, Array, ConfigField, Cost, Float64, InputKind, LaunchBounds, Operand, Work
 from codegen.operators.convolution import implicit, inputs, reference
 from codegen.operators.convolution.direct import LARGEST_INDEX
 from codegen.operators.convolution.problem import Convolution
-from codegen.operators.matmul import traffic
+from codegen.operators.matmul import ring_space, traffic
 from codegen.operators.matmul.kernel_family import Stored
 from codegen.operators.matmul.problem import Layout, MatmulProblem
-from codegen.operators.matmul.product import Fields, ProductOperator, family, product_fields
+from codegen.operators.matmul.product import Fields, ProductOperator, product_fields, rules, whole
+from codegen.operators.matmul.reduced import needed_policy
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
 from codegen.operators.matmul.reference import accumulated
 from codegen.problem import Problem
@@ -132,6 +134,7 @@ class ConvolutionOperator(ProductOperator):
             **{name: getattr(p, name) for name in plain},
             **dict(zip(self.align_names, self.aligns(p), strict=True)),
             "epilogue": structures(self.product(p).epilogue),
+            **shift_of(p),
         }
 
     def product_aligns(self, s: Fields) -> tuple[int, int]:
@@ -149,19 +152,25 @@ class ConvolutionOperator(ProductOperator):
 
     def values(self, schedule: Schedule) -> dict[str, Any]:
         """The length of a sum is never a constant of the code."""
-        return {"static_k": 0, **schedule.as_dict()}
+        return {"static_k": 0, **whole(schedule.as_dict())}
 
     # ---- search
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
         p = self.own(problem)
         admit = partial(self.rules, p, target=target)
+        if over_ring(p):
+            return ring_space.space(self.product(p), target, search, admit, self.ring_kinds(p, target))
         kinds = self.kinds(p, target, search)
         make = {"direct": self.direct_default, "implicit_gemm": self.product_default}
         order = [name for name in sorted(make, reverse=not self.direct_first(p)) if name in kinds]
         default = first_accepted((make[name](p, target, admit) for name in order), admit).as_dict()
         default = {**{tunable.name: tunable.default for tunable in self.beside}, **default}
         return build_joined(search, "algorithm", self.every_kind(p, target), kinds, Schedule.of(default))
+
+    def ring_kinds(self, p: Any, target: Target) -> dict[Value, Kind]:
+        """What searches over a ring try beside implicit products."""
+        return {}
 
     def every_kind(self, p: Any, target: Target) -> dict[Value, tuple[Tunable, ...]]:
         """The tunables of each algorithm."""
@@ -210,7 +219,7 @@ class ConvolutionOperator(ProductOperator):
         if not p.pointwise and (broken := self.gather_rule(p, t)):
             return broken
         s = _signature(self, p)
-        outcome = family(t).rules(self.product(p), self.product_aligns(s), Schedule.of(t), target, workspace_limit)
+        outcome = rules(self.product(p), self.product_aligns(s), Schedule.of(t), target, workspace_limit)
         if isinstance(outcome, Rejected) or p.pointwise:
             return outcome
         return implicit.register_rule(self.gather_registers(s, t), t, self.stored(s), target) or ACCEPTED
@@ -222,7 +231,7 @@ class ConvolutionOperator(ProductOperator):
         fields, out = [ConfigField("bool", name, value) for name, value in flags.items()], self.out_align(s, t)
         if is_direct(t):
             return fields + self.direct.fields(s, t, out)
-        return fields + product_fields(t, self.stored(s).layout, (*self.product_aligns(s), out))
+        return fields + product_fields(s, t, self.stored(s).layout, (*self.product_aligns(s), out))
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         t = kernel.tunables.as_dict()
@@ -283,9 +292,16 @@ class ConvolutionOperator(ProductOperator):
         as_matmul = {
             **{name: s[name] for name in ("dtype", "acc_dtype", "out_dtype", "allow_tf32", "epilogue")},
             "layout": self.stored(s).layout, "align_a": a, "align_b": b, "align_c": s[self.align_names[2]],
+            **{name: s[name] for name in FIELDS if name in s},
         }  # fmt: skip
         reduced, kind = reduced_products(as_matmul, t), self.problem_type
-        return [self.reduced.of_product(kind, s, number, matmul) for number, matmul in enumerate(reduced)]
+        problems = (self.reduced.of_product(kind, s, number, matmul) for number, matmul in enumerate(reduced))
+        return [self._tolerant(problem, t) for problem in problems]
+
+    def _tolerant(self, problem: Problem, t: Fields) -> Problem:
+        """What allows the schedule to truncate where it does, and no more."""
+        policy = needed_policy(self.product(self.own(problem)), t)
+        return self.parse({**problem.canonical(), "truncation": policy}) if policy else problem
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         return [[0, 0, 0]] if is_direct(kernel.tunables.as_dict()) else super().test_launches(kernel, problem)
@@ -296,6 +312,8 @@ class ConvolutionOperator(ProductOperator):
 
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
         p = self.own(problem)
+        if over_ring(p):
+            return reference.in_ring(p, partial(self.multiply, p), inputs)
         return reference.reference(p, partial(self.multiply, p), partial(self.bound, p), inputs, exact)
 
     def bound(self, p: Any, first: Float64, second: Float64) -> Float64:
@@ -345,7 +363,8 @@ def is_direct(tunables: Fields) -> bool:
 def every_tunable(direct: tuple[Tunable, ...]) -> tuple[Tunable, ...]:
     """The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks."""
     meaning = "how the convolution is computed; each way has tunables of its own"
-    return together((implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, direct), "algorithm", meaning)
+    kinds = (implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, direct, ring_space.IMAD, ring_space.LIMBS)
+    return together(kinds, "algorithm", meaning)
 
 
 def _packed(name: str, element: str, role: Any, shape: tuple[int, ...], align: int) -> Operand:

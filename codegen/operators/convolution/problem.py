@@ -8,12 +8,22 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationInfo, field_
 from codegen.canonical import as_integer
 from codegen.dtypes import dtype
 from codegen.epilogue import MAX_NODES, Bias, MaskedActivation, Node, PlainNode
+from codegen.fixed_point import (
+    RINGS,
+    Element,
+    ElementOut,
+    FractionBits,
+    ShiftRounding,
+    SumDtype,
+    Truncation,
+    exact_in_a_ring,
+    keyed,
+    over_ring,
+)
 from codegen.problem import (
     LARGEST_EXTENT,
     AllowTf32,
     Extent,
-    Float,
-    FloatOut,
     Problem,
     refuse,
     require_elements,
@@ -73,7 +83,8 @@ class Convolution(Problem):
     """A convolution's extents and geometry, forward or of a gradient. Packed tensors. `nhwc`: x is n, h, w, c; w is k,
     r, s, c / groups; out is n, p, q, k. `nchw`: x is n, c, h, w; w is k, c / groups, r, s; out is n, k, p, q.
 
-    What is read is of `dtype`, sums of float32; the result, biases and residuals of `out_dtype`. A single number for
+    What is read is of `dtype`, sums of float32; the result, biases and residuals of `out_dtype`. Over a ring (int32,
+    int64) all are of `dtype`, and sums are truncated by `fraction_bits` (`codegen/fixed_point.py`). A single number for
     `stride`, `dilation` or `padding` stands for both axes, and one of an axis' padding for both sides. Along an axis
     where the filter has one element dilation becomes 1.
     """
@@ -99,11 +110,17 @@ class Convolution(Problem):
         validate_default=True,
         description="Zeros around the image: (top, bottom), (left, right).",
     )
-    dtype: Float = "float32"
-    acc_dtype: Literal["float32"] = "float32"
-    out_dtype: FloatOut = Field(default=None, validate_default=True)
+    dtype: Element = "float32"
+    acc_dtype: SumDtype = Field(default=None, validate_default=True)
+    out_dtype: ElementOut = Field(default=None, validate_default=True)
     allow_tf32: AllowTf32 = False
+    fraction_bits: FractionBits = 0
+    rounding: ShiftRounding = None
+    truncation: Truncation = None
     epilogue: Chain = ()
+
+    def canonical(self) -> dict[str, Any]:
+        return keyed(super().canonical())
 
     @property
     def padded(self) -> tuple[int, int]:
@@ -185,14 +202,16 @@ class Convolution(Problem):
 
     @property
     def depthwise(self) -> bool:
-        """Whether every channel has a filter of its own, and one only."""
-        return self.groups == self.c == self.k and self.groups > 1
+        """Whether every channel has a filter of its own, and one only; kernels over rings have that as groups."""
+        return self.groups == self.c == self.k and self.groups > 1 and not over_ring(self)
 
     @property
     def pointwise(self) -> bool:
         """Whether it is a product of stored matrices; with channels first the images of one group are one."""
         single = (self.r, self.s, *self.stride, *self.padded) == (1, 1, 1, 1, self.h, self.w)
         return single and not self.depthwise and (self.channels_last or self.groups == 1)
+
+    _exact_in_a_ring = field_validator("epilogue", mode="after")(exact_in_a_ring)
 
     @field_validator("groups", mode="after")
     @classmethod
@@ -272,7 +291,7 @@ class AllowsWinograd(Convolution):
     @field_validator("winograd", mode="after")
     @classmethod
     def _of_what_winograd_computes(cls, value: Winograd, info: ValidationInfo) -> Winograd:
-        return value if cls._fits(info.data) else "none"
+        return value if cls._fits(info.data) and info.data.get("dtype") not in RINGS else "none"
 
 
 def _words(sides: tuple[int, int]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 from codegen.alignment import needs_cuda_cores, widest
 from codegen.epilogue import AnyNode as MatrixNode
 from codegen.epilogue import Bias
+from codegen.fixed_point import FIELDS
 from codegen.operators.convolution.problem import AnyNode, ChannelBias, Convolution, Padding
 from codegen.operators.matmul.problem import MatmulProblem
 
@@ -147,7 +148,7 @@ def problem_of(
     """`of_groups`: their number, and the channels and filters of each."""
     g, (groups, channels, filters) = wish.geometry, of_groups
     return kind.model_validate({
-        **{name: s[name] for name in ("layout", "dtype", "out_dtype", "allow_tf32")},
+        **{name: s[name] for name in ("layout", "dtype", "out_dtype", "allow_tf32", *FIELDS) if name in s},
         "n": wish.images, "h": image[0], "w": image[1], "c": groups * channels, "k": groups * filters, "r": taps[0],
         "s": taps[1], "groups": groups, "stride": g.stride, "dilation": g.dilation, "padding": g.padding,
         "epilogue": chain,

@@ -9,8 +9,9 @@ one rounding for each product: it is inside.
 from collections.abc import Callable, Iterator, Mapping
 
 from codegen.arrays import Array, Float64, as_float64, namespace_of
-from codegen.epilogue import tensor_nodes
+from codegen.epilogue import Node, tensor_nodes
 from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
+from codegen.fixed_point_reference import finished
 from codegen.operators.convolution.problem import Convolution, with_axes
 
 
@@ -28,19 +29,37 @@ def reference(
     # What no sum reads may be anything: NaN would spoil the bound.
     operands[p.gathered] = namespace_of(operands[p.gathered]).nan_to_num(operands[p.gathered])
     first, second = operands.values()
-    # Filters are the last axis here, whatever the layout is, or of a gradient of theirs the first.
-    chain = with_axes(p.epilogue, "n")
+    chain, tensors = _epilogue(p, inputs)
+    start = Bounded(multiply(first, second), bounded(first, second))
+    final = stored(p.out_dtype, apply_chain(chain, start, tensors, exact, p.out_dtype))
+    return _as_laid_out(p, final.value), _as_laid_out(p, final.error)
+
+
+def in_ring(
+    problem: Convolution, multiply: Callable[[Array, Array], Array], inputs: Mapping[str, Array]
+) -> tuple[Array, Array]:
+    """The same over a ring, where `multiply` wraps around as the ring does."""
+    p = problem
+    first, second = (channels_last(p, inputs[name]) for name in p.reads)
+    chain, tensors = _epilogue(p, inputs)
+    value, bound = finished(p, chain, multiply(first, second), tensors)
+    return _as_laid_out(p, value), _as_laid_out(p, bound)
+
+
+def _epilogue(problem: Convolution, inputs: Mapping[str, Array]) -> tuple[tuple[Node, ...], dict[str, Array]]:
+    """The chain and its tensors, where filters are the last axis, whatever the layout is, or of a gradient of theirs
+    the first."""
+    p, chain = problem, with_axes(problem.epilogue, "n")
     unpacked = unpacked_masks(chain, inputs, p.shape_of(p.writes))
     vector = (p.k, 1, 1, 1) if p.writes == "dw" else (p.k,)
-    tensors = {
+    return chain, {
         name: inputs[name].reshape(vector) if node.op == "bias" else channels_last(p, unpacked[name])
         for node, name, _ in tensor_nodes(chain, p.out_dtype)
     }
-    start = Bounded(multiply(first, second), bounded(first, second))
-    final = stored(p.out_dtype, apply_chain(chain, start, tensors, exact, p.out_dtype))
-    if p.channels_last:
-        return final.value, final.error
-    return final.value.transpose(0, 3, 1, 2), final.error.transpose(0, 3, 1, 2)
+
+
+def _as_laid_out(problem: Convolution, values: Array) -> Array:
+    return values if problem.channels_last else values.transpose(0, 3, 1, 2)
 
 
 def windows(problem: Convolution) -> Iterator[tuple[int, int, slice, slice]]:
@@ -55,10 +74,10 @@ def windows(problem: Convolution) -> Iterator[tuple[int, int, slice, slice]]:
             yield r, s, rows, columns
 
 
-def padded(problem: Convolution, x: Float64) -> Float64:
+def padded(problem: Convolution, x: Array) -> Array:
     """x of n, h, w, c with the zeros around it."""
     p, (top, left) = problem, problem.corner
-    image: Float64 = namespace_of(x).zeros((p.n, *p.padded, p.c))
+    image: Array = namespace_of(x).zeros((p.n, *p.padded, p.c), dtype=x.dtype)
     image[:, top : top + p.h, left : left + p.w] = x
     return image
 

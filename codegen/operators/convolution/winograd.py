@@ -11,14 +11,15 @@ from typing import Any
 
 from codegen.alignment import needs_cuda_cores, round_up, widest
 from codegen.dtypes import dtype
+from codegen.fixed_point import WINOGRAD_RINGS, bits_of, over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Config, ConfigField
 from codegen.operators.convolution import implicit
 from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd
-from codegen.operators.matmul import simt_space, space, tensor_space
+from codegen.operators.matmul import ring_space, simt_space, space, tensor_space
 from codegen.operators.matmul.kernel_family import Stored, on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.operators.matmul.product import family, product_fields
+from codegen.operators.matmul.product import family, product_fields, whole
 from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.joined_space import Kind
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
@@ -28,7 +29,15 @@ from codegen.search.space import Tunable
 from codegen.targets import Target
 
 NAME = "winograd"
-ALGORITHM = Tunable("algorithm", (NAME,), False, "how the convolution is computed", NAME, constant=False)
+# Over rings, by what its products are computed.
+BY_IMAD, BY_LIMBS = f"{NAME}_imad", f"{NAME}_limbs"
+
+
+def _algorithm(name: str) -> Tunable:
+    return Tunable("algorithm", (name,), False, "how the convolution is computed", name, constant=False)
+
+
+ALGORITHM, *OF_RINGS = map(_algorithm, (NAME, BY_IMAD, BY_LIMBS))
 OWN_TUNABLES = (
     ALGORITHM,
     Tunable("output_tile", (2, 4), False, "outputs of a tile of Winograd along an axis: F(2 x 2) or F(4 x 4)", 2),
@@ -56,7 +65,12 @@ TRANSFORM_SECONDS = {2: (0.1, 0.02), 4: (0.18, 0.05)}
 
 
 def is_winograd(kernel: Kernel) -> bool:
-    return kernel.tunables.get("algorithm") == NAME
+    return computes(kernel.tunables.as_dict())
+
+
+def computes(tunables: Mapping[str, Any]) -> bool:
+    """Whether these are tunables of Winograd."""
+    return str(tunables.get("algorithm")).startswith(NAME)
 
 
 def places(outputs: int) -> int:
@@ -75,20 +89,29 @@ def product(problem: AllowsWinograd, outputs: int) -> MatmulProblem:
     p = problem
     rows, k, n = round_up(tiles(p, outputs), UNIT), round_up(p.c, UNIT), round_up(p.k, UNIT)
     m, n, layout = (rows, n, "nt") if p.channels_last else (n, rows, "nn")
+    element = operand_dtype(p.dtype)
+    sums = element if over_ring(p) else SUM
     return MatmulProblem.model_construct(
-        operator="matmul", batch=places(outputs), m=m, n=n, k=k, layout=layout, dtype=p.dtype, acc_dtype=p.acc_dtype,
-        out_dtype=SUM, allow_tf32=p.allow_tf32, epilogue=(), lda=k, ldb=k if layout == "nt" else n, ldc=n,
+        operator="matmul", batch=places(outputs), m=m, n=n, k=k, layout=layout, dtype=element, acc_dtype=sums,
+        out_dtype=sums, allow_tf32=p.allow_tf32, epilogue=(), lda=k, ldb=k if layout == "nt" else n, ldc=n,
         stride_a=m * k, stride_b=n * k, stride_c=m * n,
     )  # fmt: skip
 
 
+def operand_dtype(element: str) -> str:
+    """What is multiplied: over a ring in a larger one, where the filters' scale has room."""
+    return WINOGRAD_RINGS.get(element, element)
+
+
 def as_matmul(tunables: Mapping[str, Any]) -> dict[str, Any]:
     """A schedule as matmul's rules read it."""
-    return {**tunables, **_UNDIVIDED}
+    return {**whole(tunables), **_UNDIVIDED}
 
 
 def product_aligns(element: str, allow_tf32: bool) -> tuple[int, int, int]:
-    """Elements per access of the product's operands and of its sums."""
+    """Elements per access of the product's operands and of its sums, by the dtype of the problem."""
+    if element in WINOGRAD_RINGS:
+        return (widest(operand_dtype(element), UNIT, quads=False),) * 3
     quads = needs_cuda_cores(element, allow_tf32)
     return (*(widest(element, UNIT, quads=quads),) * 2, widest(SUM, UNIT, quads=quads))
 
@@ -103,10 +126,11 @@ def widths(channels_last: bool, x_and_out: tuple[int, int], transform_width: int
 
 def workspace_parts(problem: AllowsWinograd, outputs: int) -> tuple[int, int, int]:
     """Bytes of the image's matrices, of the filters', and of the sums."""
-    as_product, size = product(problem, outputs), dtype(problem.dtype).bytes
+    as_product = product(problem, outputs)
+    size, sum_bytes = dtype(as_product.dtype).bytes, dtype(as_product.acc_dtype).bytes
     a, b = (size * as_product.batch * as_product.k * extent for extent in (as_product.m, as_product.n))
     image, filters = (a, b) if problem.channels_last else (b, a)
-    return image, filters, dtype(SUM).bytes * as_product.batch * as_product.m * as_product.n
+    return image, filters, sum_bytes * as_product.batch * as_product.m * as_product.n
 
 
 def workspace_bytes(problem: AllowsWinograd, outputs: int) -> int:
@@ -146,6 +170,20 @@ def kind(problem: AllowsWinograd, target: Target) -> Kind:
     )
 
 
+def ring_kinds(problem: AllowsWinograd, target: Target) -> dict[Value, Kind]:
+    """Over a ring: both forms, which are exact."""
+    most = max(_widths(problem, MOST_WIDTH))
+    widths_tried = tuple(width for width in (1, 2) if width <= most)
+    own = {
+        way: (
+            (_algorithm(name), *OWN_TUNABLES[1:]),
+            {"algorithm": (name,), "output_tile": (2, 4), "transform_width": widths_tried},
+        )
+        for way, name in (("imad", BY_IMAD), ("limbs", BY_LIMBS))
+    }
+    return ring_space.undivided_kinds([product(problem, outputs) for outputs in (2, 4)], target, own)
+
+
 def _undivided(lists: Mapping[str, tuple[Value, ...]]) -> dict[str, tuple[Value, ...]]:
     return {name: values for name, values in lists.items() if name not in _UNDIVIDED}
 
@@ -169,7 +207,9 @@ def rules(
 ) -> Accepted | Rejected:
     """What the problem allows, then matmul's rules for the product."""
     outputs = int(t["output_tile"])
-    if broken := _accuracy_rule(problem, outputs) or _width_rule(problem, t):
+    if broken := (_truncation_rule(t) if over_ring(problem) else _accuracy_rule(problem, outputs)):
+        return broken
+    if broken := _width_rule(problem, t):
         return broken
     as_product = product(problem, outputs)
     a, b, _ = product_aligns(problem.dtype, problem.allow_tf32)
@@ -201,15 +241,22 @@ def _accuracy_rule(problem: AllowsWinograd, outputs: int) -> Rejected | None:
     )
 
 
+def _truncation_rule(t: Mapping[str, Any]) -> Rejected | None:
+    """The inverse transform would multiply the errors of what is truncated before it."""
+    place = t["truncate"]
+    return check(place == "once", "truncate", f"Winograd truncates its outputs, once, and has no truncate = {place}")
+
+
 def _width_rule(problem: AllowsWinograd, t: Mapping[str, Any]) -> Rejected | None:
     width, values = int(t["transform_width"]), places(int(t["output_tile"]))
+    words = -(-dtype(operand_dtype(problem.dtype)).bytes // 4)
     most = max(_widths(problem, width))
     return check(
         width == most, "transform_width", f"transform_width = {width} repeats {most}: no access has more elements"
     ) or check(
-        width * values <= MOST_VALUES,
+        width * values * words <= MOST_VALUES,
         "transform_width",
-        f"{width} x {values} values of a thread; registers hold {MOST_VALUES}",
+        f"{width} x {values} values of a thread{f', {words} words each' * (words > 1)}; registers hold {MOST_VALUES}",
     )
 
 
@@ -227,7 +274,7 @@ def config(kernel: Kernel, flags: Sequence[str]) -> Config:
     fields = (
         *(ConfigField("bool", name, value) for name, value in bools.items()),
         *(ConfigField("int", name, value) for name, value in own.items()),
-        *product_fields(as_matmul(t), "nt" if last else "nn", aligned),
+        *product_fields(s, as_matmul(t), "nt" if last else "nn", aligned),
     )
     types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
     return Config(fields, tuple(s["epilogue"]), types, s["out_dtype"])
@@ -237,17 +284,19 @@ def stored(kernel: Kernel) -> Stored:
     """How the operands of the product lie in the workspace."""
     s = kernel.signature_dict
     a, b, _ = product_aligns(s["dtype"], s["allow_tf32"])
-    return Stored(dtype(s["dtype"]).bytes, (a, b), "nt" if s["layout"] == "nhwc" else "nn")
+    element = operand_dtype(s["dtype"])
+    limbs = bits_of(element) // 8 if s["dtype"] in WINOGRAD_RINGS else 0
+    return Stored(dtype(element).bytes, (a, b), "nt" if s["layout"] == "nhwc" else "nn", limbs)
 
 
 def registers(kernel: Kernel) -> int:
     """An estimate of those of a thread of the product."""
-    t = kernel.tunables.as_dict()
+    t = as_matmul(kernel.tunables.as_dict())
     return family(t).registers(t, stored(kernel))
 
 
 def shared_bytes(kernel: Kernel) -> int:
-    t = kernel.tunables.as_dict()
+    t = as_matmul(kernel.tunables.as_dict())
     return family(t).shared_bytes(t, stored(kernel).size)
 
 

@@ -8,11 +8,13 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codegen.arrays import Float64, namespace_of
+from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, InputKind, Work
 from codegen.operators.convolution import winograd, winograd_plan, winograd_reference, winograd_work
 from codegen.operators.convolution.operator import ConvolutionOperator
 from codegen.operators.convolution.problem import AllowsWinograd
+from codegen.operators.matmul import ring_space
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected
@@ -50,6 +52,9 @@ class WinogradOperator(ConvolutionOperator):
     def every_kind(self, p: Any, target: Target) -> dict[Value, tuple[Tunable, ...]]:
         return {**super().every_kind(p, target), winograd.NAME: winograd.tunables(p, target)}
 
+    def ring_kinds(self, p: Any, target: Target) -> dict[Value, Kind]:
+        return winograd.ring_kinds(self.layer(p), target) if p.fits_winograd else {}
+
     def kinds(self, p: Any, target: Target, search: Search) -> dict[Value, Kind]:
         kinds = super().kinds(p, target, search)
         return {**kinds, winograd.NAME: winograd.kind(self.layer(p), target)} if winograd.worth(p, search) else kinds
@@ -58,9 +63,10 @@ class WinogradOperator(ConvolutionOperator):
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
         p, t = self.own(problem), schedule.as_dict()
-        if t["algorithm"] != winograd.NAME:
+        if not winograd.computes(t):
             return super().rules(p, schedule, target, workspace_limit)
         others = ["implicit_gemm"] * (not p.depthwise) + ["direct"] * (self.direct_kind(p, target) is not None)
+        others = list(map(str, ring_space.EVERY)) if over_ring(p) else others
         broken = winograd.geometry_rule(p, int(t["output_tile"]), others) or self.index_rule(p, whole=p.channels_last)
         return broken or winograd.rules(self.layer(p), t, target, workspace_limit)
 
@@ -126,13 +132,13 @@ class WinogradOperator(ConvolutionOperator):
 
     def cost_of_winograd(self, p: Any, schedule: Schedule, cost: Cost) -> Cost:
         """`cost`, with the launches and the workspace of a schedule of Winograd."""
-        if schedule.get("algorithm") != winograd.NAME:
+        if not winograd.computes(schedule.as_dict()):
             return cost
         needed = winograd.workspace_bytes(self.layer(p), int(schedule.get("output_tile")))
         return replace(cost, launches=len(winograd.FUNCTIONS), workspace_bytes=needed)
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        if schedule.get("algorithm") != winograd.NAME:
+        if not winograd.computes(schedule.as_dict()):
             return super().work(problem, schedule, target)
         return self.work_of_winograd(self.own(problem), schedule, target)
 

@@ -8,12 +8,15 @@ from typing import Any, TypeVar
 import numpy as np
 
 from codegen.epilogue import node_of
+from codegen.fixed_point import FIELDS, as_ring_node
 from codegen.operator import Array
 from codegen.operators.convolution import winograd
 from codegen.operators.convolution.problem import AllowsWinograd, Padding
 from codegen.operators.convolution.reduced import ROOM, class_of, sizes_beyond, with_channel_bias
 from codegen.operators.matmul import split
 from codegen.operators.matmul.inputs import TYPICAL, kept_products
+from codegen.operators.matmul.kernel_family import is_limbs
+from codegen.operators.matmul.reduced import LIMBS_MANY
 
 # Multiply-adds up to which there are several rows of tiles of the products (`MANY_BUDGET` of matmul's).
 MANY_BUDGET = 12_000_000
@@ -57,13 +60,15 @@ def _wishes(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[Wish]:
     outputs, last = int(t["output_tile"]), s["layout"] == "nhwc"
     of_tiles, of_filters = (int(t[name]) for name in (("tile_m", "tile_n") if last else ("tile_n", "tile_m")))
     depth, both = int(t["tile_k"]), ((1, 1), (1, 1))
-    yield Wish(1, 2 * outputs, outputs * -(-of_tiles // 2), depth * (int(t["stages"]) + 1), of_filters, both)
+    long = 2 * int(t.get("chain_k", 0)) + depth * (int(t["stages"]) + 1)
+    yield Wish(1, 2 * outputs, outputs * -(-of_tiles // 2), long, of_filters, both)
     half = -(-of_tiles // 4) + 1  # of two images with two rows of tiles each
     yield Wish(2, outputs + 1, outputs * half - 1, depth + 3, of_filters + 5, ((0, 2), (2, 1)))
     yield Wish(1, 1, 1, 1, 1, both)
     # Rows of blocks of the products that are full, beside one that is barely begun; bands are of up to 4.
     cost, rows = winograd.places(outputs) * of_tiles * of_filters * depth, 4
-    while rows > 1 and 2 * (rows + 1) * cost > MANY_BUDGET:
+    budget = LIMBS_MANY if is_limbs(t) else MANY_BUDGET
+    while rows > 1 and 2 * (rows + 1) * cost > budget:
         rows //= 2
     of_images, of_rows = (rows, 1) if last else (1, rows)
     across = -(-(of_images * of_tiles + 1) // 6)  # of three images with two rows of tiles each
@@ -90,9 +95,11 @@ def _granted(s: Mapping[str, Any], wish: Wish, row: RowOfFilters) -> dict[str, A
         if last or fits("out", rows * columns)
     )
     (top, bottom), (left, right) = wish.padding
-    chain = with_channel_bias(node_of(part) for part in s["epilogue"])
+    nodes = (node_of(part) for part in s["epilogue"])
+    chain = with_channel_bias(as_ring_node(node, s["fraction_bits"]) if "rounding" in s else node for node in nodes)
     return {
-        **{name: s[name] for name in ("layout", "dtype", "out_dtype", "allow_tf32")}, "n": wish.images,
+        **{name: s[name] for name in ("layout", "dtype", "out_dtype", "allow_tf32", *FIELDS) if name in s},
+        "n": wish.images,
         "h": max(1, rows + 2 - top - bottom), "w": max(1, columns + 2 - left - right), "c": channels, "k": filters,
         "r": 3, "s": 3, "padding": wish.padding, "epilogue": [node.model_dump() for node in chain],
     }  # fmt: skip

@@ -48,8 +48,8 @@ def _beyond_l2(moved: int, target: Target) -> float:
 
 
 def _filters(problem: AllowsWinograd, outputs: int, written: int, target: Target) -> Work:
-    size, places = dtype(problem.dtype).bytes, winograd.places(outputs)
-    items, read = written / (size * places), float(size * problem.k * problem.taps)
+    size, places = dtype(winograd.operand_dtype(problem.dtype)).bytes, winograd.places(outputs)
+    items, read = written / (size * places), float(dtype(problem.dtype).bytes * problem.k * problem.taps)
     return traffic.items(
         items,
         instructions=items * (9 * LOAD_INSTRUCTIONS + places * STORE_INSTRUCTIONS + FILTER_OPERATIONS[outputs]),
@@ -61,10 +61,10 @@ def _filters(problem: AllowsWinograd, outputs: int, written: int, target: Target
 
 def _image(problem: AllowsWinograd, outputs: int, transform_width: int, written: int, target: Target) -> Work:
     """Tiles overlap: what L1 has not kept of the neighbours comes from the L2."""
-    size, places = dtype(problem.dtype).bytes, winograd.places(outputs)
+    size, places = dtype(winograd.operand_dtype(problem.dtype)).bytes, winograd.places(outputs)
     width, _ = winograd.widths(problem.channels_last, winograd.x_and_out(problem), transform_width)
     items = written / (size * places * width)
-    read = float(size * problem.elements_seen)
+    read = float(dtype(problem.dtype).bytes * problem.elements_seen)
     per_item = places * (LOAD_INSTRUCTIONS + STORE_INSTRUCTIONS + width) + IMAGE_OPERATIONS[outputs] * width
     return traffic.items(
         items,
@@ -82,7 +82,8 @@ def _inverse(
     places = winograd.places(outputs)
     _, width = winograd.widths(problem.channels_last, winograd.x_and_out(problem), transform_width)
     items = float(winograd.tiles(problem, outputs) * problem.k / width)
-    read = 4.0 * places * items * width
+    sum_bytes = dtype(winograd.product(problem, outputs).acc_dtype).bytes
+    read = float(sum_bytes) * places * items * width
     stored = float(least.bytes_written + least.bytes_read - problem.input_bytes)
     per_value = STORE_INSTRUCTIONS + 2.0 * len(problem.epilogue)
     per_item = places * LOAD_INSTRUCTIONS + width * (INVERSE_OPERATIONS[outputs] + outputs**2 * per_value)

@@ -13,6 +13,8 @@ from codegen.dtypes import dtype
 from codegen.epilogue import MaskedActivation as Node
 from codegen.epilogue import node_of, words_of_mask
 from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
+from codegen.fixed_point import FIELDS, RINGS, as_ring_node, over_ring, products, shift_of
+from codegen.fixed_point_reference import applied, bounded
 from codegen.kernel import Kernel
 from codegen.operator import (
     Array,
@@ -26,8 +28,10 @@ from codegen.operator import (
     Operator,
     Work,
     constants,
+    shift_fields,
 )
 from codegen.operators.masked_activation.problem import MaskedActivationProblem
+from codegen.operators.matmul.ring_inputs import ring_numbers
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind, build_joined, together
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted
@@ -82,11 +86,12 @@ class MaskedActivation(Operator):
     problem_type = MaskedActivationProblem
     tunables = together(KNOBS.values(), "algorithm", _MEANING)
     folder = packaged_files("codegen.operators.masked_activation")
+    shared = ("gemm/ring.cuh",)
     extent_names = ("elements",)
 
     def signature(self, problem: Problem) -> dict[str, Any]:
         p = self.own(problem)
-        return {"dtype": p.dtype, "node": p.node.structure}
+        return {"dtype": p.dtype, "node": p.node.structure, **shift_of(p)}
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
         widest = 16 // dtype(self.own(problem).dtype).bytes
@@ -147,7 +152,10 @@ class MaskedActivation(Operator):
             ConfigField("bool", "gather_scatter", not _is_vectorised(t)),
             *constants(self.tunables, t),
         )
-        return Config(fields, (s["node"],), (("Element", s["dtype"]),), s["dtype"])
+        types: tuple[tuple[str, str], ...] = (("Element", s["dtype"]),)
+        if s["dtype"] in RINGS:
+            fields, types = (*fields, *shift_fields(s)), (*types, ("Output", s["dtype"]))
+        return Config(fields, (s["node"],), types, s["dtype"])
 
     def scalars(self, problem: Problem) -> list[float]:
         return list(self.own(problem).node.scalars)
@@ -168,6 +176,9 @@ class MaskedActivation(Operator):
         s, t = kernel.signature_dict, _full(kernel.tunables.as_dict())
         node = node_of(s["node"])
         assert isinstance(node, Node)
+        shift = {name: s[name] for name in FIELDS if name in s}
+        if shift:
+            node = as_ring_node(node, s["fraction_bits"])
         per_element = int(t["vector"]) * int(t["loads"]) if _is_vectorised(t) else WORD_BITS
         block = int(t["threads"]) * per_element
         return [
@@ -177,20 +188,22 @@ class MaskedActivation(Operator):
                 where_set=node.where_set,
                 where_clear=node.where_clear,
                 mask=node.mask,
+                **shift,
             )
             for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 64, 1)
         ]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
-        """`integer`: integers of either sign; polynomials of them fp32 rounds once, if at all. Masks have words (or 32
-        bytes) of one kind among others, and random bits behind the last element."""
+        """`integer`: over a ring of all of it, else integers of either sign, whose polynomials fp32 rounds once, if at
+        all. Masks have words (or 32 bytes) of one kind among others, and random bits behind the last element."""
         p = self.own(problem)
         drawn = min(p.elements, LARGEST_DRAWN if p.elements <= LARGEST_DRAWN else BLOCK)
-        x = (
-            rng.integers(-LARGEST_INTEGER, LARGEST_INTEGER, drawn, endpoint=True).astype(np.float32)
-            if kind == "integer"
-            else 2.0 * rng.standard_normal(drawn, dtype=np.float32)
-        )
+        if over_ring(p):
+            x = ring_numbers(p, drawn, kind, rng)
+        elif kind == "integer":
+            x = rng.integers(-LARGEST_INTEGER, LARGEST_INTEGER, drawn, endpoint=True).astype(np.float32)
+        else:
+            x = 2.0 * rng.standard_normal(drawn, dtype=np.float32)
         words = rng.integers(-(2**31), 2**31 - 1, words_of_mask(drawn), dtype=np.int32, endpoint=True)
         words = np.where(rng.random(words.size) < 0.25, rng.choice(np.array([0, -1, 1], np.int32), words.size), words)
         if p.mask == "bits":
@@ -204,8 +217,10 @@ class MaskedActivation(Operator):
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
         """In float64, with the bound of an epilogue (`codegen/epilogue_reference.py`)."""
         p = self.own(problem)
-        x = as_float64(inputs["x"], p.dtype)
         masks = unpacked_masks((p.node,), inputs, (p.elements,))
+        if over_ring(p):
+            return bounded(p.dtype, applied(p, (p.node,), inputs["x"], masks))
+        x = as_float64(inputs["x"], p.dtype)
         start = Bounded(x, namespace_of(x).zeros_like(x))
         final = stored(p.dtype, apply_chain((p.node,), start, masks, exact, p.dtype))
         return final.value, final.error
@@ -216,7 +231,10 @@ class MaskedActivation(Operator):
         n, size = p.elements, dtype(p.dtype).bytes
         mask = INDEX_BYTES * words_of_mask(n) if p.mask == "bits" else n
         launches = 1 if _is_vectorised(t) else 3
-        return Cost(round(n * _instructions(p)), n * size + mask, n * size, launches, _workspace_bytes(p, t))
+        truncations = n * products((p.node,)) if p.fraction_bits else 0
+        return Cost(
+            round(n * _instructions(p)), n * size + mask, n * size, launches, _workspace_bytes(p, t), truncations
+        )
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         """Of lists it is not known how long they are: half of the bits count as set."""

@@ -35,6 +35,22 @@ struct Parts<Chain<MaskedActivation<packed_mask, Set_, Clear_>>> {
   static constexpr bool packed = packed_mask;
 };
 
+// What functions compute with: floats, or numbers of the elements' ring.
+template <class C, bool ring = is_same<typename C::Element, int> || is_same<typename C::Element, int64_t>>
+struct Arithmetic {
+  using Value = float;
+  static __device__ __forceinline__ float read(typename C::Element element) { return to_float(element); }
+  static __device__ __forceinline__ typename C::Element stored(float value) { return from_float<typename C::Element>(value); }
+};
+template <class C>
+struct Arithmetic<C, true> {
+  using Value = Number<C>;
+  static __device__ __forceinline__ Number<C> read(typename C::Element element) { return Number<C>(element); }
+  static __device__ __forceinline__ typename C::Element stored(Number<C> number) { return number.value; }
+};
+template <class C>
+using Value = typename Arithmetic<C>::Value;
+
 // N elements, and their part of the mask where it is looked at.
 template <class C, int N>
 struct Loaded {
@@ -51,10 +67,10 @@ __device__ __forceinline__ Loaded<C, N> load(const Arguments& arguments, int64_t
 }
 
 template <class C, int N>
-__device__ __forceinline__ void store(const Arguments& arguments, const Vector<float, N>& value, int64_t first) {
+__device__ __forceinline__ void store(const Arguments& arguments, const Vector<Value<C>, N>& value, int64_t first) {
   Vector<typename C::Element, N> rounded;
 #pragma unroll
-  for (int i = 0; i < N; ++i) rounded.data[i] = from_float<typename C::Element>(value.data[i]);
+  for (int i = 0; i < N; ++i) rounded.data[i] = Arithmetic<C>::stored(value.data[i]);
   store_global<N>(static_cast<typename C::Element*>(arguments.out) + first, rounded);
 }
 
@@ -62,9 +78,9 @@ __device__ __forceinline__ void store(const Arguments& arguments, const Vector<f
 template <class C, int N>
 __device__ __forceinline__ void finish(const Arguments& arguments, const Loaded<C, N>& loaded, int64_t first) {
   using Own = Parts<typename C::Epilogue>;
-  Vector<float, N> value;
+  Vector<Value<C>, N> value;
 #pragma unroll
-  for (int i = 0; i < N; ++i) value.data[i] = to_float(loaded.elements.data[i]);
+  for (int i = 0; i < N; ++i) value.data[i] = Arithmetic<C>::read(loaded.elements.data[i]);
   if constexpr (C::gather_scatter) {
 #pragma unroll
     for (int i = 0; i < N; ++i) value.data[i] = Own::Clear::map(value.data[i], arguments.epilogue.scalars + Own::Set::scalars);
@@ -155,9 +171,9 @@ __device__ __forceinline__ void scatter(const Arguments& arguments) {
 #pragma unroll 1
   for (int i = static_cast<int>(threadIdx.x); in_bounds(i, count); i += C::threads) {  // bounds: list
     const int index = load_global<1>(arguments.indices + tile + i).data[0];
-    const float x = to_float(load<C, 1>(arguments, index).elements.data[0]);
-    const float value = Set::map(x, arguments.epilogue.scalars);
-    store<C>(arguments, Vector<float, 1>{{value}}, index);
+    const Value<C> x = Arithmetic<C>::read(load<C, 1>(arguments, index).elements.data[0]);
+    const Value<C> value = Set::map(x, arguments.epilogue.scalars);
+    store<C>(arguments, Vector<Value<C>, 1>{{value}}, index);
   }
 }
 

@@ -6,7 +6,8 @@ from typing import Any, Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from codegen.epilogue import Function, Identity, MaskedActivation, words_of_mask
-from codegen.problem import Float, Pitch, Problem, Shape, filled_in, refuse, require_elements
+from codegen.fixed_point import Element, FractionBits, ShiftRounding, exact_function, keyed
+from codegen.problem import Pitch, Problem, Shape, filled_in, refuse, require_elements
 
 MaskDtype = Literal["int32", "uint8"]
 WRONG = "wrong_mask"
@@ -17,12 +18,15 @@ class MaskedActivationProblem(Problem):
 
     `mask` is `bits`: a vector of int32 words, bit i of word j (the lowest is 0) for element 32 j + i; or `bytes`: a
     uint8 for each element, set where it is not 0. `mask_dtype` and `mask_length` say the same of the mask that a caller
-    has: they are filled in, and refused where they are not what `mask` and `shape` need.
+    has: they are filled in, and refused where they are not what `mask` and `shape` need. Over a ring (int32, int64)
+    products are truncated by `fraction_bits` (`codegen/fixed_point.py`).
     """
 
     operator: Literal["masked_activation"] = "masked_activation"
     shape: Shape
-    dtype: Float = "float32"
+    dtype: Element = "float32"
+    fraction_bits: FractionBits = 0
+    rounding: ShiftRounding = None
     where_set: Function
     where_clear: Function = Identity()
     mask: Literal["bits", "bytes"] = "bits"
@@ -38,6 +42,11 @@ class MaskedActivationProblem(Problem):
         description="Words of 32 bits, or bytes: as many as the shape needs.",
         json_schema_extra=filled_in,
     )
+
+    _exact_in_a_ring = field_validator("where_set", "where_clear", mode="after")(exact_function)
+
+    def canonical(self) -> dict[str, Any]:
+        return keyed(super().canonical())
 
     @property
     def elements(self) -> int:

@@ -8,25 +8,18 @@ import numpy as np
 
 from codegen.dtypes import dtype
 from codegen.epilogue import structures, tensor_nodes, words_of_mask
+from codegen.fixed_point import shift_of
 from codegen.kernel import Kernel
-from codegen.operator import Array, ConfigField, Cost, Float64, InputKind, Operand, Work, constants
+from codegen.operator import Array, ConfigField, Cost, Float64, InputKind, Operand, Work
 from codegen.operators.matmul import (
     inputs,
-    limbs_rules,
-    limbs_work,
     reference,
-    ring_inputs,
-    ring_reference,
-    ring_space,
-    simt,
-    tensor,
     traffic,
 )
 from codegen.operators.matmul import space as spaces
-from codegen.operators.matmul.fixed_point import RINGS, over_ring
-from codegen.operators.matmul.kernel_family import Stored, aligns, is_limbs, on_tensor_cores
+from codegen.operators.matmul.kernel_family import Stored, aligns
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.operators.matmul.product import Fields, ProductOperator, family, product_fields
+from codegen.operators.matmul.product import Fields, ProductOperator, family, product_fields, rules
 from codegen.operators.matmul.reduced import reduced_problems
 from codegen.problem import Problem
 from codegen.search.rules import Accepted, Rejected
@@ -52,11 +45,10 @@ class Matmul(ProductOperator):
     def signature(self, problem: Problem) -> dict[str, Any]:
         p = self.own(problem)
         a, b, c = aligns(p)
-        shift = {"fraction_bits": p.fraction_bits, "rounding": p.rounding} if over_ring(p) else {}
         return {
             "layout": p.layout, "dtype": p.dtype, "acc_dtype": p.acc_dtype, "out_dtype": p.out_dtype,
             "allow_tf32": p.allow_tf32, "epilogue": structures(p.epilogue), "align_a": a, "align_b": b, "align_c": c,
-            **shift,
+            **shift_of(p),
         }  # fmt: skip
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
@@ -67,21 +59,13 @@ class Matmul(ProductOperator):
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
         p = self.own(problem)
-        if over_ring(p):
-            return _ring_rules(p, schedule, target, workspace_limit)
-        admit = tensor.rules if on_tensor_cores(p, target) else simt.rules
-        return admit(p, aligns(p)[:2], schedule, target, workspace_limit)
-
-    def values(self, schedule: Schedule) -> dict[str, Any]:
-        t = schedule.as_dict()
-        return ring_space.whole(t) if is_limbs(t) else t
+        return rules(p, aligns(p)[:2], schedule, target, workspace_limit)
 
     def stored(self, s: Fields) -> Stored:
         return Stored(dtype(s["dtype"]).bytes, (s["align_a"], s["align_b"]), s["layout"])
 
     def fields(self, s: Fields, t: Fields) -> list[ConfigField]:
-        of_product = product_fields(t, s["layout"], (s["align_a"], s["align_b"], s["align_c"]))
-        return of_product + _ring_fields(s, t) if s["dtype"] in RINGS else of_product
+        return product_fields(s, t, s["layout"], (s["align_a"], s["align_b"], s["align_c"]))
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Rank 2, or 3 with the batch first where there is more than one matrix. Bias is a vector."""
@@ -104,52 +88,18 @@ class Matmul(ProductOperator):
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = self.own(problem)
-        make = ring_inputs.make_inputs if over_ring(p) else inputs.make_inputs
-        return make(p, self.operands(p), kind, rng)
+        return inputs.make_inputs(p, self.operands(p), kind, rng)
 
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
         p = self.own(problem)
-        return ring_reference.reference(p, inputs) if over_ring(p) else reference.reference(p, inputs, exact)
+        return reference.reference(p, inputs, exact)
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         return traffic.cost(self.own(problem), schedule.as_dict(), self.operands(problem))
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         p, t = self.own(problem), schedule.as_dict()
-        count = limbs_work.work if is_limbs(t) else family(t).work
-        return count(p, t, aligns(p), self.cost(p, schedule), target)
-
-    def estimated_registers(self, kernel: Kernel) -> int:
-        t = kernel.tunables.as_dict()
-        if is_limbs(t):
-            return limbs_rules.registers(t, self.stored(kernel.signature_dict).size)
-        return super().estimated_registers(kernel)
-
-    def predicted_compile_seconds(self, kernel: Kernel) -> float:
-        s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        if is_limbs(t):
-            return limbs_work.compile_seconds(t, tuple(s["epilogue"]), self.stored(s).size)
-        return super().predicted_compile_seconds(kernel)
-
-
-def _ring_rules(
-    problem: MatmulProblem, schedule: Schedule, target: Target, workspace_limit: int | None
-) -> Accepted | Rejected:
-    t = schedule.as_dict()
-    if broken := ring_space.admitted(problem, t):
-        return broken
-    if is_limbs(t):
-        return limbs_rules.rules(problem, schedule, target, workspace_limit)
-    return simt.rules(problem, aligns(problem)[:2], schedule, target, workspace_limit)
-
-
-def _ring_fields(s: Fields, t: Fields) -> list[ConfigField]:
-    """What the code of rings reads beside that: the shift, and where it is done."""
-    return [
-        ConfigField("int", "fraction_bits", s["fraction_bits"]),
-        ConfigField("bool", "nearest", s["rounding"] == "nearest"),
-        *constants((tunable for tunable in ring_space.OWN if tunable.name in t), t),
-    ]
+        return family(t).work(p, t, aligns(p), self.cost(p, schedule), target)
 
 
 def _matrix(name: str, dtype: str, role: Any, batch: int, shape: tuple[int, int], pitch: int, stride: int) -> Operand:

@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 from codegen.dtypes import dtype
 from codegen.epilogue import LeakyRelu, Node, Scale
+from codegen.fixed_point import over_ring
 from codegen.operator import InputKind, Operand
+from codegen.operators.matmul import ring_inputs
 from codegen.operators.matmul.problem import MatmulProblem
 
 # Up to which integers A and B hold every integer; of float32, what tf32 holds.
@@ -64,7 +66,7 @@ def make_inputs(
     that allows. `normal`: standard normals, rounded to the dtype; of int8 uniform integers.
     """
     made, terms = draw_inputs(problem, operands, kind, rng)
-    if kind == "integer" and problem.k > terms:
+    if problem.k > terms:
         factors = kept_products(problem.k, terms, made["a"].dtype, rng)
         made["a"] = made["a"] * (factors[:, None] if problem.a_transposed else factors)
     return made
@@ -80,7 +82,9 @@ def kept_products(k: int, terms: int, element: Any, rng: np.random.Generator) ->
 def draw_inputs(
     problem: MatmulProblem, operands: Sequence[Operand], kind: InputKind, rng: np.random.Generator
 ) -> tuple[dict[str, npt.NDArray[Any]], int]:
-    """The arrays, whatever their shapes, and how many products a sum of integers may have to be exact."""
+    """The arrays, whatever their shapes, and how many products a sum may have to be exact, where integers must be."""
+    if over_ring(problem):
+        return ring_inputs.draw_inputs(problem, operands, kind, rng)
     integers = _integers(problem, wide_a=bool(rng.integers(2)))
     made: dict[str, npt.NDArray[Any]] = {}
     for operand in operands:
@@ -92,7 +96,7 @@ def draw_inputs(
             block = _block(shape)
             drawn = _draw(problem, operand, block or shape, integers, kind, rng).astype(dtype(operand.dtype).numpy)
             made[operand.name] = np.broadcast_to(np.resize(drawn, shape) if block else drawn, operand.shape)
-    return made, integers.terms
+    return made, integers.terms if kind == "integer" else problem.k
 
 
 def _block(shape: tuple[int, ...]) -> tuple[int] | None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from codegen.alignment import needs_cuda_cores, widest
 from codegen.dtypes import dtype
+from codegen.fixed_point import bits_of, over_ring
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.targets import Target
 
@@ -31,7 +32,7 @@ def is_tensor(tunables: Mapping[str, Any]) -> bool:
 
 def is_limbs(tunables: Mapping[str, Any]) -> bool:
     """Whether these are tunables of the tensor-core kernel over rings."""
-    return tunables.get("algorithm") == "limbs"
+    return "chain_k" in tunables
 
 
 def mma_type(dtype: str) -> str:
@@ -57,15 +58,18 @@ def aligns(problem: MatmulProblem) -> tuple[int, int, int]:
 
 @dataclass(frozen=True)
 class Stored:
-    """How A and B lie in memory: bytes of an element, elements per access of A and of B, and the layout."""
+    """How A and B lie in memory: bytes of an element, elements per access of A and of B, and the layout; how many bytes
+    count, where those are not all."""
 
     size: int
     aligns: tuple[int, int]
     layout: str
+    limbs: int = 0
 
     @classmethod
     def of(cls, problem: MatmulProblem, aligns: tuple[int, int]) -> "Stored":
-        return cls(dtype(problem.dtype).bytes, aligns, problem.layout)
+        limbs = bits_of(problem.dtype) // 8 if over_ring(problem) else 0
+        return cls(dtype(problem.dtype).bytes, aligns, problem.layout, limbs)
 
     @property
     def along_k(self) -> tuple[bool, bool]:

@@ -1,25 +1,13 @@
 """The matmul problem: out[b, m, n] = epilogue(sum over k of A[b, m, k] * B[b, k, n])."""
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from pydantic import BeforeValidator, Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from codegen.canonical import as_integer
 from codegen.epilogue import AnyNode, Chain
-from codegen.operators.matmul.fixed_point import (
-    FUNCTIONS,
-    NODES,
-    RINGS,
-    ExactOnce,
-    Rounding,
-    Tolerance,
-    Truncation,
-    bits_of,
-    foreign_node,
-    ring_name,
-    squares,
-)
+from codegen.fixed_point import RINGS, FractionBits, ShiftRounding, Truncation, exact_in_a_ring, keyed
 from codegen.problem import (
     LARGEST_ELEMENTS,
     AllowTf32,
@@ -28,6 +16,7 @@ from codegen.problem import (
     Problem,
     Stride,
     filled_in,
+    of_dtype,
     refuse,
     require_elements,
 )
@@ -35,8 +24,6 @@ from codegen.problem import (
 Layout = Literal["nn", "nt", "tn", "tt"]
 InputDtype = Literal["float32", "float16", "bfloat16", "int8", "int32", "int64"]
 OutDtype = Literal["float32", "float16", "bfloat16", "int32", "int64"]
-# Fields that problems over rings alone have: others are keyed without them.
-FIXED_POINT = ("fraction_bits", "rounding", "truncation")
 FLOATS: tuple[OutDtype, ...] = ("float32", "float16", "bfloat16")
 
 
@@ -49,8 +36,8 @@ class MatmulProblem(Problem):
 
     A and B are of `dtype`, sums of `acc_dtype`; out, biases and residuals of `out_dtype`. Sums of int8 products wrap
     around as int32 does. Over a ring (int32, int64) inputs, sums and out are of `dtype`, wrap around, and are truncated
-    by `fraction_bits` (`fixed_point.py`). Leading dimensions and batch strides are in elements and default to packed. A
-    batch stride of 0 repeats A or B.
+    by `fraction_bits` (`codegen/fixed_point.py`). Leading dimensions and batch strides are in elements and default to
+    packed. A batch stride of 0 repeats A or B.
     """
 
     operator: Literal["matmul"] = "matmul"
@@ -65,20 +52,9 @@ class MatmulProblem(Problem):
     )
     out_dtype: OutDtype = _derived("Default: dtype; int32 for int8, which then takes no epilogue.")
     allow_tf32: AllowTf32 = False
-    fraction_bits: Annotated[int, Field(strict=True, ge=0, le=63), BeforeValidator(as_integer)] = Field(
-        default=0, description="Over a ring: by how many bits sums are shifted; below those of dtype."
-    )
-    rounding: Rounding | None = Field(
-        default=None,
-        validate_default=True,
-        description="Of that shift: floor (default) or nearest, ties up. Rings alone have it.",
-    )
-    truncation: Truncation | None = Field(
-        default=None,
-        validate_default=True,
-        description="exact_once (default): the wrapped sum is shifted once. tolerance: within ulp of that, where "
-        "nothing wraps around; schedules may then truncate parts of a sum. Rings alone have it.",
-    )
+    fraction_bits: FractionBits = 0
+    rounding: ShiftRounding = None
+    truncation: Truncation = None
     epilogue: Chain = ()
     lda: Pitch = _derived("Elements from one stored row of A to the next.")
     ldb: Pitch = _derived("Elements from one stored row of B to the next.")
@@ -88,9 +64,7 @@ class MatmulProblem(Problem):
     stride_c: Stride = _derived("Elements from one out to the next of the batch.")
 
     def canonical(self) -> dict[str, Any]:
-        """Without the fields of rings where there is none, so that what was known by its key stays known."""
-        fields = super().canonical()
-        return fields if self.dtype in RINGS else {name: fields[name] for name in fields if name not in FIXED_POINT}
+        return keyed(super().canonical())
 
     @property
     def sum_length(self) -> int:
@@ -113,7 +87,7 @@ class MatmulProblem(Problem):
     def _wide_sums(cls, value: Any, info: ValidationInfo) -> Any:
         dtype = info.data.get("dtype", "float32")
         sums = "int32" if dtype == "int8" else dtype if dtype in RINGS else "float32"
-        return sums if value is None else _of_dtype(value, info, [sums])
+        return sums if value is None else of_dtype(value, info, [sums])
 
     @field_validator("out_dtype", mode="before")
     @classmethod
@@ -122,60 +96,10 @@ class MatmulProblem(Problem):
         if value is None:
             return "int32" if dtype == "int8" else dtype
         if dtype in RINGS:
-            return _of_dtype(value, info, [dtype])
-        return _of_dtype(value, info, [*FLOATS, "int32"] if dtype == "int8" else FLOATS)
+            return of_dtype(value, info, [dtype])
+        return of_dtype(value, info, [*FLOATS, "int32"] if dtype == "int8" else FLOATS)
 
-    @field_validator("fraction_bits", mode="after")
-    @classmethod
-    def _of_a_ring(cls, value: int, info: ValidationInfo) -> int:
-        dtype = info.data.get("dtype")
-        if dtype is None or value == 0:
-            return value
-        _require_ring(value, info)
-        if value >= bits_of(dtype):
-            raise refuse(
-                "fraction_bits_out_of_range",
-                f"is {value}; a shift of {ring_name(dtype)} leaves a bit: 0 to {bits_of(dtype) - 1} are allowed",
-                allowed=bits_of(dtype) - 1,
-            )
-        return value
-
-    @field_validator("rounding", mode="after")
-    @classmethod
-    def _of_a_shift(cls, value: Rounding | None, info: ValidationInfo) -> Rounding | None:
-        if value is not None:
-            _require_ring(value, info)
-        # Without a shift all mean the same: one spelling, so that they share a key.
-        floor: Rounding = "floor"
-        return (value if value and info.data.get("fraction_bits") else floor) if _ring_of(info) else None
-
-    @field_validator("truncation", mode="after")
-    @classmethod
-    def _of_sums(cls, value: ExactOnce | Tolerance | None, info: ValidationInfo) -> ExactOnce | Tolerance | None:
-        if value is not None:
-            _require_ring(value.policy, info)
-        once = ExactOnce(policy="exact_once")
-        return (value if value and info.data.get("fraction_bits") else once) if _ring_of(info) else None
-
-    @field_validator("epilogue", mode="after")
-    @classmethod
-    def _exact_in_a_ring(cls, value: tuple[AnyNode, ...], info: ValidationInfo) -> tuple[AnyNode, ...]:
-        ring = _ring_of(info)
-        if ring and (foreign := foreign_node(value)):
-            words = ", ".join(node for node in NODES if node != "masked_activation")
-            raise refuse(
-                "inexact_epilogue",
-                f"{foreign}; {ring_name(ring)} computes {words} exactly, and masked_activation of "
-                f"{' and '.join(FUNCTIONS)} alone",
-                allowed=list(NODES),
-            )
-        if squares(value) and isinstance(info.data.get("truncation"), Tolerance):
-            raise refuse(
-                "unbounded_square",
-                "has a square, which multiplies an error of the sum by the sum; allowed: without one, or truncation "
-                "exact_once",
-            )
-        return value
+    _exact_in_a_ring = field_validator("epilogue", mode="after")(exact_in_a_ring)
 
     @field_validator("epilogue", mode="after")
     @classmethod
@@ -264,33 +188,6 @@ class MatmulProblem(Problem):
             )
         require_elements(_spelled(operand), (batch - 1) * value + span)
         return value
-
-
-def _ring_of(info: ValidationInfo) -> str | None:
-    """The dtype of the problem, where it is a ring's."""
-    dtype = info.data.get("dtype")
-    return dtype if dtype in RINGS else None
-
-
-def _require_ring(given: Any, info: ValidationInfo) -> None:
-    """Refuses what floats and int8 have no use for."""
-    if "dtype" in info.data and _ring_of(info) is None:
-        raise refuse(
-            "no_fixed_point",
-            f"is {given}, but {info.data['dtype']} is no fixed point: dtype {' or '.join(RINGS)} is",
-            allowed=list(RINGS),
-        )
-
-
-def _of_dtype(value: Any, info: ValidationInfo, allowed: Sequence[str]) -> Any:
-    """The value, where it goes with the dtype of the inputs; what cannot be a dtype at all, its own type refuses."""
-    if isinstance(value, str) and value.isalnum() and value not in allowed and "dtype" in info.data:
-        raise refuse(
-            "dtypes_do_not_fit",
-            f"is {value[:40]}, which does not go with dtype {info.data['dtype']}; allowed: {', '.join(allowed)}",
-            allowed=list(allowed),
-        )
-    return value
 
 
 def _spelled(operand: str) -> str:

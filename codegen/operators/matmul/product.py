@@ -4,10 +4,11 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
+from codegen.fixed_point import RINGS, over_ring
 from codegen.kernel import Kernel
-from codegen.operator import GEMM, Config, ConfigField, Cost, LaunchBounds, Operator, Work, constants
-from codegen.operators.matmul import simt, simt_space, split, tensor, tensor_space
-from codegen.operators.matmul.kernel_family import Stored, is_tensor
+from codegen.operator import GEMM, Config, ConfigField, Cost, LaunchBounds, Operator, Work, constants, shift_fields
+from codegen.operators.matmul import limbs, ring_space, simt, simt_space, split, tensor, tensor_space
+from codegen.operators.matmul.kernel_family import Stored, is_limbs, is_tensor
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import Problem
 from codegen.search.rules import Accepted, Rejected
@@ -35,10 +36,25 @@ class Family(Protocol):
 
 def family(t: Fields) -> Family:
     """Of the kernel that has these tunables."""
-    return tensor if is_tensor(t) else simt
+    return limbs if is_limbs(t) else tensor if is_tensor(t) else simt
 
 
-def product_fields(t: Fields, layout: str, aligns: tuple[int, int, int]) -> list[ConfigField]:
+def whole(tunables: Fields) -> dict[str, Any]:
+    """A schedule with what the code reads and limbs have no choice of."""
+    return {**limbs.FIXED, **tunables} if is_limbs(tunables) else dict(tunables)
+
+
+def rules(
+    problem: MatmulProblem, aligns: tuple[int, int], schedule: Schedule, target: Target, workspace_limit: int | None
+) -> Accepted | Rejected:
+    """Whether a schedule of the product can work and is worth compiling. `aligns`: elements per access of A and B."""
+    t = schedule.as_dict()
+    if over_ring(problem) and (broken := ring_space.admitted(problem, t)):
+        return broken
+    return family(t).rules(problem, aligns, schedule, target, workspace_limit)
+
+
+def product_fields(s: Fields, t: Fields, layout: str, aligns: tuple[int, int, int]) -> list[ConfigField]:
     """What the code of `device/gemm` reads. `aligns`: elements per global access of A, B and out."""
     return [
         ConfigField("bool", "tensor_cores", is_tensor(t)),
@@ -47,6 +63,15 @@ def product_fields(t: Fields, layout: str, aligns: tuple[int, int, int]) -> list
         *(ConfigField("int", f"align_{operand}", align) for operand, align in zip("abc", aligns, strict=True)),
         *constants(tensor_space.TUNABLES if is_tensor(t) else simt_space.TUNABLES, t),
         ConfigField("int", "threads", family(t).threads(t)),
+        *(ring_fields(s, t) if s["dtype"] in RINGS else ()),
+    ]
+
+
+def ring_fields(s: Fields, t: Fields) -> list[ConfigField]:
+    """What the code of rings reads beside that: the shift, and where it is done."""
+    return [
+        *shift_fields(s),
+        *constants((tunable for tunable in ring_space.OWN if tunable.name in t), t),
     ]
 
 
@@ -70,7 +95,7 @@ class ProductOperator(Operator):
 
     def values(self, schedule: Schedule) -> dict[str, Any]:
         """A schedule as rules and code of the product read it."""
-        return schedule.as_dict()
+        return whole(schedule.as_dict())
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
         return split.functions(kernel.tunables.as_dict())

@@ -7,7 +7,7 @@ from typing import Any
 
 from codegen.alignment import classes, needs_cuda_cores, round_up, widest
 from codegen.epilogue import AnyNode, Scale, node_of
-from codegen.operators.matmul.fixed_point import RINGS, largest_error, parts
+from codegen.fixed_point import FIELDS, as_ring_node, largest_error, parts
 from codegen.operators.matmul.inputs import FRACTION_BITS, LARGEST, TYPICAL, fraction_bits, wants_small_sums
 from codegen.operators.matmul.kernel_family import is_limbs
 from codegen.operators.matmul.problem import MatmulProblem
@@ -154,9 +154,10 @@ class _Reduced:
                 stride += align
             fields[f"ld{operand}"], fields[f"stride_{operand}"] = pitch, stride
             taken |= {pitch, stride}
-        if s["dtype"] in RINGS:
-            fields |= _fixed_point(s, self.tunables, k)
-        return MatmulProblem(batch=batch, m=m, n=n, k=k, epilogue=_chain(s, k), **fields)
+        fields |= {name: s[name] for name in FIELDS if name in s}
+        problem = MatmulProblem(batch=batch, m=m, n=n, k=k, epilogue=_chain(s, k), **fields)
+        policy = needed_policy(problem, self.tunables)
+        return MatmulProblem(**{**problem.canonical(), "truncation": policy}) if policy else problem
 
     def _columns_of_class(self, n: int) -> int:
         """The next n that gives a packed out the signature's class."""
@@ -166,19 +167,20 @@ class _Reduced:
         return next(count for count in counts if widest(s["out_dtype"], count, quads=quads) == s["align_c"])
 
 
-def _fixed_point(signature: Mapping[str, Any], tunables: Mapping[str, Any], k: int) -> dict[str, Any]:
-    """A kernel that truncates once is exact; another one must keep to the bound of its own parts, and no more."""
-    fields = {name: signature[name] for name in ("fraction_bits", "rounding")}
-    if tunables["truncate"] == "once":
-        return fields
-    error = largest_error(parts(k, tunables), signature["rounding"])
-    return {**fields, "truncation": {"policy": "tolerance", "ulp": error}}
+def needed_policy(problem: MatmulProblem, tunables: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Of a schedule that truncates more than once: it must keep to the bound of its own parts, and no more."""
+    if tunables.get("truncate", "once") == "once":
+        return None
+    error = largest_error(parts(problem.k, tunables), problem.rounding or "floor")
+    return {"policy": "tolerance", "ulp": error}
 
 
 def _chain(signature: Mapping[str, Any], k: int) -> tuple[AnyNode, ...]:
     """The signature's nodes. Sums of int8 products are large integers: the first scale, where it comes before nodes
     that would flatten them, brings them down to what the others are made for."""
     nodes = [node_of(structure) for structure in signature["epilogue"]]
+    if "fraction_bits" in signature:
+        return tuple(as_ring_node(node, signature["fraction_bits"]) for node in nodes)
     first = next((i for i, node in enumerate(nodes) if isinstance(node, Scale) or wants_small_sums(node)), None)
     if signature["dtype"] == "int8" and first is not None and isinstance(nodes[first], Scale):
         typical = LARGEST["int8"] ** 2 * math.sqrt(k) / 3.0

@@ -13,7 +13,8 @@ sum of k products may be off by
   nothing. What one addition lost goes through the next ones, hence gamma;
 - tf32: also Σ(|a - ã||b| + |a||b - b̃| + |a - ã||b - b̃|), where ã and b̃ are a and b without their low 13 bits,
   which the hardware ignores;
-- int8: nothing. Sums in int32 are exact, and wrap around as int32 does.
+- int8: nothing. Sums in int32 are exact, and wrap around as int32 does;
+- over a ring: nothing (`codegen/fixed_point_reference.py`).
 
 A sum that is split into slices has one more rounding of at most u per slice after the first. Every slice has a
 product at least, which the other slices do without: the bounds hold for any number of slices, added in order or
@@ -26,6 +27,8 @@ from collections.abc import Callable, Mapping
 from codegen.alignment import needs_cuda_cores
 from codegen.arrays import EXACT_SUM, Array, Float64, as_float64, namespace_of, powers_of_two, whole_after
 from codegen.epilogue_reference import TINY, Bounded, U, apply_chain, rounded_to_float32, stored, unpacked_masks
+from codegen.fixed_point import over_ring
+from codegen.fixed_point_reference import finished
 from codegen.operators.matmul.problem import MatmulProblem
 
 TF32_SIGNIFICANT_BITS = 11
@@ -34,10 +37,14 @@ SMALLEST_EXPONENT = -125  # of a normal fp32 number whose significand is in [0.5
 
 def reference(problem: MatmulProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
     """(result, bound), both of out's logical shape, in the inputs' namespace."""
-    a, b = (as_float64(inputs[name], problem.dtype) for name in ("a", "b"))
+    ring = over_ring(problem)
+    a, b = (inputs[name] if ring else as_float64(inputs[name], problem.dtype) for name in ("a", "b"))
     xp = namespace_of(a)
     a = a.swapaxes(-1, -2) if problem.a_transposed else a
     b = b.swapaxes(-1, -2) if problem.b_transposed else b
+    if ring:
+        product = xp.matmul(a, b)
+        return finished(problem, problem.epilogue, product, unpacked_masks(problem.epilogue, inputs, product.shape))
     if problem.dtype == "int8":
         sums = _wrapped(xp.matmul(a, b))
         if problem.out_dtype == "int32":

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from codegen.dtypes import dtype
+from codegen.fixed_point import Shifted, Tolerance, bits_of
 from codegen.operator import InputKind, Operand
-from codegen.operators.matmul.fixed_point import Tolerance, bits_of
 from codegen.operators.matmul.problem import MatmulProblem
 
 # Of the elements, one in so many is a special one.
@@ -26,10 +26,11 @@ SMALL = 1000
 LARGEST_DRAWN, BLOCK = 2**22, 3_999_971
 
 
-def make_inputs(
+def draw_inputs(
     problem: MatmulProblem, operands: Sequence[Operand], kind: InputKind, rng: np.random.Generator
-) -> dict[str, npt.NDArray[Any]]:
-    """Arrays of the operands' dtypes and logical shapes."""
+) -> tuple[dict[str, npt.NDArray[Any]], int]:
+    """Arrays of the operands' dtypes and logical shapes, and how many products a sum may have: so many that it does not
+    wrap around, where it must not."""
     made: dict[str, npt.NDArray[Any]] = {}
     limits = _limits(problem, kind)
     for operand in operands:
@@ -40,9 +41,11 @@ def make_inputs(
         count = math.prod(shape)
         drawn = _draw(problem, operand, BLOCK if count > LARGEST_DRAWN else count, kind, limits, rng)
         made[operand.name] = np.broadcast_to(np.resize(drawn, shape), operand.shape)
-    if isinstance(problem.truncation, Tolerance):
-        _keep_from_wrapping(problem, made, rng)
-    return made
+    if not isinstance(problem.truncation, Tolerance):
+        return made, problem.k
+    # Even the smallest products may be too many for the ring.
+    a, b = (int(np.abs(made[name].astype(np.float64)).max()) for name in "ab")
+    return made, min(problem.k, (2 ** (bits_of(problem.dtype) - 1) - 1) // max(1, a * b))
 
 
 def _draw(
@@ -62,14 +65,17 @@ def _draw(
     elif isinstance(problem.truncation, Tolerance):
         limit, unit = limits.get(operand.name, (SMALL, 1))
         drawn = rng.integers(-limit, limit, size=count, endpoint=True) * unit
-    elif kind == "normal":
-        drawn = np.rint(rng.standard_normal(count) * 2.0 ** (problem.fraction_bits / 2 + 4))
     else:
-        drawn = _whole_range(bits_of(problem.dtype), count, rng)
+        drawn = ring_numbers(problem, count, kind, rng)
     return drawn.astype(element)
 
 
-def _whole_range(bits: int, count: int, rng: np.random.Generator) -> npt.NDArray[np.int64]:
+def ring_numbers(problem: Shifted, count: int, kind: InputKind, rng: np.random.Generator) -> npt.NDArray[Any]:
+    """`integer`: of the ring's whole range; `normal`: fixed-point numbers of the usual size."""
+    if kind == "normal":
+        usual: npt.NDArray[Any] = np.rint(rng.standard_normal(count) * 2.0 ** (problem.fraction_bits / 2 + 4))
+        return usual
+    bits = bits_of(problem.dtype)
     least, most = -(2 ** (bits - 1)), 2 ** (bits - 1) - 1
     values = rng.integers(least, most, size=count, dtype=np.int64, endpoint=True)
     limbs = [(byte << 8 * limb) for limb in range(bits // 8 - 1) for byte in (1, 128, 255)]
@@ -86,13 +92,3 @@ def _limits(problem: MatmulProblem, kind: InputKind) -> dict[str, tuple[int, int
     product = max(1, (2 ** (bits - 1) - 1) // unit // problem.k)
     b = max(1, math.isqrt(product))
     return {"a": (max(1, product // b), unit), "b": (b, 1)}
-
-
-def _keep_from_wrapping(problem: MatmulProblem, made: dict[str, npt.NDArray[Any]], rng: np.random.Generator) -> None:
-    """Where even the smallest products are too many for the ring, all but as many as fit become 0."""
-    unit = int(np.abs(made["a"].astype(np.float64)).max()) * int(np.abs(made["b"].astype(np.float64)).max())
-    fit = (2 ** (bits_of(problem.dtype) - 1) - 1) // max(1, unit)
-    if fit < problem.k:
-        factors = np.zeros(problem.k, dtype=made["a"].dtype)
-        factors[rng.choice(problem.k, fit, replace=False)] = 1
-        made["a"] = made["a"] * (factors[:, None] if problem.a_transposed else factors)

@@ -8,8 +8,7 @@ from typing import Any
 
 from codegen.alignment import power_of_two
 from codegen.errors import InvalidSearch
-from codegen.operators.matmul import limbs_rules, simt_space, tensor_space
-from codegen.operators.matmul.fixed_point import (
+from codegen.fixed_point import (
     PLACES,
     Place,
     allowed_ulp,
@@ -17,6 +16,7 @@ from codegen.operators.matmul.fixed_point import (
     parts,
     ring_name,
 )
+from codegen.operators.matmul import limbs, simt_space, tensor_space
 from codegen.operators.matmul.grid import blocks
 from codegen.operators.matmul.kernel_family import AMPERE
 from codegen.operators.matmul.problem import MatmulProblem
@@ -54,7 +54,7 @@ def _of_limbs(tunable: Tunable) -> Tunable:
 IMAD = (ALGORITHM, *map(_of_limbs, simt_space.TUNABLES), TRUNCATE)
 LIMBS = (
     ALGORITHM,
-    *(_of_limbs(t) for t in tensor_space.TUNABLES if t.name not in {*limbs_rules.FIXED, "stream_blocks"}),
+    *(_of_limbs(t) for t in tensor_space.TUNABLES if t.name not in {*limbs.FIXED, "stream_blocks"}),
     TRUNCATE,
     CHAIN_K,
 )
@@ -66,11 +66,6 @@ USUAL_CHAIN = 512
 LACKING = ("limbs", "product")
 # Of a tile along k, the most that a schedule of either kind has.
 DEEPEST_TILE = 64
-
-
-def whole(tunables: Mapping[str, Any]) -> dict[str, Any]:
-    """A schedule with what the code reads and limbs have no choice of."""
-    return {**limbs_rules.FIXED, **tunables} if tunables["algorithm"] == "limbs" else dict(tunables)
 
 
 def admitted(problem: MatmulProblem, t: Mapping[str, Any]) -> Rejected | None:
@@ -96,15 +91,21 @@ def _policy(problem: MatmulProblem) -> str:
 
 
 def space(
-    problem: MatmulProblem, target: Target, search: Search, admit: Callable[[Schedule], Accepted | Rejected]
+    problem: MatmulProblem,
+    target: Target,
+    search: Search,
+    admit: Callable[[Schedule], Accepted | Rejected],
+    others: Mapping[Value, Kind] | None = None,
 ) -> SearchSpace:
-    """The schedules of a search. Raises InvalidSearch, also where it names what no schedule of the problem may do."""
+    """The schedules of a search; `others`: of a convolution, those that are no implicit products. Raises InvalidSearch,
+    also where it names what no schedule of the problem may do."""
     _require_meaning(search, problem)
     kinds: dict[Value, Kind] = {"imad": _imad(problem, target, search)}
     if target.capability >= AMPERE:
         kinds["limbs"] = _limbs(problem, target, search)
     default = _default(problem, target, admit)
-    joined = build_joined(search, "algorithm", EVERY, kinds, default)
+    every = {**EVERY, **{value: kind.tunables for value, kind in (others or {}).items()}}
+    joined = build_joined(search, "algorithm", every, {**kinds, **(others or {})}, default)
     if search.level != 2:
         return joined
     return replace(joined, parts=(*joined.parts, *_early(problem, kinds, default)))
@@ -160,15 +161,45 @@ def _require_place(problem: MatmulProblem, place: Value, allowed: Sequence[Place
 
 
 def _require_chain(problem: MatmulProblem, t: Mapping[str, Any], where: str) -> None:
-    if limbs_rules.holds(problem, t):
+    if limbs.holds(problem, t):
         return
     allowed = [value for value in CHAIN_K.allowed if value]
     raise InvalidSearch(
         f"without carries (chain_k = 0) the accumulators of {ring_name(problem.dtype)} hold a k of "
-        f"{limbs_rules.UNCHAINED_K}, not {problem.k}; allowed: {', '.join(map(str, allowed))}",
+        f"{limbs.unchained_k(problem.dtype)}, not {problem.k}; allowed: {', '.join(map(str, allowed))}",
         field=where,
         allowed=allowed,
     )
+
+
+def undivided_kinds(
+    problems: Sequence[MatmulProblem], target: Target, own: Mapping[str, tuple[tuple[Tunable, ...], Lists]]
+) -> dict[Value, Kind]:
+    """Of products that are never divided, as a part of another algorithm with any of these: by each of `imad` and
+    `limbs`, the tunables and lists that come before matmul's (`own`), which begin with the algorithm."""
+    ways: dict[str, tuple[tuple[Tunable, ...], Callable[[MatmulProblem], tuple[Lists, Lists]]]] = {
+        "imad": (IMAD, lambda p: (_few(_small_imad(p, target)[0]), simt_space.levels(p, target)[2][0])),
+    }
+    if target.capability >= AMPERE:
+        ways["limbs"] = LIMBS, lambda p: (_small_limbs(p, target)[0], _full_limbs(p))
+    kinds: dict[Value, Kind] = {}
+    for way, (tunables, lists_of) in ways.items():
+        rest = tuple(t for t in tunables if t.name not in ("algorithm", "split", "split_k"))
+        first, lists = own[way]
+        small: Lists = {t.name: () for t in rest}
+        full: Lists = {t.name: () for t in rest}
+        for problem in problems:
+            for level, given in zip((small, full), lists_of(problem), strict=True):
+                level |= {name: union(level[name], given.get(name, ())) for name in level}
+        both = {name: union(values, small[name]) for name, values in full.items()}
+        kinds[first[0].default] = Kind((*first, *rest), {1: {**lists, **small}, 2: {**lists, **both}})
+    return kinds
+
+
+def _few(lists: Lists) -> Lists:
+    """Tiles of a block and of a thread; of the rest one value each."""
+    of_tiles = ("tile_m", "tile_n", "thread_m", "thread_n")
+    return {name: values if name in of_tiles else values[-1:] for name, values in lists.items()}
 
 
 def _kind(tunables: tuple[Tunable, ...], small: Lists, full: Lists, search: Search, slices: tuple[int, ...]) -> Kind:
@@ -189,26 +220,29 @@ def _imad(problem: MatmulProblem, target: Target, search: Search) -> Kind:
 def _small_imad(problem: MatmulProblem, target: Target) -> tuple[Lists, tuple[int, ...]]:
     """Level 1 as of fp32; a thread has registers for fewer sums of two words."""
     small, division = simt_space.levels(problem, target)[1]
-    narrow: Lists = {"thread_m": (2, 4), "thread_n": (2, 4)} if problem.dtype == "int64" else {}
+    narrow: Lists = {"thread_m": (2, 4), "thread_n": (2, 4)} if problem.dtype != "int32" else {}
     slices = tuple(int(count) for count in division.lists["split_k"])
     return {**small, **narrow, "algorithm": ("imad",), "truncate": ("once",)}, slices
 
 
 def _limbs(problem: MatmulProblem, target: Target, search: Search) -> Kind:
     small, slices = _small_limbs(problem, target)
-    full: Lists = {
+    return _kind(LIMBS, small, _full_limbs(problem), search, slices)
+
+
+def _full_limbs(problem: MatmulProblem) -> Lists:
+    return {
         "tile_m": _sizes(problem.m, (16, 32, 64, 128)), "tile_n": _sizes(problem.n, (16, 32, 64, 128)),
         "tile_k": (32, 64), "warps_m": (1, 2, 4), "warps_n": (1, 2, 4), "stages": (2, 3, 4),
-        "chain_k": (0, *(c for c in (2048, 16384) if problem.dtype == "int64")),
+        "chain_k": (0, *(c for c in (2048, 16384) if c <= (limbs.unchained_k(problem.dtype) or 0))),
     }  # fmt: skip
-    return _kind(LIMBS, small, full, search, slices)
 
 
 def _small_limbs(problem: MatmulProblem, target: Target) -> tuple[Lists, tuple[int, ...]]:
     tiles_m, tiles_n = (_sizes(extent, (32, 64)) for extent in (problem.m, problem.n))
     slices = useful_slices(problem, (tiles_m[0], tiles_n[0]), (tiles_m[-1], tiles_n[-1]), 64, target.sm_count)
-    chained = problem.dtype == "int64" and problem.k > limbs_rules.UNCHAINED_K
-    steps = -(-problem.k // limbs_rules.STEP)
+    chained = problem.k > (limbs.unchained_k(problem.dtype) or problem.k)
+    steps = -(-problem.k // limbs.STEP)
     lists: Lists = {
         "algorithm": ("limbs",), "tile_m": tiles_m, "tile_n": tiles_n, "tile_k": (32,),
         "warps_m": _warps(problem, tiles_m), "warps_n": _warps(problem, tiles_n),
@@ -220,7 +254,7 @@ def _small_limbs(problem: MatmulProblem, target: Target) -> tuple[Lists, tuple[i
 
 def _warps(problem: MatmulProblem, sizes: Sequence[int]) -> tuple[int, ...]:
     """Warps have registers for 16 x 16 sums of int64, and for 32 x 32 of int32."""
-    each = (16,) if problem.dtype == "int64" else (16, 32)
+    each = (16,) if problem.dtype != "int32" else (16, 32)
     return tuple(sorted({max(1, size // rows) for size in sizes for rows in each}))
 
 
@@ -231,8 +265,8 @@ def _sizes(extent: int, sizes: Sequence[int]) -> tuple[int, ...]:
 
 def _default(problem: MatmulProblem, target: Target, admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
     """The level-0 schedule: by limbs where there are any, else on the CUDA cores, each in an order of preference."""
-    limbs = _preferred_limbs(problem, target) if target.capability >= AMPERE else iter(())
-    return first_accepted((*limbs, *_preferred_imad(problem, target)), admit)
+    by_limbs = _preferred_limbs(problem, target) if target.capability >= AMPERE else iter(())
+    return first_accepted((*by_limbs, *_preferred_imad(problem, target)), admit)
 
 
 def _preferred_limbs(problem: MatmulProblem, target: Target) -> Iterator[Schedule]:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from codegen.errors import UnknownTunable
+from codegen.fixed_point import over_ring
 from codegen.operators.matmul import ring_space, simt_space, tensor_space
-from codegen.operators.matmul.fixed_point import over_ring
 from codegen.operators.matmul.kernel_family import aligns, on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.search.joined_space import Kind

@@ -6,9 +6,9 @@ from typing import Any
 
 from codegen.dtypes import dtype
 from codegen.epilogue import node_of
+from codegen.fixed_point import truncations
 from codegen.operator import Cost, Operand, Work
 from codegen.operators.matmul import split
-from codegen.operators.matmul.fixed_point import truncations
 from codegen.operators.matmul.grid import blocks, tiles
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.targets import Target

@@ -243,6 +243,8 @@ class Reduce(Operator):
 
 def _state_words(fn: str, element: str) -> int:
     """4-byte words of a state, as `state_words` in kernel.cuh."""
+    if element == "int64":
+        return 2
     if fn == "variance":
         return 3
     if fn in ("argmax", "logsumexp"):

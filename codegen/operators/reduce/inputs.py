@@ -18,8 +18,9 @@ def make_inputs(
     problem: ReduceProblem, operands: Sequence[Operand], kind: InputKind, rng: np.random.Generator
 ) -> dict[str, Array]:
     """`integer`: small whole numbers, so few of them other than 0 that sums of their squares are exact; of int32 large
-    ones, whose sums leave 32 bits. `normal`: standard normals. Some rows of an argmax have NaN, and equal values."""
-    arrays = {}
+    ones, whose sums leave 32 bits, of int64 any. `normal`: standard normals. Some rows of an argmax have NaN, and equal
+    values."""
+    arrays: dict[str, Array] = {}
     for operand in operands:
         if operand.role != "in":
             continue
@@ -28,6 +29,8 @@ def make_inputs(
             arrays["mask"] = rng.integers(0, 2, operand.shape).astype(element) * np.uint8(rng.integers(1, 256))
         elif operand.name.startswith("mask"):
             arrays[operand.name] = rng.integers(0, 2, operand.shape).astype(element)
+        elif operand.dtype == "int64":
+            arrays[operand.name] = rng.integers(-(2**63), 2**63 - 1, operand.shape, endpoint=True)
         elif operand.dtype == "int32":
             arrays[operand.name] = _whole_numbers(problem, operand.shape, rng)
         elif kind == "integer":

@@ -48,9 +48,11 @@ struct Arguments {
 // Whether `index` is below `extent`. Every use is marked for the mutation suite.
 __device__ __forceinline__ constexpr bool in_bounds(int index, int extent) { return index < extent; }
 
+template <class T> constexpr bool is_whole = is_same<T, int> || is_same<T, int64_t>;
+
 template <class C>
 constexpr auto fold_of() {
-  constexpr bool whole = is_same<typename C::Input, int>;
+  constexpr bool whole = is_whole<typename C::Input>;
   using Value = typename C::Input;
   if constexpr (C::fn == fn_variance) {
     return fold::Moments{};
@@ -59,7 +61,7 @@ constexpr auto fold_of() {
   } else if constexpr (whole && C::fn == fn_sum_of_squares) {
     return fold::WideSumOfSquares{};
   } else if constexpr (C::fn == fn_sum || C::fn == fn_mean || C::fn == fn_sum_of_squares) {
-    if constexpr (whole) return fold::WideSum{};
+    if constexpr (whole) return fold::WideSum<Value>{};
     else return fold::Sum{};
   } else if constexpr (C::fn == fn_argmax) {
     if constexpr (whole) return fold::ArgMax<Value>{};
@@ -130,7 +132,7 @@ template <class C>
 __device__ __forceinline__ Vector<typename Fold<C>::Value, C::vector> values_of(const Arguments& arguments, const Batch<C>& batch, int u) {
   using Input = typename C::Input;
   Vector<typename Fold<C>::Value, C::vector> values;
-  if constexpr (is_same<typename Fold<C>::Value, int>) {
+  if constexpr (is_whole<typename Fold<C>::Value>) {
     return batch.in[u];
   } else {
 #pragma unroll
@@ -156,7 +158,7 @@ __device__ __forceinline__ float divided(float sum, float count) { return exact_
 // What an output is of its state.
 template <class C>
 __device__ __forceinline__ auto result_of(const Arguments& arguments, const State<C>& state) {
-  constexpr bool whole = is_same<typename C::Input, int>;
+  constexpr bool whole = is_whole<typename C::Input>;
   if constexpr (C::fn == fn_argmax) {
     return state.index;
   } else if constexpr (C::fn == fn_max || C::fn == fn_min) {
@@ -173,8 +175,6 @@ __device__ __forceinline__ auto result_of(const Arguments& arguments, const Stat
     return static_cast<int64_t>(state.sum);
   }
 }
-
-template <class T> constexpr bool is_whole = is_same<T, int> || is_same<T, int64_t>;
 
 // N outputs that are neighbours in the order of the kept axes.
 template <class C, int N>
@@ -344,8 +344,9 @@ __device__ __forceinline__ void combine(const Arguments& arguments) {
 constexpr int64_t largest_count = int64_t(1) << 30;
 constexpr int64_t most_slices = 65535;  // blocks of a grid along y
 
-// 4-byte words of a fold's state.
-constexpr int state_words(int fn, bool whole) {
+// 4-byte words of a fold's state; `whole`: of int32.
+constexpr int state_words(int fn, bool whole, int size) {
+  if (size == 8) return 2;
   if (fn == fn_variance) return 3;
   if (fn == fn_argmax || fn == fn_logsumexp) return 2;
   return whole && (fn == fn_sum || fn == fn_mean || fn == fn_sum_of_squares) ? 2 : 1;
@@ -373,7 +374,7 @@ constexpr Plan make_plan() {
   plan.vector = C::vector;
   plan.kept_axes = C::kept_axes;
   plan.reduced_axes = C::reduced_axes;
-  plan.words = state_words(C::fn, is_same<typename C::Input, int>);
+  plan.words = state_words(C::fn, is_same<typename C::Input, int>, sizeof(typename C::Input));
   const int across = C::lanes > 32 ? C::threads / 32 : 0, down = C::threads > C::lanes ? C::threads * C::vector : 0;
   plan.shared_bytes = static_cast<uint32_t>(4 * plan.words * (C::along_rows ? across : down));
   plan.epilogue_tensors = C::Epilogue::tensors;

@@ -32,6 +32,8 @@ OF_TWO = MAPS[2:]
 APPROXIMATE = MAPS[4:]
 # What no values have a value of: 0, 0 and minus infinity.
 OF_NOTHING: tuple[Fn, ...] = ("sum", "sum_of_squares", "logsumexp")
+# Of Z/2^64.
+OF_INT64: tuple[Fn, ...] = ("sum", "max", "min")
 FLOATS = ("float32", "float16", "bfloat16")
 
 Node = Annotated[PlainNode, Field(discriminator="op")]
@@ -47,7 +49,8 @@ class ReduceProblem(Problem):
     `multiply` or `…_grad`) both have this shape and these strides, and so has `dx`, the mapped values, where
     `write_map` asks for it.
 
-    Floats are folded in fp32; int32 in int64 (sum, mean, sum_of_squares), as themselves (max, min, argmax) or as fp32.
+    Floats are folded in fp32; int32 in int64 (sum, mean, sum_of_squares), as themselves (max, min, argmax) or as fp32;
+    int64 as itself, where sums wrap around: Z/2^64. A sum of int32 as int32 wraps around too: Z/2^32.
     """
 
     operator: Literal["reduce"] = "reduce"
@@ -56,7 +59,7 @@ class ReduceProblem(Problem):
     strides: Annotated[tuple[Stride, ...], Field(min_length=1, max_length=MAX_AXES)] = Field(
         default=None, validate_default=True, description="Default: packed.", json_schema_extra=filled_in
     )
-    dtype: Literal["float32", "float16", "bfloat16", "int32"] = "float32"
+    dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"] = "float32"
     fn: Fn = "sum"
     map: Map = "identity"
     write_map: StrictBool = Field(default=False, description="Whether mapped values are written too, as dx of dtype.")
@@ -154,6 +157,13 @@ class ReduceProblem(Problem):
     @field_validator("fn", mode="after")
     @classmethod
     def _has_a_value(cls, value: Fn, info: ValidationInfo) -> Fn:
+        if info.data.get("dtype") == "int64" and value not in OF_INT64:
+            raise refuse(
+                "not_in_a_ring",
+                f"is {value}, which divides, multiplies without a shift, or tells where a value is; of int64 (Z/2^64) "
+                f"{', '.join(OF_INT64)} are allowed",
+                allowed=list(OF_INT64),
+            )
         shape, axes = info.data.get("shape"), info.data.get("axes")
         if shape is not None and axes is not None and 0 in (shape[a] for a in axes) and value not in OF_NOTHING:
             raise refuse(
@@ -169,8 +179,8 @@ class ReduceProblem(Problem):
     def _of_floats(cls, value: Map, info: ValidationInfo) -> Map:
         if value == "identity":
             return value
-        if info.data.get("dtype") == "int32":
-            raise refuse("map_of_int32", f"is {value}; of int32 only identity is allowed")
+        if (element := info.data.get("dtype")) in ("int32", "int64"):
+            raise refuse("map_of_int32", f"is {value}; of {element} only identity is allowed")
         if info.data.get("fn") == "argmax":
             raise refuse("map_of_argmax", f"is {value}; with argmax only identity is allowed")
         return value
@@ -215,6 +225,8 @@ def allowed_outs(element: str, fn: str) -> tuple[str, ...]:
     """The output's element types, the default first."""
     if fn == "argmax":
         return ("int32", "int64")
+    if element == "int64":
+        return ("int64",)
     if element != "int32":
         return (element, *(name for name in FLOATS if name != element))
     if fn in ("sum", "sum_of_squares"):

@@ -6,6 +6,7 @@ With u = 2^-24, gamma(x) = x / (1 - x), n values v of an output:
   nothing where all are whole numbers of one power of two and 24 bits hold their sizes' sum. Of squares and products
   each term has a rounding more. A mean is divided once more, correctly rounded (not in exact runs: an epilogue could
   not go on exactly);
+- over Z/2^64 (int64): nothing;
 - max, min, argmax: nothing. The first of equal values counts, and a NaN is greater than all else;
 - variance: 8 n u sqrt(S Σv²) + 8 (n u)² Σv², where S is the sum of squared distances from the mean: Chan, Golub and
   LeVeque (The American Statistician 37:3, 1983, table 1) have n u κ S with κ = sqrt(Σv² / S) for updating and pairwise
@@ -27,6 +28,7 @@ import numpy as np
 from codegen.arrays import Array, Float64, as_float64, erf, joined, namespace_of, powers_of_two
 from codegen.epilogue import operand_names
 from codegen.epilogue_reference import TINY, UNDERFLOW, Bounded, U, apply_chain, logistic, stored
+from codegen.fixed_point_reference import bounded
 from codegen.operators.matmul.reference import accumulated
 from codegen.operators.reduce.problem import APPROXIMATE, ReduceProblem
 
@@ -34,10 +36,12 @@ from codegen.operators.reduce.problem import APPROXIMATE, ReduceProblem
 def reference(problem: ReduceProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
     """(result, bound) of out's shape; with `write_map` of dx's elements behind those of out, both as vectors."""
     p = problem
+    order, flat = (*p.kept, *p.axes), (p.outputs, p.count)
+    if p.dtype == "int64":
+        rows = inputs["x"].transpose(*order).reshape(flat)
+        return bounded("int64", _of_ring(p.fn, rows).reshape(p.out_shape))
     given = [as_float64(inputs[name], p.dtype) for name in (("dy", "x") if p.two_inputs else ("x",))]
     values = _mapped(p.map, given, exact)
-    order = (*p.kept, *p.axes)
-    flat = (p.outputs, p.count)
     rows = Bounded(values.value.transpose(*order).reshape(flat), values.error.transpose(*order).reshape(flat))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
         out = _reduced(p, rows, exact)
@@ -52,6 +56,11 @@ def reference(problem: ReduceProblem, inputs: Mapping[str, Array], exact: bool =
         return final.value.reshape(p.out_shape), final.error.reshape(p.out_shape)
     written = stored(p.dtype, values)
     return joined([final.value.reshape(-1), written.value]), joined([final.error.reshape(-1), written.error])
+
+
+def _of_ring(fn: str, rows: Array) -> Array:
+    """Sums wrap around as NumPy's and CuPy's int64 does."""
+    return {"sum": rows.sum, "max": rows.max, "min": rows.min}[fn](axis=1)
 
 
 # ---- the map

@@ -114,6 +114,11 @@ def test_ever_less_of_the_epilogue_is_tried_in_one_graph(epilogue: list[Any], wa
     assert all(plan.fused + plan.rest == problem.epilogue and plan.in_place for plan in found)
 
 
+def test_over_a_ring_the_library_has_nothing() -> None:
+    problem = conv2d(dtype="int64", fraction_bits=18)
+    assert plans(problem, operator("conv2d").operands(problem)) == ()
+
+
 def test_words_say_what_is_done_where() -> None:
     most, _, nothing = plans(*small(dtype="float16", epilogue=[BIAS, RELU, MASK]))
     assert most.words() == "bias, relu in its graph; mask in a kernel after it"

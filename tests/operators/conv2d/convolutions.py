@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.fixed_point import over_ring
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
@@ -18,6 +19,7 @@ from tests.operators.conv2d.kernels import ALIGNS, convolution
 from tests.operators.conv2d.random_cases import draws
 from tests.operators.harness.declarations import LEVEL_0, SM_90A, Array, Inputs, Problems, RandomCases, References
 from tests.operators.harness.machine_code import Codes
+from tests.support.ring_integers import finished
 
 Fields = dict[str, Any]
 # A layer, one with halves, one without sums over channels.
@@ -72,9 +74,12 @@ REFUSED: Sequence[tuple[Fields, str, str]] = [
     ({"w": 4, "dilation": [1, 3], "padding": [0, 1]}, "padding", "w = 4 is 6 with it, less than the 7"),
     ({"padding": [0, 2**30]}, "padding", f"is 1073741824: w is 2147483658 with it; at most {LARGEST_EXTENT}"),
     ({"layout": "hwcn"}, "layout", "'nhwc' or 'nchw'"),
-    ({"dtype": "int8"}, "dtype", "'float32', 'float16' or 'bfloat16'"),
-    ({"acc_dtype": "float16"}, "acc_dtype", "'float32'"),
-    ({"out_dtype": "int32"}, "out_dtype", "'float32', 'float16' or 'bfloat16'"),
+    ({"dtype": "int8"}, "dtype", "'bfloat16', 'int32' or 'int64'"),
+    ({"acc_dtype": "float16"}, "acc_dtype", "does not go with dtype float32; allowed: float32"),
+    ({"out_dtype": "int32"}, "out_dtype", "allowed: float32, float16, bfloat16"),
+    ({"fraction_bits": 8}, "fraction_bits", "is 8, but float32 is no fixed point: dtype int32 or int64 is"),
+    ({"truncation": {"policy": "exact_once"}}, "truncation", "is exact_once, but float32 is no fixed point"),
+    ({"rounding": "floor"}, "rounding", "is floor, but float32 is no fixed point"),
     ({"epilogue": [{"op": "pool"}]}, "epilogue.0", "does not match any of the expected tags"),
     ({"depth": 3}, "depth", "not permitted"),
     ({"p": 3}, "p", "not permitted"),
@@ -135,12 +140,13 @@ def channels_first(p: Convolution, values: Array) -> Array:
     return values.transpose(0, 3, 1, 2) if p.layout == "nhwc" else values
 
 
-def definition(p: Convolution, inputs: Inputs) -> Array:
-    """One product after the other: each belongs to an element of x, one of w and one of the output."""
-    given = {name: channels_first(p, inputs[name]).astype(float) for name in ("x", "w", "dy") if name in inputs}
+def sums(p: Convolution, inputs: Inputs) -> Array:
+    """One product after the other: each belongs to an element of x, one of w and one of the output. Channels first."""
+    kind = object if over_ring(p) else float
+    given = {name: channels_first(p, inputs[name]).astype(kind) for name in ("x", "w", "dy") if name in inputs}
     shapes = {"x": (p.n, p.c, p.h, p.w), "w": (p.k, p.c // p.groups, p.r, p.s), "dy": (p.n, p.k, p.p, p.q)}
     (missing,) = shapes.keys() - given.keys()
-    result = np.zeros(shapes[missing])
+    result = np.zeros(shapes[missing], kind)
     for n, k, row, column, c, r, s in np.ndindex(*shapes["dy"], *shapes["w"][1:]):
         h = row * p.stride[0] - p.corner[0] + r * p.dilation[0]
         v = column * p.stride[1] - p.corner[1] + s * p.dilation[1]
@@ -149,10 +155,23 @@ def definition(p: Convolution, inputs: Inputs) -> Array:
             at = {"x": (n, channel, h, v), "w": (k, c, r, s), "dy": (n, k, row, column)}
             first, second = (given[name][at[name]] for name in given)
             result[at[missing]] += first * second
+    return result
+
+
+def definition(p: Convolution, inputs: Inputs) -> Array:
+    result, vector = sums(p, inputs), (-1, *[1] * (3 if p.writes == "dw" else 2))
+    if over_ring(p):
+        tensors = {
+            name: values.reshape(vector) if name == "bias" else channels_first(p, values)
+            for name, values in inputs.items()
+            if name not in p.reads
+        }
+        result = finished(p, result, tensors)
+        return result.transpose(0, 2, 3, 1) if p.layout == "nhwc" else result
     for node in p.epilogue:
         match node.op:
             case "bias":
-                result += inputs["bias"].reshape(-1, *[1] * (3 if missing == "w" else 2))
+                result += inputs["bias"].reshape(vector)
             case "residual":
                 result += channels_first(p, inputs["residual"])
             case "mask":

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from codegen.fixed_point import RINGS
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.operators.conv2d import Conv2dProblem
 from codegen.operators.convolution.problem import Convolution
 from codegen.search.schedule import Schedule
-from tests.support.cpu_helpers import MMA_K, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
+from tests.support.cpu_helpers import MMA_K, SMALL_IMAD, SMALL_LIMBS, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
 
 SIZES = {"n": 2, "h": 12, "w": 10, "c": 16, "k": 24, "r": 3, "s": 3}
 DIRECT: dict[str, int | str] = {
@@ -21,7 +22,7 @@ DIRECT_WGRAD: dict[str, int | str] = {
     "algorithm": "direct", "threads": 64, "threads_k": 4, "filters": 4, "elements": 4, "split": "none",
 }  # fmt: skip
 # Elements of 16 bytes, or of the quads of the CUDA cores.
-WIDEST = {"float16": 8, "bfloat16": 8, "float32": 4}
+WIDEST = {"float16": 8, "bfloat16": 8, "float32": 4, "int32": 4, "int64": 2}
 ALIGNS = {
     "conv2d": ("align_x", "align_w", "align_out"),
     "conv2d_dgrad": ("align_x", "align_w", "align_out"),
@@ -61,9 +62,11 @@ class Kernels:
         pointwise: bool = False,
         depthwise: bool = False,
         strided: bool = False,
+        bits: int = 0,
+        rounding: str = "floor",
     ) -> dict[str, Any]:
         """`align`: elements per access of the operands in `ALIGNS`; default: the widest that the layout has. A `bias`
-        is that of the filters."""
+        is that of the filters; `bits` and `rounding` are of rings."""
         last, wide = layout == "nhwc", WIDEST[dtype]
         gathered = wide if last or (pointwise and self.operator != "conv2d_wgrad") else 1
         widest = {
@@ -72,9 +75,11 @@ class Kernels:
             "conv2d_wgrad": (wide, gathered, WIDEST[out_dtype or dtype]),
         }[self.operator]
         bias = "bias.n" if last and self.operator == "conv2d" else "bias.m"
-        own = {"strided": strided} if self.operator == "conv2d_dgrad" else {}
+        own: dict[str, Any] = {"strided": strided} if self.operator == "conv2d_dgrad" else {}
+        ring = dtype if dtype in RINGS else ""
+        own |= {"fraction_bits": bits, "rounding": rounding} if ring else {}
         return {
-            "layout": layout, "dtype": dtype, "acc_dtype": "float32", "out_dtype": out_dtype or dtype,
+            "layout": layout, "dtype": dtype, "acc_dtype": ring or "float32", "out_dtype": out_dtype or dtype,
             "allow_tf32": dtype == "float32" and tf32, "pointwise": pointwise, "depthwise": depthwise, **own,
             "epilogue": [bias if node == "bias" else node for node in epilogue],
             **dict(zip(ALIGNS[self.operator], align or widest, strict=True)),
@@ -91,6 +96,21 @@ class Kernels:
         """An implicit product on the CUDA cores."""
         plain = {"dtype": "float32", "tf32": False, **words}
         return self._kernel(plain, {"algorithm": "implicit_gemm", **SMALL_TILE, **tunables})
+
+    def imad(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
+        """An implicit product over a ring on the CUDA cores; by limbs: on tensor cores."""
+        return self._kernel({"dtype": "int64", **words}, {**SMALL_IMAD, **tunables})
+
+    def limbs(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
+        return self._kernel({"dtype": "int64", **words}, {**SMALL_LIMBS, **tunables})
+
+    def exact_winograd(self, way: str, words: Mapping[str, Any], **tunables: Any) -> Kernel:
+        """Over a ring; `way`: "imad" or "limbs"."""
+        products = {
+            name: value for name, value in {"imad": SMALL_IMAD, "limbs": SMALL_LIMBS}[way].items() if name != "split"
+        }
+        own = {"algorithm": f"winograd_{way}", "output_tile": 2, "transform_width": 1}
+        return self._kernel({"dtype": "int64", **words}, {**products, **own, **tunables})
 
     def direct(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
         own = DIRECT_WGRAD if self.operator == "conv2d_wgrad" else DIRECT

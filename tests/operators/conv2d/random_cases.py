@@ -59,7 +59,7 @@ def draws(count: int, seed: int, name: str = "conv2d") -> list[tuple[str, Candid
 
 def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
     while True:
-        problem = _problem(name, number, rng)
+        problem = draw_problem(name, number, rng)
         arch = TARGETS[number // 4 % 3]
         if arch == "sm_75" and problem.dtype == "bfloat16":
             arch = "sm_86"
@@ -68,7 +68,7 @@ def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
             return arch, candidate
 
 
-def _problem(name: str, number: int, rng: random.Random) -> Convolution:
+def draw_problem(name: str, number: int, rng: random.Random) -> Convolution:
     dtype, tf32 = INPUTS[number % 4]
     kind, grain = KINDS[number % 7], GRAINS[number // 3 % 5]
     while True:

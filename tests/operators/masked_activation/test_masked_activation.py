@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from functools import partial
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,10 +30,12 @@ from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Array, Inputs, Rejection
 from tests.operators.harness.machine_code import Code
 from tests.support.fixtures_codegen import matmul
+from tests.support.ring_integers import epilogue_of
 
 NAME = "masked_activation"
 OP = operator(NAME)
-WIDEST = {"float32": 4, "float16": 8, "bfloat16": 8}
+WIDEST = {"float32": 4, "float16": 8, "bfloat16": 8, "int32": 4, "int64": 2}
+FLOATS, RINGS = list(WIDEST)[:3], list(WIDEST)[3:]
 POLYNOMIAL = {"op": "polynomial", "coefficients": [0.5, -1.0, 0.25, 0.125]}
 CUBIC = {"op": "polynomial", "coefficients": [-2.0, 0.25, 1.5, -0.125]}
 
@@ -55,7 +58,8 @@ def gather_scatter(node: str, dtype: str = "float32", name: str = NAME, threads:
 
 
 def _kernel(node: str, dtype: str, name: str, chosen: dict[str, Any]) -> Kernel:
-    return Kernel.of(name, {"dtype": dtype, "node": f"masked_activation.{node}"}, Schedule.of(chosen))
+    shift = {"fraction_bits": 9, "rounding": "nearest" if dtype == "int32" else "floor"} if dtype in RINGS else {}
+    return Kernel.of(name, {"dtype": dtype, "node": f"masked_activation.{node}", **shift}, Schedule.of(chosen))
 
 
 # ---- problems
@@ -77,7 +81,16 @@ PROBLEMS = declare.Problems(
         ({"shape": ["4"]}, "shape.0", "valid integer"),
         ({"shape": [4, 1.5]}, "shape.1", "valid integer"),
         ({"shape": [2**30, 2**30]}, "shape", f"x would span {2**60} elements; at most {LARGEST_ELEMENTS} are allowed"),
-        ({"dtype": "int8"}, "dtype", "'float32', 'float16' or 'bfloat16'"),
+        ({"dtype": "int8"}, "dtype", "'bfloat16', 'int32' or 'int64'"),
+        ({"fraction_bits": 9}, "fraction_bits", "is 9, but float32 is no fixed point: dtype int32 or int64 is"),
+        ({"rounding": "nearest"}, "rounding", "is nearest, but float32 is no fixed point"),
+        ({"dtype": "int32", "fraction_bits": 32}, "fraction_bits", "Z/2^32 leaves a bit: 0 to 31 are allowed"),
+        ({"dtype": "int64", "truncation": {"policy": "exact_once"}}, "truncation", "not permitted"),
+        ({"dtype": "int64", "where_clear": {"op": "gelu"}}, "where_clear", "is gelu; Z/2^64 computes identity, poly"),
+        ({"dtype": "int64", "where_set": POLYNOMIAL}, "where_set", "numbers of Z/2^64 with 0 fraction bits are"),
+        ({"dtype": "int32", "fraction_bits": 31, "where_set": POLYNOMIAL, "where_clear": CUBIC}, "where_clear",
+         "has the coefficients -2.0, 0.25, 1.5, -0.125; numbers of Z/2^32 with 31 fraction bits are allowed"),
+        ({"dtype": "int64", "fraction_bits": 40, **polynomial(0.1, 1, 1)}, "where_set", "as far as float32 holds them"),
         ({"mask": "words"}, "mask", "'bits' or 'bytes'"),
         ({"mask_dtype": "uint8"}, "mask_dtype", "is uint8, but a mask of bits is int32"),
         ({"mask": "bytes", "mask_dtype": "int32"}, "mask_dtype", "is int32, but a mask of bytes is uint8"),
@@ -102,6 +115,11 @@ PROBLEMS = declare.Problems(
             {"mask": "bytes"},
             {"shape": [1000], "dtype": "float32", "where_set": {"op": "relu"}, "where_clear": {"op": "identity"},
              "mask": "bytes", "mask_dtype": "uint8", "mask_length": 1000},
+        ),
+        (
+            {"dtype": "int64", "fraction_bits": 18},
+            {"shape": [1000], "dtype": "int64", "fraction_bits": 18, "rounding": "floor", "where_set": {"op": "relu"},
+             "where_clear": {"op": "identity"}, "mask": "bits", "mask_dtype": "int32", "mask_length": 32},
         ),
     ],
     alike=[({"shape": (10, 100)}, {"mask_length": 32})],
@@ -195,6 +213,15 @@ def test_cost_is_one_read_of_x_and_of_the_mask_and_one_write() -> None:
     assert OP.cost(masked(mask="bytes"), Schedule.of(VECTORISED)).bytes_read == 5000
 
 
+def test_products_are_truncated_where_there_is_a_shift() -> None:
+    """One of a square, one for each power of a polynomial, whatever the mask is; of the others none."""
+    fields = {"dtype": "int64", "where_set": {"op": "square"}, "where_clear": POLYNOMIAL}
+    for bits, count in ((18, 4000), (3, 4000)):
+        assert OP.cost(masked(**fields, fraction_bits=bits), Schedule.of(LISTS)).truncations == count
+    whole = masked(dtype="int64", where_set={"op": "square"}, where_clear={"op": "relu"})
+    assert OP.cost(whole, Schedule.of(VECTORISED)).truncations == 0
+
+
 def test_inputs_of_large_problems_are_repeated_blocks() -> None:
     inputs = OP.make_inputs(masked(2**23), "normal", np.random.default_rng(3))
     assert (inputs["x"].shape, inputs["mask"].shape) == ((2**23,), (2**18,))
@@ -205,6 +232,16 @@ def test_inputs_of_large_problems_are_repeated_blocks() -> None:
 
 
 def definition(problem: MaskedActivationProblem, inputs: Inputs) -> Array:
+    if problem.dtype in RINGS:
+        place = np.arange(problem.elements)
+        bits = inputs["mask"][place // 32] >> place % 32 & 1 if problem.mask == "bits" else inputs["mask"]
+        alone = SimpleNamespace(
+            dtype=problem.dtype,
+            fraction_bits=problem.fraction_bits,
+            rounding=problem.rounding,
+            epilogue=(problem.node,),
+        )
+        return epilogue_of(alone, inputs["x"].astype(object), {"mask": bits})
     out = []
     for i, x in enumerate(inputs["x"].astype(float)):
         word = inputs["mask"][i // 32 if problem.mask == "bits" else i]
@@ -221,11 +258,15 @@ FUNCTIONS = ("relu", "gelu", "silu", "identity", "square", "polynomial2", "polyn
 def proved() -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     for number, (mask, function) in enumerate(product(("bits", "bytes"), FUNCTIONS)):
-        dtype, other = list(WIDEST)[number % 3], FUNCTIONS[(3 * number + 1) % 7]
+        dtype, other = FLOATS[number % 3], FUNCTIONS[(3 * number + 1) % 7]
         node = f"{mask}.{function}.{other}"
         by_name[f"{node}, {dtype}"] = vectorised(node, dtype, loads=(1, 2, 4, 8)[number % 4])
         by_name[f"{node}, {dtype}, by lists"] = gather_scatter(node, dtype, threads=(64, 128)[number % 2])
-    for dtype, width in product(WIDEST, (1, 2, 4)):
+    for dtype, (number, node) in product(RINGS, enumerate(("square.polynomial3", "polynomial2.relu"))):
+        mask = ("bits", "bytes")[number]
+        by_name[f"{mask}.{node}, {dtype}"] = vectorised(f"{mask}.{node}", dtype, loads=4 - 2 * number)
+        by_name[f"{mask}.{node}, {dtype}, by lists"] = gather_scatter(f"{mask}.{node}", dtype)
+    for dtype, width in product(FLOATS, (1, 2, 4)):
         by_name[f"{dtype} by {width}"] = vectorised("bits.square.relu", dtype, vector=width)
         by_name[f"{dtype} by {width}, bytes"] = vectorised("bytes.square.relu", dtype, vector=width)
     return by_name
@@ -266,7 +307,7 @@ MUTATIONS = declare.Mutations(
 
 # ---- random cases
 
-TYPES, TARGETS = ("float32", "float16", "bfloat16"), ("sm_80", "sm_90a", "sm_75")
+TYPES, TARGETS = (*FLOATS, "int64", "int32"), ("sm_80", "sm_90a", "sm_75")
 # Of the second scalars' last bits fp32 and float64 must have all: coefficients are multiples of 1/8.
 DRAWN_FUNCTIONS: tuple[dict[str, Any], ...] = (
     {"op": "relu"}, {"op": "gelu"}, {"op": "silu"}, {"op": "identity"}, {"op": "square"},
@@ -303,16 +344,20 @@ def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
 
 def _problem(number: int, rng: random.Random) -> MaskedActivationProblem:
     rank, left = RANKS[number % 6], rng.choice((40, 1000, MOST_ELEMENTS))
+    element = TYPES[number // 3 % 5]
+    ring = element in RINGS
+    functions = [f for f in DRAWN_FUNCTIONS if not ring or f["op"] not in ("gelu", "silu")]
     shape = []
     for axis in range(rank):
         shape.append(rng.randint(1, max(1, left if axis == rank - 1 else round(left ** (1 / (rank - axis))))))
         left //= shape[-1]
     return masked(
         *shape,
-        dtype=TYPES[number % 3],
+        dtype=element,
         mask=("bits", "bytes")[number // 2 % 2],
-        where_set=DRAWN_FUNCTIONS[number % 7],
-        where_clear=rng.choice(DRAWN_FUNCTIONS),
+        where_set=functions[number % len(functions)],
+        where_clear=rng.choice(functions),
+        **({"fraction_bits": rng.choice((3, 9, 18, 28)), "rounding": rng.choice(("floor", "nearest"))} if ring else {}),
     )
 
 
@@ -331,11 +376,12 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
 
 # At most a third of how often it comes up, less where that varies more.
 SPREAD = {
-    "target sm_80": 20, "target sm_90a": 20, "target sm_75": 20, "dtype float32": 25, "dtype float16": 25,
-    "dtype bfloat16": 25, "mask bits": 40, "mask bytes": 40, "algorithm vectorised": 60, "algorithm gather_scatter": 15,
+    "target sm_80": 20, "target sm_90a": 20, "target sm_75": 20, "dtype float32": 12, "dtype float16": 12,
+    "dtype bfloat16": 12, "dtype int32": 12, "dtype int64": 12, "mask bits": 40, "mask bytes": 40,
+    "algorithm vectorised": 60, "algorithm gather_scatter": 15,
     "a part of a word": 30, "less than a word": 3, "words": 30, "vector 1": 5, "vector 2": 5, "vector 4": 5,
     "vector 8": 1, "loads 1": 5, "loads 2": 5, "loads 4": 5, "loads 8": 3, "a part of a vector": 2,
-    "whole vectors": 10, **{f"set {name}": 10 for name in FUNCTIONS}, **{f"clear {name}": 3 for name in FUNCTIONS},
+    "whole vectors": 10, **{f"set {name}": 4 for name in FUNCTIONS}, **{f"clear {name}": 2 for name in FUNCTIONS},
 }  # fmt: skip
 
 # ---- winners
@@ -422,6 +468,18 @@ DECLARED = (
             defined={
                 mask: {"shape": (70,), "mask": mask, "where_set": POLYNOMIAL, "where_clear": {"op": "square"}}
                 for mask in ("bits", "bytes")
+            }
+            | {
+                f"{mask}, {ring}": {
+                    "shape": (70,),
+                    "mask": mask,
+                    "where_set": POLYNOMIAL,
+                    "where_clear": {"op": "square"},
+                    "dtype": ring,
+                    "fraction_bits": 18,
+                    "rounding": rounding,
+                }
+                for mask, ring, rounding in (("bits", "int64", "floor"), ("bytes", "int32", "nearest"))
             },
             on_device=[("normal", {"shape": (70,), "where_set": {"op": "gelu"}, "where_clear": POLYNOMIAL})],
         ),
@@ -450,6 +508,7 @@ DECLARED = (
             problems={
                 "bits": {**OF_JOB, "dtype": "float16"},
                 "bytes": {**OF_JOB, "mask": "bytes", "where_clear": POLYNOMIAL},
+                "ring": {"shape": [1000], "dtype": "int64", "fraction_bits": 18, "where_set": {"op": "square"}},
                 "matmul": {"operator": "matmul", "m": 64, "n": 64, "k": 64, "epilogue": [BEHIND]},
             },
             limit=3,

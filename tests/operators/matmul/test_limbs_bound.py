@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codegen.fixed_point import bits_of
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from codegen.operators.matmul.limbs_rules import UNCHAINED_K
+from codegen.operators.matmul.limbs import UNCHAINED_K, unchained_k
 from codegen.operators.matmul.ring_space import CHAIN_K
 from tests.operators.matmul.test_ring import ring_kernel
 from tests.support import ring_runs
@@ -67,8 +68,25 @@ def test_a_diagonal_that_is_read_with_its_sign_shows_behind_2_to_the_31(tmp_path
         assert np.array_equal(built.run("nt", ones(k), ones(k).T), np.full((2, 2), k))
 
 
-def test_the_bound_is_where_diagonal_3_is_full() -> None:
-    assert 4 * 255**2 * UNCHAINED_K < 2**32 <= 4 * 255**2 * (UNCHAINED_K + 1)
+@pytest.mark.parametrize(
+    ("ring", "diagonal", "k"), [("int64", 3, UNCHAINED_K), ("int40", 0, 66_051), ("int72", 4, 13_210)]
+)
+def test_the_bound_is_where_the_last_diagonal_that_may_not_wrap_around_is_full(
+    ring: str, diagonal: int, k: int
+) -> None:
+    """Of diagonal d the lowest b - 8 d bits count, which are 32 at most behind that one; it has d + 1 products."""
+    assert bits_of(ring) - 8 * diagonal > 32 >= bits_of(ring) - 8 * (diagonal + 1)
+    assert (diagonal + 1) * 255**2 * k < 2**32 <= (diagonal + 1) * 255**2 * (k + 1)
+    assert unchained_k(ring) == k
+
+
+def test_carries_leave_room_in_the_diagonals_of_nine_limbs() -> None:
+    """Those of 8,192 elements, with what the diagonal before hands on; of more they would not fit."""
+    held = 0
+    for diagonal in range(5):
+        held = (diagonal + 1) * 255**2 * 8192 + 255 + held // 256
+        assert held < 2**32
+    assert 5 * 255**2 * 16_384 >= 2**32
 
 
 def test_a_longer_k_is_launched_by_no_kernel_without_carries(built: Built) -> None:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codegen.fixed_point import PLACES, largest_error, truncations
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.matmul import ring_space
-from codegen.operators.matmul.fixed_point import PLACES, largest_error, truncations
 from codegen.operators.matmul.grid import k_steps
-from codegen.operators.matmul.limbs_rules import UNCHAINED_K
+from codegen.operators.matmul.limbs import UNCHAINED_K
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.rules import Accepted
@@ -27,13 +27,18 @@ from codegen.targets import target
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Inputs, Rejection
-from tests.support.cpu_helpers import verify
+from tests.support.cpu_helpers import SMALL_IMAD, SMALL_LIMBS, verify
 from tests.support.random_cases import LAYOUTS, MOST, TARGETS
+from tests.support.ring_integers import finished
 
 OP = operator("matmul")
 RINGS = {"int32": 32, "int64": 64}
 TOLERANT = {"fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 63}}
 SQUARED = {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "square"}, "where_clear": {"op": "relu"}}
+POLYNOMIAL = {
+    "op": "masked_activation", "mask": "bytes",
+    "where_set": {"op": "polynomial", "coefficients": [-0.5, 3.25, 1.0, 2.0]},
+}  # fmt: skip
 CHAIN = [{"op": "bias"}, {"op": "residual"}, {"op": "relu"}]
 
 # ---- problems
@@ -71,7 +76,7 @@ PROBLEMS = declare.Problems(
             "epilogue",
             "where_clear of node 0 is gelu; Z/2^64 computes bias, mask, relu, residual exactly, and masked_activation",
         ),
-        ({**TOLERANT, "epilogue": [SQUARED]}, "epilogue", "has a square, which multiplies an error of the sum"),
+        ({**TOLERANT, "epilogue": [SQUARED]}, "epilogue", "has a square or a polynomial, which multiplies an error"),
     ],
     defaults=[
         ({"m": 8, "n": 16, "k": 4}, {**PACKED, **INT64, **ONCE, "fraction_bits": 0}),
@@ -251,32 +256,11 @@ def test_truncations_are_counted(place: str) -> None:
 
 
 def in_python(problem: Any, inputs: Inputs) -> Any:
-    """By Python's integers, which never wrap around: the sum as two's complement has it, shifted, and the epilogue."""
-    bits, f = RINGS[problem.dtype], problem.fraction_bits
-
-    def wrapped(x: int) -> int:
-        return (x + (1 << bits - 1)) % (1 << bits) - (1 << bits - 1)
-
     a, b = (inputs[name].astype(object) for name in ("a", "b"))
     a = a.swapaxes(-1, -2) if problem.a_transposed else a
     b = b.swapaxes(-1, -2) if problem.b_transposed else b
-    half = (1 << f - 1) if f and problem.rounding == "nearest" else 0
-    out = np.vectorize(lambda s: (wrapped(s) + half) // (1 << f), otypes=[object])(np.matmul(a, b))
-    for node in problem.epilogue:
-        if node.op == "bias":
-            out = out + (inputs["bias"][:, None] if node.axis == "m" else inputs["bias"]).astype(object)
-        elif node.op == "residual":
-            out = out + inputs["residual"].astype(object)
-        elif node.op == "mask":
-            out = np.where(inputs["mask"] != 0, out, 0)
-        else:
-            out = np.vectorize(wrapped, otypes=[object])(out)
-            relu = np.vectorize(lambda x: max(x, 0), otypes=[object])(out)
-            if node.op == "masked_activation":
-                square = np.vectorize(lambda x: (wrapped(x * x) + half) // (1 << f), otypes=[object])(out)
-                relu = np.where(inputs["mask"] != 0, square, relu)
-            out = relu
-    return np.vectorize(wrapped, otypes=[object])(out).astype(problem.dtype)
+    by_rows = any(node.op == "bias" and node.axis == "m" for node in problem.epilogue)
+    return finished(problem, np.matmul(a, b), {**inputs, "bias": inputs["bias"][:, None]} if by_rows else inputs)
 
 
 DEFINED: dict[str, Fields] = {
@@ -288,7 +272,8 @@ DEFINED: dict[str, Fields] = {
     for layout, f, rounding, nodes in (
         ("nn", 0, "floor", []), ("nt", 1, "floor", [{"op": "bias"}]), ("tn", 18, "nearest", CHAIN),
         ("tt", bits - 1, "nearest", [{"op": "bias", "axis": "m"}, {"op": "mask"}]),
-        ("nn", 12, "floor", [{"op": "relu"}]), ("nt", 9, "nearest", [{"op": "bias"}, SQUARED, {"op": "residual"}]),
+        ("nn", 12, "floor", [{"op": "relu"}]), ("tn", 7, "floor", [POLYNOMIAL]),
+        ("nt", 9, "nearest", [{"op": "bias"}, SQUARED, {"op": "residual"}]),
     )
 }  # fmt: skip
 REFERENCES = declare.References(
@@ -336,16 +321,8 @@ def test_parts_are_off_by_what_the_proof_says_and_no_more(rounding: str) -> None
 
 EPILOGUES: tuple[tuple[str, ...], ...] = (
     (), ("bias.n", "relu"), ("bias.m", "residual"), ("mask",), ("residual", "masked_activation.bits.relu.identity"),
-    ("masked_activation.bytes.identity.relu",), ("bias.n", "masked_activation.bits.square.relu"),
+    ("masked_activation.bytes.identity.relu",), ("bias.n", "masked_activation.bits.polynomial2.square"),
 )  # fmt: skip
-SMALL_IMAD: dict[str, Any] = {
-    "algorithm": "imad", "tile_m": 32, "tile_n": 32, "tile_k": 8, "thread_m": 4, "thread_n": 4, "warp_m": 4,
-    "stages": 1, "fragments": 1, "padding": 0, "unroll_k": 4, "min_blocks": 1, "split": "none", "truncate": "once",
-}  # fmt: skip
-SMALL_LIMBS: dict[str, Any] = {
-    "algorithm": "limbs", "tile_m": 32, "tile_n": 16, "tile_k": 32, "warps_m": 2, "warps_n": 1, "stages": 2,
-    "copy": "cp_async", "split": "none", "truncate": "once", "chain_k": 0,
-}  # fmt: skip
 
 
 def ring_kernel(
@@ -491,7 +468,7 @@ WRONG = {
 NUMBERS = {"align": (1, 2, 4, 1), "f": (0, 1, 11, 18, 31), "place": ("once", "once", "tile", "once", "product")}
 NODES = (
     {"op": "bias"}, {"op": "bias", "axis": "m"}, {"op": "residual"}, {"op": "relu"}, {"op": "mask"},
-    {"op": "masked_activation", "where_set": {"op": "relu"}, "mask": "bytes"}, SQUARED,
+    {"op": "masked_activation", "where_set": {"op": "relu"}, "mask": "bytes"}, SQUARED, POLYNOMIAL,
 )  # fmt: skip
 
 
@@ -535,9 +512,11 @@ def _drawn_problem(number: int, dtype: str, place: str, rng: random.Random) -> M
         "fraction_bits": f, "rounding": rng.choice(("floor", "nearest")),
         "epilogue": rng.sample(NODES, k=rng.choice((0, 0, 1, 2))),
     }  # fmt: skip
+    if f in (0, 1, 31):  # its coefficients are no numbers of the ring
+        fields["epilogue"] = [node for node in fields["epilogue"] if node != POLYNOMIAL]
     if place != "once":
         fields |= {"fraction_bits": f or 4, "truncation": {"policy": "tolerance", "ulp": k}}
-        fields["epilogue"] = [node for node in fields["epilogue"] if node != SQUARED]
+        fields["epilogue"] = [node for node in fields["epilogue"] if node not in (SQUARED, POLYNOMIAL)]
     if rng.random() < 0.4:
         columns = m if fields["layout"][0] == "t" else k
         fields["lda"] = columns + grain * rng.randint(1, 3)

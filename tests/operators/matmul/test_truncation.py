@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from codegen.fixed_point import largest_error
 from codegen.kernel import Kernel
-from codegen.operators.matmul.fixed_point import largest_error
 from tests.operators.matmul.test_ring import RINGS, ring_kernel
 from tests.support import ring_runs
 from tests.support.ring_runs import Built, in_parts

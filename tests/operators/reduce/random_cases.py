@@ -15,7 +15,7 @@ from codegen.epilogue import MAX_NODES
 from codegen.kernel import Candidate
 from codegen.operand import packed_strides
 from codegen.operators import operator
-from codegen.operators.reduce.problem import FLOATS, FUNCTIONS, MAPS, ReduceProblem, allowed_outs
+from codegen.operators.reduce.problem import FLOATS, FUNCTIONS, MAPS, OF_INT64, ReduceProblem, allowed_outs
 from codegen.operators.reduce.space import POWERS
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule
@@ -53,7 +53,9 @@ def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
 
 def random_problem(number: int, rng: random.Random) -> ReduceProblem:
     element, rank, fn = DTYPES[number % 5], RANKS[number % 6], FUNCTIONS[number // 2 % 8]
-    chosen = "identity" if element == "int32" or fn == "argmax" else rng.choice(MAPS)
+    if element == "int32" and fn in OF_INT64 and rng.random() < 0.6:
+        element = "int64"
+    chosen = "identity" if element in ("int32", "int64") or fn == "argmax" else rng.choice(MAPS)
     shape = _shape(rank, rng)
     axes = _axes(AXES[number % 11], rank, rng)
     out = rng.choice(allowed_outs(element, fn))

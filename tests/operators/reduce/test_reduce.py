@@ -20,7 +20,7 @@ from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operand import packed_strides
 from codegen.operators import operator
-from codegen.operators.reduce.problem import FUNCTIONS, LARGEST_COUNT, MAPS, OF_NOTHING, ReduceProblem
+from codegen.operators.reduce.problem import FUNCTIONS, LARGEST_COUNT, MAPS, OF_INT64, OF_NOTHING, ReduceProblem
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.schedule import Schedule
 from codegen.targets import target
@@ -33,6 +33,7 @@ from tests.operators.reduce.random_cases import draws, random_problem
 from tests.support import cpu_helpers
 from tests.support.places import ROOT
 from tests.support.random_cases import seed_of_this_run
+from tests.support.ring_integers import each, wrapped
 from workers.cpu.build import build_cpu
 from workers.cpu.library import CpuLibrary
 
@@ -67,6 +68,13 @@ PROBLEMS = declare.Problems(
         ({"fn": "median"}, "fn", "'logsumexp'"),
         ({"dtype": "int8"}, "dtype", "'int32'"),
         ({"dtype": "int32", "map": "square"}, "map", "is square; of int32 only identity is allowed"),
+        ({"dtype": "int64", "map": "square"}, "map", "is square; of int64 only identity is allowed"),
+        *(
+            ({"dtype": "int64", "fn": fn}, "fn", f"is {fn}, which divides, multiplies without a shift, or tells where")
+            for fn in ("mean", "sum_of_squares", "argmax", "variance", "logsumexp")
+        ),
+        ({"dtype": "int64", "out_dtype": "int32"}, "out_dtype", "of sum of int64 allowed are int64"),
+        ({"dtype": "int64", "epilogue": [{"op": "relu"}]}, "epilogue", "with out_dtype int64 it must be empty"),
         ({"fn": "argmax", "map": "relu_grad"}, "map", "with argmax only identity is allowed"),
         ({"write_map": True}, "write_map", "would copy the input"),
         ({"out_dtype": "int32"}, "out_dtype", "is int32; of sum of float32 allowed are float32, float16, bfloat16"),
@@ -84,7 +92,7 @@ PROBLEMS = declare.Problems(
         for dtype, fn, out in (
             ("float16", "sum", "float16"), ("bfloat16", "argmax", "int32"), ("int32", "sum", "int64"),
             ("int32", "sum_of_squares", "int64"), ("int32", "max", "int32"), ("int32", "mean", "float32"),
-            ("int32", "variance", "float32"), ("int32", "logsumexp", "float32"),
+            ("int32", "variance", "float32"), ("int32", "logsumexp", "float32"), ("int64", "max", "int64"),
         )
     ],
     # Problems of the same lists of axes share kernels.
@@ -420,7 +428,12 @@ def slope(name: str, x: Array) -> Array:
 
 
 def definition(problem: ReduceProblem, inputs: Inputs) -> Array:
-    """Of an argmax of the outer axes, and of a product that is written behind its sums."""
+    """Of an argmax of the outer axes, and of a product that is written behind its sums; of int64 in Python."""
+    if problem.dtype == "int64":
+        values = inputs["x"].transpose(1, 0, 2).reshape(9, 77).astype(object)
+        if problem.fn != "sum":
+            return {"max": values.max, "min": values.min}[problem.fn](axis=1).astype(np.int64)  # type: ignore[no-any-return]
+        return each(wrapped(64), values.sum(axis=1)).astype(np.int64)
     if problem.fn == "argmax":
         return inputs["x"].transpose(1, 0, 2).reshape(9, 77).argmax(axis=1)  # type: ignore[no-any-return]
     products = inputs["dy"].astype(np.float64) * inputs["x"].astype(np.float64)
@@ -438,6 +451,7 @@ REFERENCES = declare.References(
     definition=definition,
     defined={
         "argmax": {"shape": [7, 9, 11], "axes": [0, 2], "fn": "argmax", "dtype": "float16"},
+        **{f"{fn} of int64": {"shape": [7, 9, 11], "axes": [0, 2], "fn": fn, "dtype": "int64"} for fn in OF_INT64},
         "written maps": {"shape": [5, 6], "axes": [0], "map": "multiply", "write_map": True, "dtype": "float16",
                          "out_dtype": "float32"},
     },
@@ -473,6 +487,7 @@ CONFIGS: Mapping[str, dict[str, Any]] = {
         "words": {**ROW, "kept_axes": 2, "scattered": True, "dtype": "float16"}, "lanes": 4, "split": "workspace",
     },
     "whole numbers": {"words": {**COLUMN, "dtype": "int32"}, **BY_COLUMNS, "split": "workspace"},
+    "a ring": {"words": {**COLUMN, "align": 2, "dtype": "int64"}, **BY_COLUMNS, "vector": 2, "split": "workspace"},
     "gelu's gradient": {"words": {**COLUMN, "map": "gelu_grad", "write_map": True}, **BY_COLUMNS, "split": "workspace"},
     "silu's gradient": {"words": {**ROW, "map": "silu_grad"}},
     "tanh's gradient": {"words": {**ROW, "map": "tanh_grad"}},
@@ -549,7 +564,7 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
 SPREAD = {
     **{f"target {arch}": 25 for arch in ("sm_90a", "sm_80", "sm_75")},
     **{f"rank {rank}": 13 for rank in range(1, 7)},
-    "inputs float32": 35, "inputs float16": 15, "inputs bfloat16": 15, "inputs int32": 15,
+    "inputs float32": 35, "inputs float16": 15, "inputs bfloat16": 15, "inputs int32": 9, "inputs int64": 3,
     **{f"fn {fn}": 8 for fn in FUNCTIONS}, **{f"map {name}": 1 for name in MAPS},
     "algorithm row": 20, "algorithm column": 20, "split none": 30, "split workspace": 20, "vector 1": 25, "vector 2": 2,
     "vector 4": 3, "vector 8": 1, "inner kept": 15, "inner reduced": 15, "inner none": 5, "1 kept lists": 30,
@@ -668,6 +683,7 @@ OF_JOB: dict[str, dict[str, Any]] = {
     "channels first": {"shape": [8, 64, 28, 28], "axes": [0, 2, 3], "dtype": "float16"},
     "argmax": {"shape": [512, 1000], "axes": [-1], "fn": "argmax"},
     "whole numbers": {"shape": [9, 7, 5], "axes": [0, 2], "dtype": "int32"},
+    "a ring": {"shape": [9, 7, 5], "axes": [0, 2], "dtype": "int64"},
     "nothing": {"shape": [0, 16], "axes": [0]},
 }
 

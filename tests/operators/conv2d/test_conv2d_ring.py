@@ -1,0 +1,605 @@
+"""The three convolutions over Z/2^32 and Z/2^64: as products on the CUDA cores, and by limbs on tensor cores."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import partial
+from itertools import count, product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codegen.fixed_point import largest_error
+from codegen.kernel import Candidate, Kernel
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.operators.convolution.problem import Convolution
+from codegen.operators.matmul import ring_space
+from codegen.operators.matmul.grid import k_steps
+from codegen.operators.matmul.limbs import UNCHAINED_K
+from codegen.predict.predict_uncompiled import predict_before
+from codegen.search.rules import ACCEPTED, Accepted
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.targets import target
+from tests.operators.conv2d import convolutions
+from tests.operators.conv2d.convolutions import DEFINED, DO_NOT_FIT, LAYOUTS, OUT, REGISTERS
+from tests.operators.conv2d.kernels import ALIGNS, SIZES, Kernels, convolution
+from tests.operators.conv2d.random_cases import TARGETS, draw_problem
+from tests.operators.harness import declarations as declare
+from tests.operators.harness.checks import add_checks
+from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Rejection
+
+RINGS = {"int32": 32, "int64": 64}
+NAMES = tuple(ALIGNS)
+ONCE = {"truncation": {"policy": "exact_once"}, "rounding": "floor"}
+TOLERANT = {"fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 63}}
+SQUARED = {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "square"}, "where_clear": {"op": "relu"}}
+PACKED = {"op": "masked_activation", "where_set": {"op": "relu"}}
+LAYER: Fields = {"n": 1, "h": 32, "w": 32, "c": 64, "k": 64, "padding": 1, "dtype": "int64", "fraction_bits": 18}
+NODES: dict[str, list[dict[str, Any]]] = {
+    "conv2d": [{"op": "bias"}, {"op": "residual"}, {"op": "relu"}, {"op": "mask"}, PACKED, SQUARED],
+    "conv2d_dgrad": [{"op": "residual"}, {"op": "mask"}],
+    "conv2d_wgrad": [{"op": "bias"}, {"op": "residual"}, {"op": "relu"}, {"op": "mask"}],
+}
+
+# ---- problems
+
+
+def problems(name: str) -> declare.Problems:
+    packed = {**convolutions.CANONICAL, "fraction_bits": 0, **ONCE}
+    own = {"conv2d": {"winograd": "f4"}, "conv2d_dgrad": {"winograd": "f2"}, "conv2d_wgrad": {}}[name]
+    int32 = {"dtype": "int32", "acc_dtype": "int32", "out_dtype": "int32"}
+    int64 = {"dtype": "int64", "acc_dtype": "int64", "out_dtype": "int64"}
+    refused: list[tuple[Fields, str, str]] = [
+        ({"dtype": "int32", "fraction_bits": 32}, "fraction_bits", "Z/2^32 leaves a bit: 0 to 31 are allowed"),
+        ({"fraction_bits": 64}, "fraction_bits", "less than or equal to 63"),
+        ({"acc_dtype": "int32"}, "acc_dtype", "does not go with dtype int64; allowed: int64"),
+        ({"out_dtype": "float32"}, "out_dtype", "does not go with dtype int64; allowed: int64"),
+        ({"truncation": {"policy": "tolerance"}}, "truncation.tolerance.ulp", "required"),
+    ]
+    if name == "conv2d":
+        gelu = {"op": "masked_activation", "where_set": {"op": "relu"}, "where_clear": {"op": "gelu"}}
+        refused += [
+            ({"epilogue": [{"op": "relu"}, {"op": "gelu"}]}, "epilogue", "node 1 is gelu; Z/2^64 computes bias, mask"),
+            ({"epilogue": [gelu]}, "epilogue", "where_clear of node 0 is gelu"),
+            ({**TOLERANT, "epilogue": [SQUARED]}, "epilogue", "has a square or a polynomial, which multiplies"),
+        ]
+    else:
+        refused += [({"epilogue": [{"op": "scale", "value": 2.0}]}, "epilogue", "node 0 is scale; Z/2^64 computes")]
+    return declare.Problems(
+        refused=refused,
+        defaults=[
+            ({"padding": 1}, {**packed, **int64}),
+            (
+                {"padding": 1, "dtype": "int32", "fraction_bits": 9, "rounding": "nearest"},
+                {**packed, **int32, "fraction_bits": 9, "rounding": "nearest"},
+            ),
+        ],
+        alike=[
+            ({}, {"rounding": "nearest", "truncation": {"policy": "tolerance", "ulp": 9}}),
+            ({"padding": 1}, {"padding": 1, "allow_tf32": True, **own}),  # what is exact needs no leave
+        ],
+        aligned=[
+            ({"fraction_bits": 9}, {**dict.fromkeys(ALIGNS[name], 2), "fraction_bits": 9, "rounding": "floor"}),
+            ({"dtype": "int32"}, dict.fromkeys(ALIGNS[name], 4)),
+            ({"groups": 8, "k": 24}, {"depthwise": False}),
+            ({"c": 16, "k": 16, "groups": 16}, {"depthwise": False, **dict.fromkeys(ALIGNS[name], 1)}),
+        ],
+        in_schema=[{"operator": name, **convolutions.SMALL, **TOLERANT, "dtype": "int32"}],
+        out_of_schema=[{"operator": name, **convolutions.SMALL, "dtype": "int32", "rounding": "up"}],
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_problems_on_floats_are_keyed_without_the_fields_of_rings(name: str) -> None:
+    problem = convolution(name)
+    assert problem.canonical().keys().isdisjoint({"fraction_bits", "rounding", "truncation"})
+    assert "fraction_bits" not in operator(name).signature(problem)
+
+
+# ---- schedules
+
+WINOGRAD = ("winograd_imad", "winograd_limbs")
+IMAD = {t.name: t.default for t in ring_space.IMAD} | {"tile_k": 16, "padding": 4}
+LIMBS = {t.name: t.default for t in ring_space.LIMBS} | {
+    "algorithm": "limbs", "tile_m": 32, "tile_n": 32, "warps_m": 2, "warps_n": 2,
+}  # fmt: skip
+# Sums of 20,000 products: of channels, of filters, of pixels.
+LONG: dict[str, Fields] = {
+    "conv2d": {"c": 2240},
+    "conv2d_dgrad": {"k": 2240},
+    "conv2d_wgrad": {"n": 20},
+}
+
+
+def searches(name: str) -> declare.Searches:
+    p = problem(name)
+    k = operator(name).product(p).k  # type: ignore[attr-defined]
+    tiles, products = -(-k // 64), k
+    long = problem(name, **LONG[name])
+    length = operator(name).product(long).k  # type: ignore[attr-defined]
+    assert length > UNCHAINED_K
+    strided = [
+        Rejection(
+            {**LAYER, "stride": 2}, {**LIMBS, "split": "workspace", "split_k": 2}, "split", "sums differ in length"
+        )
+    ]
+    by_limbs = {
+        **{key: value for key, value in LIMBS.items() if key not in ("split", "split_k")},
+        "algorithm": "winograd_limbs", "output_tile": 4, "transform_width": 1,
+    }  # fmt: skip
+    of_winograd = [
+        Rejection({**LAYER, **TOLERANT}, {**by_limbs, "truncate": "tile"}, "truncate", "truncates its outputs, once"),
+        Rejection(LAYER, {**by_limbs, "transform_width": 2}, "transform_width", "2 x 36 values of a thread, 4 words each"),
+        Rejection({**LAYER, "stride": 2}, by_limbs, "winograd", "and 1 groups: imad or limbs computes them"),
+        Rejection(
+            {**LAYER, "c": 13_216, "k": 13_216, "h": 4, "w": 4},
+            by_limbs,
+            "chain_k",
+            "diagonals of Z/2^72 hold a k of 13210",
+        ),
+    ]
+    return declare.Searches(
+        rejected=[
+            Rejection(LAYER, {**LIMBS, "truncate": "tile"}, "truncate", "the problem allows none"),
+            Rejection(LAYER, {**IMAD, "truncate": "product"}, "truncate", f"{k} truncated parts are off by up to"),
+            Rejection({**LAYER, "fraction_bits": 0}, {**IMAD, "truncate": "tile"}, "truncate", "truncates nothing"),
+            Rejection({**LAYER, **LONG[name]}, LIMBS, "chain_k", f"k = {length}; without carries the diagonals"),
+            Rejection(LAYER, LIMBS, "mma", "mma.sync on uint8 with k = 32 needs sm_80", "sm_75"),
+            Rejection({**LAYER, "n": 2**16}, LIMBS, "index", "32 bits reach"),
+            Rejection(LAYER, {**LIMBS, "warps_m": 1, "warps_n": 1}, "registers", "registers per thread"),
+            *(strided if name == "conv2d_dgrad" else ()),
+            *(of_winograd if name != "conv2d_wgrad" else ()),
+        ],
+        accepted=[
+            (LAYER, IMAD), (LAYER, LIMBS), ({**LAYER, **LONG[name]}, {**LIMBS, "chain_k": 512}),
+            ({**LAYER, **TOLERANT}, {**LIMBS, "truncate": "tile"}),
+            ({**LAYER, "dtype": "int32"}, LIMBS), ({**LAYER, "groups": 2}, LIMBS),
+        ],
+        nested=[LAYER, {**LAYER, "dtype": "int32", "groups": 4}],
+        tried=[
+            (fields, {"imad", "limbs", *(WINOGRAD if exact and name != "conv2d_wgrad" else ())})
+            for fields, exact in (
+                (LAYER, True), ({**LAYER, "groups": 64}, False), ({**LAYER, "layout": "nchw", "stride": 2}, False),
+                ({**LAYER, "dtype": "int32", "layout": "nchw"}, True), ({**LAYER, "dilation": 2}, False),
+            )
+        ],
+        begun=[
+            (arch, {**LAYER, "dtype": dtype, "layout": layout, **change}, "")
+            for arch in ("sm_75", "sm_90a") for dtype in RINGS for layout in LAYOUTS
+            for change in ({}, {"c": 3, "k": 5, "r": 5, "s": 1}, {"groups": 64, "stride": 2}, LONG[name])
+        ],
+        capped=[] if name != "conv2d" else [
+            (LAYER, {**LIMBS, "split": "workspace", "split_k": 3}, 3 * 8 * 1024 * 64),
+            ({**LAYER, "dtype": "int32"}, {**IMAD, "split": "workspace", "split_k": 2}, 2 * 4 * 1024 * 64),
+        ],
+        meaningless=[
+            ({**LAYER, "truncation": {"policy": "tolerance", "ulp": 0}}, {"tunables": {"truncate": ["product"]}},
+             "search.tunables.truncate", f"is off by up to {products - 1} units of the last bit at k = {products}"),
+            (LAYER, {"schedules": [IMAD, {**IMAD, "truncate": "tile"}]}, "search.schedules.1.truncate",
+             f"is off by up to {tiles - 1} units"),
+            ({**LAYER, **LONG[name]}, {"schedules": [{"algorithm": "limbs"}]}, "search.schedules.0.chain_k",
+             f"hold a k of 16512, not {length}"),
+            (LAYER, {"tunables": {"algorithm": ["direct"]}}, "search.tunables.algorithm", "allowed: imad, limbs"),
+            *(
+                ({**LAYER, **change}, {"tunables": {"algorithm": ["winograd_limbs"]}}, "search.tunables.algorithm",
+                 "'winograd_limbs' is not allowed; allowed: imad, limbs")
+                for change in ({"r": 5, "s": 5, "padding": 2}, {"stride": 2}, {"dilation": [1, 2]})
+            ),
+            ({**LAYER, "dtype": "float16", "fraction_bits": 0}, {"tunables": {"truncate": ["once"]}},
+             "search.tunables.truncate", "unknown tunable"),
+        ],
+    )  # fmt: skip
+
+
+def problem(name: str, **fields: Any) -> Convolution:
+    return convolution(name, **{**LAYER, **fields})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_level_tries_a_separate_epilogue_or_one_that_the_policy_does_not_allow(name: str) -> None:
+    loose = problem(name, **TOLERANT, epilogue=NODES[name][:2])
+    for asked, places in ((problem(name, epilogue=NODES[name][:2]), {"once"}), (loose, {"once", "tile"})):
+        candidates = lower(asked, SM_90A, LEVEL_2).candidates
+        assert {candidate.schedule.get("truncate") for candidate in candidates} == places
+        assert all("epilogue" not in candidate.schedule.as_dict() for candidate in candidates)
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv2d_dgrad"])
+def test_limbs_are_predicted_faster_where_there_is_much_to_multiply(name: str) -> None:
+    best: dict[object, float] = {}
+    for candidate in lower(problem(name, n=16), SM_90A, LEVEL_1).candidates:
+        us, algorithm = predict_before(candidate, SM_90A).us, candidate.schedule.get("algorithm")
+        best[algorithm] = min(us, best.get(algorithm, us))
+    assert 1.2 < best["imad"] / best["limbs"] < 5.0
+
+
+OUTPUTS = {"conv2d": 65536, "conv2d_dgrad": 1024 * 3, "conv2d_wgrad": 64 * 27}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_output_of_resnet_18s_first_layer_is_truncated_once(name: str) -> None:
+    """65,536 of them in the convolution itself: the profile's row of `facts.md`."""
+    first = problem(name, c=3)
+    assert operator(name).cost(first, Schedule.of(IMAD)).truncations == OUTPUTS[name]
+    parts = {"conv2d": 27, "conv2d_dgrad": 576, "conv2d_wgrad": 1024}[name]
+    for place, times in (("tile", -(-parts // 16)), ("product", parts)):
+        cost = operator(name).cost(problem(name, c=3, **TOLERANT), Schedule.of({**IMAD, "truncate": place}))
+        assert cost.truncations == times * OUTPUTS[name]
+
+
+def test_squares_are_truncations_too() -> None:
+    squared = problem("conv2d", c=3, epilogue=[{"op": "bias"}, SQUARED])
+    assert operator("conv2d").cost(squared, Schedule.of(LIMBS)).truncations == 2 * 65536
+
+
+def test_phases_of_a_stride_are_truncated_part_by_part() -> None:
+    """With stride 2 and 3 x 3 filters of k = 64: 4 phases of 16 x 16 pixels have 1, 2, 2 and 4 taps."""
+    strided = problem("conv2d_dgrad", c=3, stride=2, **TOLERANT)
+    op = operator("conv2d_dgrad")
+    for place, parts in (("once", 4), ("tile", (1 + 2 + 2 + 4) * 4), ("product", (1 + 2 + 2 + 4) * 64)):
+        cost = op.cost(strided, Schedule.of({**IMAD, "truncate": place}))
+        assert cost.truncations == parts * 256 * 3
+
+
+# ---- references
+
+OF_RINGS = {
+    "int64": {"dtype": "int64", "fraction_bits": 18, "rounding": "nearest"},
+    "int32": {"dtype": "int32", "fraction_bits": 9},
+}
+
+
+def references(name: str) -> declare.References:
+    every: dict[str, Fields] = {
+        f"{case}, {layout}": {"layout": layout, **fields, **OF_RINGS[list(RINGS)[(number + turned) % 2]]}
+        for number, (case, fields) in enumerate(DEFINED.items())
+        for turned, layout in enumerate(LAYOUTS)
+    }  # fmt: skip
+    chains = [NODES[name][:3], NODES[name][1:4]]
+    if name == "conv2d":
+        chains.append([{"op": "bias"}, SQUARED, {"op": "residual"}])
+    for (number, chain), layout in product(enumerate(chains), LAYOUTS):
+        small = {"n": 1, "h": 4, "w": 5, "c": 2, "k": 3, "layout": layout, "epilogue": chain}
+        every[f"epilogue {number}, {layout}"] = {**small, "dtype": "int64", "fraction_bits": 31}
+    named = [{"groups": 2, "stride": 2, "padding": 1, **OF_RINGS["int64"], "layout": layout} for layout in LAYOUTS]
+    return declare.References(
+        definition=convolutions.definition,
+        defined=every,
+        on_device=[("integer", {**fields, "epilogue": NODES[name][:2]}) for fields in named],
+    )
+
+
+@pytest.mark.parametrize("kind", ["integer", "normal"])
+@pytest.mark.parametrize("dtype", RINGS)
+@pytest.mark.parametrize("name", NAMES)
+def test_under_a_tolerance_no_partial_sum_of_the_inputs_wraps_around(name: str, dtype: str, kind: Any) -> None:
+    """Also where the ring has no room for all products of a sum."""
+    op = operator(name)
+    for bits, stride in ((4, 1), (29, 2)):
+        small = {"n": 2, "h": 9, "w": 8, "c": 6, "k": 4, "groups": 2, "padding": 1, "stride": stride}
+        tolerant = convolution(name, **{**small, **TOLERANT, "dtype": dtype, "fraction_bits": bits})
+        inputs = op.make_inputs(tolerant, kind, np.random.default_rng(2))
+        plain = convolution(name, **{**small, "dtype": "int64"})
+        sizes = {key: np.abs(values.astype(np.int64)).astype(object) for key, values in inputs.items()}
+        sums = convolutions.sums(plain, sizes)
+        assert 0 < sums.max() < 2 ** (RINGS[dtype] - 1)
+
+
+# ---- kernels on the CPU
+
+EPILOGUES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "conv2d": (
+        (), ("bias", "relu"), ("bias", "masked_activation.bits.square.relu"), ("residual", "mask"),
+        ("bias", "masked_activation.bytes.polynomial3.relu"),
+    ),
+    "conv2d_dgrad": ((), ("residual",), ("mask",), (), ("residual", "mask")),
+    "conv2d_wgrad": ((), ("bias", "relu"), ("residual",), ("mask",), ("bias",)),
+}  # fmt: skip
+LIMB_SCHEDULES: tuple[Fields, ...] = (
+    {}, {"tile_m": 64, "tile_n": 32, "warps_m": 4, "warps_n": 2, "stages": 3}, {**REGISTERS, "tile_k": 64, "stages": 1},
+    {"split": "workspace"},
+)  # fmt: skip
+IMAD_SCHEDULES: tuple[Fields, ...] = (
+    {"stages": 2, "fragments": 2, "padding": 4}, {"tile_m": 64, "thread_m": 8, "tile_k": 16}, {"split": "workspace"},
+    {"tile_m": 16, "tile_n": 16, "thread_m": 2, "thread_n": 2, "warp_m": 8},
+)  # fmt: skip
+
+
+def proved(name: str) -> dict[str, Kernel]:
+    of, by_name = Kernels(name), dict[str, Kernel]()
+    for number, (dtype, layout, narrow) in enumerate(product(RINGS, LAYOUTS, (False, True))):
+        words: dict[str, Any] = {
+            "layout": layout, "dtype": dtype, "bits": (0, 7, 18, RINGS[dtype] - 1)[number % 4],
+            "epilogue": EPILOGUES[name][number % 5],
+        }  # fmt: skip
+        if words["bits"] and number % 3:
+            words["rounding"] = "nearest"
+        if narrow:
+            words["align"] = (1, 1, 1)
+        label = f"{dtype} {layout}{', 1 element' if narrow else ''}"
+        by_name[f"limbs {label}"] = of.limbs(words, **LIMB_SCHEDULES[number % 4])
+        by_name[f"imad {label}"] = of.imad(words, **IMAD_SCHEDULES[(number + 1) % 4])
+        if name == "conv2d_dgrad":
+            words = {**words, "strided": True}
+            words.pop("align", None)
+            undivided = {"split": "none"}
+            by_name[f"limbs {label}, strided"] = of.limbs(words, **{**LIMB_SCHEDULES[number % 4], **undivided})
+            by_name[f"imad {label}, strided"] = of.imad(words, **{**IMAD_SCHEDULES[number % 4], **undivided})
+    for layout, rounding in zip(LAYOUTS, ("floor", "nearest"), strict=True):
+        words = {"layout": layout, "bits": 7, "rounding": rounding}
+        by_name[f"limbs {layout}, tiles"] = of.limbs(words, truncate="tile")
+        by_name[f"imad {layout}, tiles"] = of.imad({**words, "dtype": "int32"}, truncate="tile", split="workspace")
+        by_name[f"imad {layout}, products"] = of.imad(words, truncate="product")
+    by_name["limbs, 1 x 1"] = of.limbs({"pointwise": True, "bits": 9, "epilogue": EPILOGUES[name][1]})
+    by_name["imad, 1 x 1"] = of.imad({"pointwise": True, "dtype": "int32"})
+    by_name["limbs with carries"] = of.limbs({"bits": 18}, chain_k=512)
+    if name == "conv2d_wgrad":
+        return by_name
+    for number, (way, dtype, tile) in enumerate(product(("imad", "limbs"), RINGS, (2, 4))):
+        layout = LAYOUTS[number // 2 % 2 ^ (name == "conv2d_dgrad")]
+        wide = 2 if layout == "nhwc" and (tile, dtype) != (4, "int64") else 1
+        words = {
+            "layout": layout, "dtype": dtype, "bits": (0, 9, 18, 31)[(number + tile) % 4],
+            "epilogue": EPILOGUES[name][number % 5], "align": (2, 2, 2) if wide == 2 else None,
+        }  # fmt: skip
+        by_name[f"{way}, {dtype}, F({tile}) {layout}"] = of.exact_winograd(
+            way, words, output_tile=tile, transform_width=wide
+        )
+    return by_name
+
+
+def sanitized(name: str) -> list[Kernel]:
+    return [Kernels(name).limbs({"bits": 18, "epilogue": EPILOGUES[name][1]})]
+
+
+# ---- random cases
+
+F = (0, 1, 9, 18, 31)
+PLACES = ("once", "once", "tile", "once", "product")
+MOST_PRODUCTS = 250_000
+
+
+def draws(number: int, seed: int, name: str) -> list[tuple[str, Candidate]]:
+    rng = random.Random(seed)
+    start = rng.randrange(10_000)
+    return [_draw(name, start + each, random.Random(rng.getrandbits(64))) for each in range(number)]
+
+
+def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
+    if number % 4 == 3 and name != "conv2d_wgrad":
+        return _draw_winograd(name, number, rng)
+    op, dtype, arch = operator(name), list(RINGS)[number % 2], TARGETS[number // 2 % 3]
+    algorithm = "imad" if arch == "sm_75" or number % 5 < 2 else "limbs"
+    place = PLACES[number // 2 % 5]
+    place = "tile" if (place, algorithm) == ("product", "limbs") else place
+    for attempt in count():
+        place = "once" if attempt == 4 else place  # sums of a few products are a single tile
+        p = _drawn_problem(name, number, dtype, place, rng)
+        lists = dict(op.space(p, target(arch), Search(tunables={"algorithm": [algorithm]})).parts[0].tunables)
+        wide = op.space(p, target(arch), Search(level=2)).parts[algorithm == "limbs"].tunables
+        lists |= {key: wide[key] for key in wide if key not in ("split", "split_k")}
+        split = rng.choice(("none", "workspace"))
+        lists |= {"truncate": (place,), "split": (split,), "split_k": (2, 3) if split == "workspace" else (1,)}
+        if algorithm == "limbs":
+            lists |= {"tile_m": (16, 32, 64), "tile_n": (16, 32, 64)}
+            if rng.random() < 0.3:
+                lists |= {"copy": ("registers",), "stages": (1, 2)}
+        for _ in range(300):
+            schedule = Schedule.of({key: rng.choice(values) for key, values in lists.items()})
+            if isinstance(op.rules(p, schedule, target(arch)), Accepted):
+                return arch, op.candidate(p, schedule)
+    raise AssertionError("no schedule")
+
+
+def _draw_winograd(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
+    op, dtype, arch = operator(name), list(RINGS)[number // 4 % 2], TARGETS[number // 8 % 3]
+    way = WINOGRAD[arch != "sm_75" and number // 24 % 3 > 0]
+    while True:
+        fields: dict[str, Any] = {
+            "n": rng.randint(1, 2), "h": rng.randint(1, 9), "w": rng.randint(1, 9), "c": rng.randint(1, 40),
+            "k": rng.randint(1, 40), "padding": [[rng.randint(1, 2), rng.randint(1, 2)], [rng.randint(1, 2), 1]],
+            "layout": rng.choice(LAYOUTS), "dtype": dtype, "fraction_bits": F[number // 3 % 5],
+            "rounding": rng.choice(("floor", "nearest")), "epilogue": rng.sample(NODES[name], k=rng.choice((0, 1, 2))),
+        }  # fmt: skip
+        p = convolution(name, **fields)
+        parts = op.space(p, target(arch), Search(level=2)).parts
+        lists = next(dict(part.tunables) for part in parts if part.tunables.get("algorithm") == (way,))
+        for _ in range(300):
+            schedule = Schedule.of({key: rng.choice(values) for key, values in lists.items()})
+            if isinstance(op.rules(p, schedule, target(arch)), Accepted):
+                return arch, op.candidate(p, schedule)
+
+
+def _drawn_problem(name: str, number: int, dtype: str, place: str, rng: random.Random) -> Convolution:
+    """A random convolution on floats, over the ring."""
+    while True:
+        p = draw_problem(name, number, rng)
+        if p.n * max(p.h * p.w * p.c * p.k, p.p * p.q * p.k * p.taps) <= MOST_PRODUCTS:
+            break
+    nodes = rng.sample(NODES[name], k=min(rng.choice((0, 0, 1, 2, 3)), len(NODES[name])))
+    bits = F[number // 7 % 5]
+    fields: dict[str, Any] = {
+        **p.canonical(), "dtype": dtype, "acc_dtype": dtype, "out_dtype": dtype, "allow_tf32": False,
+        "fraction_bits": bits, "rounding": rng.choice(("floor", "nearest")), "epilogue": nodes,
+    }  # fmt: skip
+    if place != "once":
+        policy = {"policy": "tolerance", "ulp": 2**31 - 1}
+        fields |= {"fraction_bits": bits or 4, "truncation": policy}
+        fields["epilogue"] = [node for node in nodes if node != SQUARED]
+    drawn = operator(name).parse(fields)
+    assert isinstance(drawn, Convolution)
+    if place == "once":
+        return drawn
+    k = operator(name).product(drawn).k  # type: ignore[attr-defined]
+    error = largest_error(k, drawn.rounding or "floor")
+    tight = operator(name).parse({**fields, "truncation": {"policy": "tolerance", "ulp": max(1, error)}})
+    assert isinstance(tight, Convolution)
+    return tight if k > 8 else _drawn_problem(name, number, dtype, place, rng)
+
+
+def properties(arch: str, candidate: Candidate) -> Counter[str]:
+    p, t = candidate.problem, candidate.schedule.as_dict()
+    assert isinstance(p, Convolution)
+    counts = Counter([f"target {arch}", f"layout {p.layout}", str(p.dtype), str(t["algorithm"])])
+    counts[f"split {t.get('split')}"] += 1
+    if "output_tile" in t:
+        counts[f"F({t['output_tile']})"] += 1
+    counts.update([f"{t['algorithm']}, truncated by {t['truncate']}", f"{p.rounding}, {min(p.fraction_bits, 2)} bits"])
+    counts.update(f"align {candidate.kernel.signature_dict[align]}" for align in ALIGNS[p.operator])
+    counts["an epilogue" if p.epilogue else "no epilogue"] += 1
+    counts["stride" if max(p.stride) > 1 else "no stride"] += 1
+    counts["dilation" if max(p.dilation) > 1 else "no dilation"] += 1
+    counts["groups" if p.groups > 1 else "one group"] += 1
+    return counts
+
+
+SPREAD = {
+    "target sm_75": 20, "target sm_80": 20, "target sm_90a": 20, "layout nhwc": 30, "layout nchw": 30, "int32": 35,
+    "int64": 35, "imad": 20, "limbs": 18, "split none": 15, "split workspace": 3, "imad, truncated by once": 8,
+    "imad, truncated by tile": 1, "imad, truncated by product": 1, "limbs, truncated by once": 8,
+    "limbs, truncated by tile": 2, "floor, 2 bits": 15, "nearest, 2 bits": 15, "an epilogue": 20, "no epilogue": 15,
+    "stride": 10, "no stride": 15, "dilation": 8, "no dilation": 15, "groups": 10, "one group": 25, "align 1": 40,
+    "align 2": 8, "align 4": 5,
+}  # fmt: skip
+SPREAD_OF_WINOGRAD = {"winograd_imad": 3, "winograd_limbs": 5, "F(2)": 5, "F(4)": 4}
+
+# ---- what nvcc makes of it
+
+
+def compiled(name: str) -> dict[str, Kernel]:
+    of = Kernels(name)
+    kernels = {
+        "limbs int64": of.limbs({"bits": 18}, tile_n=32, warps_n=2),
+        "limbs int32": of.limbs({"dtype": "int32", "bits": 9, "layout": "nchw"}, tile_n=32),
+    }
+    if name == "conv2d":
+        kernels |= {
+            "nine limbs": of.exact_winograd("limbs", {"bits": 18}, transform_width=2, tile_n=32, warps_n=2),
+            "five limbs": of.exact_winograd("limbs", {"dtype": "int32", "layout": "nchw"}, output_tile=4),
+            "128 bits": of.exact_winograd("imad", {"bits": 18}, output_tile=4, thread_m=2, thread_n=2, warp_m=8),
+        }
+    return kernels
+
+
+def has_the_products_of_limbs(kernel: Kernel, code: Any) -> None:
+    t = kernel.tunables.as_dict()
+    outputs = t["tile_m"] // t["warps_m"] // 16 * (t["tile_n"] // t["warps_n"] // 8)
+    each = {"int64": 36, "int32": 10}[kernel.signature_dict["dtype"]]
+    if "output_tile" in t:
+        each = {"int64": 45, "int32": 15}[kernel.signature_dict["dtype"]]
+    assert code.count("mma.sync.aligned.m16n8k32.row.col.s32.u8.u8.s32") == code.count("mma") == each * outputs
+    assert code.resources.spill_bytes == 0
+
+
+# ---- launches and calls
+
+
+def planned_winograd(name: str, fields: Fields) -> list[Candidate]:
+    p, op = problem(name, **fields), operator(name)
+    candidates = lower(p, SM_90A, LEVEL_1).candidates
+    by_form = {
+        (c.schedule.get("algorithm"), c.schedule.get("output_tile")): c
+        for c in candidates
+        if c.schedule.get("algorithm") in WINOGRAD
+    }
+    assert len(by_form) == 4
+    return [op.candidate(p, candidate.schedule) for candidate in by_form.values()]
+
+
+def planned(name: str, fields: Fields) -> list[Candidate]:
+    p, op = problem(name, **fields), operator(name)
+    ways: list[dict[str, Any]] = [{}, {"split": "workspace", "split_k": 3}]
+    if name == "conv2d_dgrad" and "stride" in fields:
+        ways = ways[:1]
+    return [op.candidate(p, Schedule.of({**base, **way})) for base in (IMAD, LIMBS) for way in ways]
+
+
+def bound(candidate: Candidate) -> Schedule:
+    """With as many slices as a call with so few steps gets."""
+    t, op = candidate.schedule.as_dict(), operator(candidate.problem.operator)
+    if "split_k" not in t:
+        return candidate.schedule
+    k = op.product(candidate.problem).k  # type: ignore[attr-defined]
+    return Schedule.of({**t, "split_k": min(int(t["split_k"]), k_steps(k, int(t["tile_k"])))})
+
+
+def called() -> Candidate:
+    p, op = convolution("conv2d", padding=1, dtype="int64", epilogue=[{"op": "bias"}]), operator("conv2d")
+    schedule = Schedule.of({**LIMBS, "tile_n": 32})
+    assert op.rules(p, schedule, SM_90A) == ACCEPTED
+    return op.candidate(p, schedule)
+
+
+LONGEST = UNCHAINED_K // 9 // 2 * 2
+CALLS = {
+    "limbs": declare.Library(
+        candidate=called,
+        refused={
+            "sums beyond the accumulators": (
+                {"x": f"T((2, 12, 10, {LONGEST + 2}), 'int64')", "w": f"T((24, 3, 3, {LONGEST + 2}), 'int64')"},
+                "ValueError",
+                f"a sum has {9 * (LONGEST + 2)} products; the accumulators of this kernel hold 16512",
+            ),
+            "another ring": ({"w": "T((24, 3, 3, 16), 'int32')"}, "TypeError", "w is int32; int64 is allowed"),
+            "another geometry": ({0: 2}, "ValueError", DO_NOT_FIT),
+        },
+        taken={
+            "the longest sum": (
+                {"x": f"T((2, 12, 10, {LONGEST}), 'int64')", "w": f"T((24, 3, 3, {LONGEST}), 'int64')"}, 1,
+            ),
+        },
+    )
+}  # fmt: skip
+assert OUT
+
+
+def declared(name: str) -> declare.Declarations:
+    without = {
+        "mutations": "the text is mutated in tests/operators/matmul/test_ring.py and test_conv2d.py",
+        "job": "tests/of_client has that of examples/private_resnet18.json",
+    }
+    if name != "conv2d":
+        without["calls"] = "as those of conv2d"
+    return declare.Declarations(
+        operator=name,
+        problem={**SIZES, "dtype": "int64"},
+        problems=problems(name),
+        searches=searches(name),
+        references=references(name),
+        proofs=declare.Proofs(kernels=partial(proved, name), sanitized=partial(sanitized, name)),
+        random_cases=declare.RandomCases(
+            draws=partial(draws, name=name),
+            properties=properties,
+            compiled=4,
+            spread=SPREAD if name == "conv2d_wgrad" else {**SPREAD, **SPREAD_OF_WINOGRAD},
+        ),
+        machine_code=declare.MachineCode(
+            kernels=partial(compiled, name),
+            claims=dict.fromkeys(
+                ("limbs int64", "limbs int32", *(("nine limbs", "five limbs") if name == "conv2d" else ())),
+                (has_the_products_of_limbs,),
+            ),
+        ),
+        launches=declare.Launches(
+            planned={
+                str(fields): partial(planned, name, fields)
+                for fields in ({"h": 9, "w": 11, "c": 6, "k": 40}, {"layout": "nchw", "groups": 4, "stride": 2})
+            }
+            | {
+                f"winograd {fields}": partial(planned_winograd, name, fields)
+                for fields in ({"c": 20, "k": 33}, {"layout": "nchw", "dtype": "int32", "h": 13, "w": 15})
+                if name != "conv2d_wgrad"
+            },
+            bound=bound,
+        ),
+        calls=CALLS if name == "conv2d" else None,
+        without=without,
+    )
+
+
+DECLARED = tuple(declared(name) for name in NAMES)
+add_checks(globals())
