@@ -133,7 +133,9 @@ def searches(name: str) -> declare.Searches:
     }  # fmt: skip
     of_winograd = [
         Rejection({**LAYER, **TOLERANT}, {**by_limbs, "truncate": "tile"}, "truncate", "truncates its outputs, once"),
-        Rejection(LAYER, {**by_limbs, "transform_width": 2}, "transform_width", "2 x 36 values of a thread, 4 words each"),
+        Rejection(
+            LAYER, {**by_limbs, "transform_width": 2}, "transform_width", "2 x 36 values of a thread, 4 words each"
+        ),
         Rejection({**LAYER, "stride": 2}, by_limbs, "winograd", "and 1 groups: imad or limbs computes them"),
         Rejection(
             {**LAYER, "c": 13_216, "k": 13_216, "h": 4, "w": 4},
