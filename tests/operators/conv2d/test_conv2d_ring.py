@@ -358,6 +358,25 @@ def sanitized(name: str) -> list[Kernel]:
     return [Kernels(name).limbs({"bits": 18, "epilogue": EPILOGUES[name][1]})]
 
 
+# ---- mutants
+
+
+def mutated(name: str) -> dict[str, Kernel]:
+    of = Kernels("conv2d", name)
+    return {
+        "F(2), nine limbs": of.exact_winograd("limbs", {"bits": 18}),
+        "F(4), five limbs": of.exact_winograd("limbs", {"dtype": "int32", "layout": "nchw", "bits": 9}, output_tile=4),
+        "F(4), 128 bits": of.exact_winograd("imad", {"bits": 18, "epilogue": ("bias.n",)}, output_tile=4),
+    }
+
+
+OF_WINOGRAD = "conv/winograd.cuh"
+WRONG = {
+    "a bit less of the scale": (OF_WINOGRAD, "sum.value >> zeros", "sum.value >> (zeros - 1)"),
+    "the inverse of another number": (OF_WINOGRAD, "0x8e38e38e38e38e39ull", "0x8e38e38e38e38e3bull"),
+    "9 is not divided by": (OF_WINOGRAD, "gemm::product(multiple, inverse_of_9)", "multiple"),
+}
+
 # ---- random cases
 
 F = (0, 1, 9, 18, 31)
@@ -561,11 +580,10 @@ assert OUT
 
 def declared(name: str) -> declare.Declarations:
     without = {
-        "mutations": "the text is mutated in tests/operators/matmul/test_ring.py and test_conv2d.py",
         "job": "tests/of_client has that of examples/private_resnet18.json",
     }
     if name != "conv2d":
-        without["calls"] = "as those of conv2d"
+        without |= {"calls": "as those of conv2d", "mutations": "the text is that of conv2d and of matmul"}
     return declare.Declarations(
         operator=name,
         problem={**SIZES, "dtype": "int64"},
@@ -573,6 +591,7 @@ def declared(name: str) -> declare.Declarations:
         searches=searches(name),
         references=references(name),
         proofs=declare.Proofs(kernels=partial(proved, name), sanitized=partial(sanitized, name)),
+        mutations=declare.Mutations(kernels=mutated, files=(), wrong=WRONG) if name == "conv2d" else None,
         random_cases=declare.RandomCases(
             draws=partial(draws, name=name),
             properties=properties,
