@@ -14,7 +14,7 @@ import service.__main__
 from service.routes import accept_job
 from storage.entities.jobs import list_jobs
 from storage.transitions.accept import PROBLEMS_AT_ONCE
-from storage.transitions.cancel_and_expire import cancel_job
+from storage.transitions.end_jobs import cancel_job
 from tests.support.fixtures_api import MATMUL, serving
 
 CLOSE_SECONDS = 0.1

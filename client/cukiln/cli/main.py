@@ -1,4 +1,4 @@
-"""The command line: its commands, but for those of `cli/keep.py`.
+"""The command line: its commands, but for those of `cli/stored_data.py`.
 
 Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
 cannot start with its settings; 130 interrupted.

@@ -22,7 +22,7 @@ from storage.transitions import accept, end_attempt, end_jobs, take_work
 from storage.transitions.apply_verdicts import Versions
 from storage.transitions.end_jobs import finish_problem
 from storage.transitions.groups import BuildOutcome, builds_to_verify
-from storage.transitions.pending_builds import NewCandidate, record_candidates
+from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
 from tests.support.fake_clock import FakeClock
 from tests.support.fixtures_storage import (
     CPU_PLAN,
