@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
+from codegen.counts import LaunchCounts, Openings, Primitive, RingForm, load, merged, store
 from codegen.epilogue import node_of, scalars
 from codegen.kernel import Candidate, Kernel
 from codegen.operand import Operand as Operand  # re-exported for operators
@@ -27,6 +28,7 @@ Float64 = npt.NDArray[np.float64]
 InputKind = Literal["integer", "normal"]
 # Of a kernel without an estimate: half of a multiprocessor's threads can have them.
 TYPICAL_REGISTERS = 64
+WIDEST_ACCESS = 16  # bytes that one thread moves with one instruction
 # Of `codegen/device`: sums of products in tiles, on the CUDA cores and on tensor cores.
 GEMM = (
     "gemm/ring.cuh", "gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/limbs.cuh", "gemm/multiply.cuh",
@@ -292,6 +294,28 @@ class Operator(ABC):
     @abstractmethod
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         """What a schedule does to the machine."""
+
+    def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
+        """What a run does, by launch and primitive, in the order of launches. Where an operator says no more: what any
+        algorithm must move, and multiplications as the roofline has them."""
+        cost, multiplications = self.cost(problem, schedule), self.multiplications(problem)
+        executed = round(self.work(problem, schedule, target).fma) if multiplications else 0
+        moved = [load(cost.bytes_read, WIDEST_ACCESS), store(cost.bytes_written, WIDEST_ACCESS)]
+        parts = merged([Primitive("fma", executed, executed), *moved])
+        return (LaunchCounts("run", parts, multiplications, cost.launches),)
+
+    def multiplications(self, problem: Problem) -> int:
+        """Of two numbers, as the problem has them: those with zeros of a padding too."""
+        return 0
+
+    def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:
+        """Bytes that one party of a two-party evaluation sends: of operands that are opened, and of numbers that are
+        truncated. None where the problem is over no ring; comparisons are not in it."""
+        return None
+
+    def ring_forms(self, problem: Problem) -> tuple[RingForm, ...]:
+        """What forms of a problem over a ring send, to compare; none where there is one form alone."""
+        return ()
 
     @abstractmethod
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:

@@ -25,12 +25,16 @@ from cukiln.types import (
     CandidateFacts,
     CandidatePage,
     CandidateReport,
+    Filters,
     Forgotten,
     ImportPage,
     ImportReport,
     Job,
     LookupResult,
     Lookups,
+    Opened,
+    ProfileOperator,
+    ProfilePage,
     Progress,
     Targets,
     WinnerRecord,
@@ -43,7 +47,7 @@ REMEMBERED_LOOKUPS = 100_000  # of a client; the least recently used are dropped
 REMEMBERED_RECORDS = 1_000
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
-_Page = TypeVar("_Page", CandidatePage, ImportPage)
+_Page = TypeVar("_Page", CandidatePage, ImportPage, ProfilePage)
 _Value = TypeVar("_Value")
 ProgressCallback = Callable[[Progress], None]
 
@@ -156,6 +160,14 @@ class Client:
         name) or verdict where given. Raises `NotFound`, and `BadRequest` for a problem that the job lacks."""
         for page in self._pages(f"{_job_path(job_id)}/candidates", CandidatePage, problem=problem, verdict=verdict):
             yield from page.candidates
+
+    def profile(
+        self, job_id: str, *, filters: Filters = "secret", opened: Opened = "multiplied"
+    ) -> Iterator[ProfileOperator]:
+        """Yield what a run of each winner does, in the order of the job's problems. `filters`, `opened`: what bytes of
+        a two-party evaluation are counted for. Raises `NotFound`."""
+        for page in self._pages(f"{_job_path(job_id)}/profile", ProfilePage, filters=filters, opened=opened):
+            yield from page.operators
 
     def _pages(self, path: str, kind: type[_Page], **asked: str | None) -> Iterator[_Page]:
         cursor = None

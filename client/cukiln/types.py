@@ -265,6 +265,69 @@ class CandidateFacts(TriedCandidate):
     source_sha256: str | None
 
 
+Filters = Literal["secret", "public"]
+Opened = Literal["multiplied", "inputs"]
+
+
+class ProfileCounts(Answer):
+    """A row of a profile. `times` executed: a primitive by lanes, or by warps where a warp executes it together.
+    `multiplications`: of the problem, those with zeros of a padding too; `executed`: those of whole tiles. Bytes are
+    those that lanes ask for: what a cache answers counts each time. Null: of no such row, or unknown."""
+
+    name: str
+    times: int
+    seconds: float | None  # a kernel's are predicted; a primitive's are those of its roof alone, which others hide
+    seconds_from: RankedBy | None
+    multiplications: int
+    executed: int
+    limb_products: int  # of bytes, on tensor cores over a ring
+    truncations: int
+    bytes_read: int
+    bytes_written: int
+    launches: int
+    workspace_bytes: int | None = None
+    ring_bytes: int | None = None  # that one party of a two-party evaluation sends; comparisons are not in it
+
+
+class RingForm(Answer):
+    """What a convolution over a ring sends in one form; `ours`: one that a schedule has."""
+
+    name: str
+    filters: Filters
+    ours: bool
+    ring_bytes: int
+    truncations: int
+    multiplications: int
+
+
+class ProfileKernel(Answer):
+    counts: ProfileCounts
+    primitives: list[ProfileCounts]
+
+
+class ProfileOperator(Answer):
+    """One run of a problem's winner; of an estimate, of the schedule that is predicted fastest."""
+
+    problem: str  # its name
+    operator: str
+    target: str
+    device_class: str
+    candidate: str
+    schedule: dict[str, Any]
+    counts: ProfileCounts
+    kernels: list[ProfileKernel]
+    ring_forms: list[RingForm] = Field(default_factory=list)
+
+
+class ProfilePage(Answer):
+    """`filters` and `opened`: what `ring_bytes` are counted for. Problems without a winner have no row."""
+
+    filters: Filters
+    opened: Opened
+    operators: list[ProfileOperator]
+    next_cursor: str | None = None
+
+
 class RejectionReport(Answer):
     problem: str
     rule: str

@@ -6,6 +6,11 @@
 #include <stdio.h>
 #endif
 
+// What a CPU build with CUKILN_COUNTING counts (cpu/counts.h); elsewhere nothing.
+#if !defined(CUKILN_COUNT)
+#define CUKILN_COUNT(...)
+#endif
+
 namespace cukiln {
 
 // N elements that move as one access: the alignment makes nvcc emit one 4-, 8- or 16-byte instruction.

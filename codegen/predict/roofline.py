@@ -7,6 +7,7 @@ blocks, with latency hidden as Little's law allows (Volkov, "Understanding Laten
 A candidate of several launches takes the sum of their times.
 """
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -120,6 +121,17 @@ def predict(candidate: Candidate, resources: Resources, target: Target) -> Predi
         times,
         resources.spill_bytes > 0,
     )
+
+
+def launch_times(prediction: Prediction, work: Work, target: Target, functions: Sequence[str]) -> list[float | None]:
+    """Microseconds of each launch, of which `run` is the predicted kernel's and the others are `work.others`, in their
+    order; None of those that have no work of their own."""
+    others = [_small_launch_us(other, target) for other in work.others]
+    of_run = prediction.us - sum(others)
+    if len(functions) != len(others) + 1:
+        return [prediction.us if len(functions) == 1 else None for _ in functions]
+    rest = iter(others)
+    return [of_run if name == "run" else next(rest) for name in functions]
 
 
 def _small_launch_us(work: Work, target: Target) -> float:

@@ -16,6 +16,7 @@ CPU_HEADERS = (
     "cpu/fiber.h",
     "cpu/memory.h",
     "cpu/scheduler.h",
+    "cpu/counts.h",
     "cpu/sites.h",
     "cpu/race.h",
     "cpu/banks.h",

@@ -1,4 +1,5 @@
 """/ and /jobs/{id}: where the time goes, as tables that need no script; charts are drawn over them from the same JSON.
+/jobs/{id}/profile: what a run of each winner does.
 /docs: the OpenAPI document as one plain page. /static/…: scripts and styles, under the digest of their content. Without
 a key that is needed, a page holds a form for it alone, and a script asks for the page again with it."""
 
@@ -14,9 +15,10 @@ from fastapi import APIRouter, Query, Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from starlette.responses import HTMLResponse, Response
 
+from codegen.counts import Openings
 from cukiln.counted import counted
 from cukiln.printable import printable
-from cukiln.types import JobSummary, Progress, StageName, TimingRow
+from cukiln.types import Filters, JobSummary, Opened, Progress, StageName, TimingRow
 from service.auth import CHALLENGE, caller_of
 from service.context import Service, ServiceDep
 from service.http.answers import PROBLEM_JSON
@@ -28,6 +30,7 @@ from storage.database.session import Session
 from storage.database.tables import LIVE
 from storage.entities.jobs import list_jobs
 from storage.reports.job import job_report
+from storage.reports.profile import profile_page
 from storage.reports.progress import job_progress
 from storage.reports.times import timeline, timings
 
@@ -74,6 +77,12 @@ def get_static(name: str, v: str | None = None) -> Response:
 JOBS_SHOWN = 25
 PROBLEMS_SHOWN = 200
 POLL_LIVE_MS, POLL_IDLE_MS = 1000, 10_000
+PROFILE_SUMS = (
+    ("launches", "launches"), ("multiplications", "multiplications"), ("executed", "executed"),
+    ("limb_products", "limb products"), ("truncations", "truncations"), ("bytes_read", "bytes read"),
+    ("bytes_written", "bytes written"), ("ring_bytes", "ring bytes"),
+)  # fmt: skip
+"""Counts of a profile that are added up by operator, with their headings."""
 MANY_PROBLEMS = 1000
 """Reports of larger jobs, and sums over ten times as many problems, take so long that not every page asks for them."""
 
@@ -135,6 +144,22 @@ def get_job_page(job: str, request: Request, service: ServiceDep) -> HTMLRespons
         poll_ms=poll_ms if report.state in LIVE else 0,
         linked=caller_of(request) is ANYONE,  # a link sends no key
     )
+
+
+@router.get("/jobs/{job}/profile", response_class=HTMLResponse)
+def get_profile_page(
+    job: str, request: Request, service: ServiceDep, filters: Filters = "secret", opened: Opened = "multiplied"
+) -> HTMLResponse:
+    """What a run of each of a job's winners does, by operator, kernel and primitive."""
+    if caller_of(request) is None:
+        return _page("key.html", status=401)
+    page = None
+    if is_job_id(job):
+        with service.database.read() as session:
+            page = profile_page(session, job, Openings(filters, opened), limit=PROBLEMS_SHOWN)
+    if page is None:
+        return _page("no_job.html", status=404, job=job[:64])
+    return _page("profile.html", job=job, page=page, sums=PROFILE_SUMS)
 
 
 def _progress(session: Session, service: Service, job: JobSummary) -> Progress | None:

@@ -1,4 +1,4 @@
-"""/v1/jobs: send, list, look at, cancel; a job's candidates, rejections and timeline."""
+"""/v1/jobs: send, list, look at, cancel; a job's candidates, rejections, profile and timeline."""
 
 import asyncio
 import re
@@ -8,7 +8,19 @@ from typing import Annotated, TypeVar
 from fastapi import APIRouter, Depends, Query, Request
 from starlette.responses import Response
 
-from cukiln.types import CandidatePage, Job, JobPage, JobState, Rejections, Timeline, VerdictName
+from codegen.counts import Openings
+from cukiln.types import (
+    CandidatePage,
+    Filters,
+    Job,
+    JobPage,
+    JobState,
+    Opened,
+    ProfilePage,
+    Rejections,
+    Timeline,
+    VerdictName,
+)
 from service.auth import needs
 from service.context import Service, ServiceDep
 from service.http.answers import json_response
@@ -21,6 +33,7 @@ from storage.database.tables import LIVE
 from storage.entities.jobs import job_state, list_jobs
 from storage.reports.candidates import candidate_page, has_problem, rejections
 from storage.reports.job import job_report
+from storage.reports.profile import profile_page
 from storage.reports.times import timeline
 from storage.transitions.end_jobs import cancel_job
 from workers import wake_ups
@@ -174,6 +187,26 @@ def get_candidates(
     if not has_it:
         raise refuse("invalid-value", f"The job has no problem {problem!r}.", field="problem")
     return json_response(page)
+
+
+@router.get(
+    "/{job}/profile",
+    response_model=ProfilePage,
+    responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
+)
+def get_profile(
+    job: KnownJob,
+    service: ServiceDep,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+    cursor: Cursor = None,
+    filters: Filters = "secret",
+    opened: Opened = "multiplied",
+) -> Response:
+    """What a run of each winner does, by operator, kernel and primitive. `filters` and `opened` are of `ring_bytes`:
+    whether a two-party evaluation shares the filters, and opens what is multiplied or the raw inputs."""
+    with service.database.read() as session:
+        page = profile_page(session, job, Openings(filters, opened), limit=limit, cursor=cursor)
+    return json_response(_found(job, page))
 
 
 @router.get("/{job}/rejections", response_model=Rejections, responses=problems("job-not-found", "database-unavailable"))

@@ -1,6 +1,6 @@
 """The report of a job, a handful of queries."""
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import RowMapping, func, select
@@ -33,7 +33,7 @@ def job_report(session: Session, job_id: str, live_seconds: float | None = None)
     ).mappings()
     problems = rows.all()
     verdicts = _verdict_counts(session, job_id)
-    winners = _winner_summaries(session, problems, job)
+    winners = {row: _summary(*entry) for row, entry in winner_entries(session, problems, job).items()}
     return Job.model_validate(
         {
             **job._mapping,
@@ -76,8 +76,11 @@ def _verdict_counts(session: Session, job_id: str) -> dict[int, dict[str, int]]:
     return counts
 
 
-def _winner_summaries(session: Session, problems: list[RowMapping] | Any, job: JobStatus) -> dict[int, WinnerSummary]:
-    """The winner of each problem that has one, from its record.
+def winner_entries(
+    session: Session, problems: Sequence[RowMapping], job: JobStatus
+) -> dict[int, tuple[dict[str, Any], dict[str, Any]]]:
+    """The record of each problem that has a winner, and that entry of its front which is the winner, as JSON: parsing a
+    record reads launch metadata and verdicts, which are shown nowhere.
 
     The record may have moved on since: a candidate that left the front is answered by the best that the job allows.
     """
@@ -85,20 +88,23 @@ def _winner_summaries(session: Session, problems: list[RowMapping] | Any, job: J
     query = select(WinnerRow.key, WinnerRow.record)
     records = dict(rows_among(session, query, WinnerRow.key, [key for _, key, _ in won]))
     return {
-        problem_id: _summary(records[key], candidate, job) for problem_id, key, candidate in won if records.get(key)
+        problem_id: (records[key], _entry(records[key]["front"], candidate, job))
+        for problem_id, key, candidate in won
+        if records.get(key)
     }
 
 
-def _summary(record: dict[str, Any], candidate: str, job: JobStatus) -> WinnerSummary:
-    """From the record's JSON: parsing a record reads launch metadata and verdicts too, which are not shown here."""
-    front, limit = record["front"], job.workspace_limit_bytes
+def _entry(front: list[dict[str, Any]], candidate: str, job: JobStatus) -> dict[str, Any]:
+    limit = job.workspace_limit_bytes
     allowed = [
         entry
         for entry in front
         if (limit is None or entry["workspace_bytes"] <= limit) and (entry["deterministic"] or not job.deterministic)
     ]
-    same = [entry for entry in front if entry["candidate"] == candidate]
-    entry: Mapping[str, Any] = [*same, *allowed, *front][0]
+    return [*(entry for entry in front if entry["candidate"] == candidate), *allowed, *front][0]
+
+
+def _summary(record: dict[str, Any], entry: dict[str, Any]) -> WinnerSummary:
     vendor = record.get("vendor") or {}
     return WinnerSummary.model_validate(
         {
@@ -109,6 +115,6 @@ def _summary(record: dict[str, Any], candidate: str, job: JobStatus) -> WinnerSu
             "vendor_max_error": vendor.get("max_error"),
             "vendor_error_bound": vendor.get("error_bound"),
             # Its margin is one over the fastest of the front.
-            "runner_up": record.get("runner_up") if entry["candidate"] == front[0]["candidate"] else None,
+            "runner_up": record.get("runner_up") if entry["candidate"] == record["front"][0]["candidate"] else None,
         }
     )

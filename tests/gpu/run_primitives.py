@@ -27,9 +27,9 @@ KERNELS = Path(__file__).with_name("primitive_kernels.cuh")
 # flags; tests/device/test_confirm_primitives.py compares them.
 DEVICE_HEADERS = ("launch.h", "device.cuh", "convert.cuh", "warp.cuh", "async_copy.cuh", "matrix.cuh")
 CPU_HEADERS = (
-    "cpu/fiber.h", "cpu/memory.h", "cpu/scheduler.h", "cpu/sites.h", "cpu/race.h", "cpu/banks.h", "cpu/watch.h",
-    "cpu/collective.h", "cpu/barriers.h", "launch.h", "cpu/twin.h", "cpu/async_copy.h", "cpu/convert.h", "cpu/warp.h",
-    "cpu/matrix.h", "cpu/grid.h", "cpu/harness.h",
+    "cpu/fiber.h", "cpu/memory.h", "cpu/scheduler.h", "cpu/counts.h", "cpu/sites.h", "cpu/race.h", "cpu/banks.h",
+    "cpu/watch.h", "cpu/collective.h", "cpu/barriers.h", "launch.h", "cpu/twin.h", "cpu/async_copy.h", "cpu/convert.h",
+    "cpu/warp.h", "cpu/matrix.h", "cpu/grid.h", "cpu/harness.h",
 )  # fmt: skip
 CPU_FLAGS = (
     "-std=c++17", "-O1", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden",

@@ -288,7 +288,7 @@ BAD_CALLS: list[tuple[str, str, str]] = [
     ("GET", "/v1", "not-found"),
     ("GET", "/v1/jobs/", "not-found"),
     ("GET", "/v2/jobs", "not-found"),
-    ("GET", f"/v1/jobs/{'0' * 32}/profile", "not-found"),
+    ("GET", f"/v1/jobs/{'0' * 32}/profile", "job-not-found"),
     ("GET", f"/v1/jobs/{'0' * 32}/trace", "job-not-found"),
     ("GET", f"/v1/jobs/{'0' * 32}", "job-not-found"),
     ("GET", "/v1/jobs/%00", "job-not-found"),

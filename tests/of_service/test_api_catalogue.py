@@ -230,6 +230,7 @@ CALLS = {
     ("delete", "/v1/kernels/{key}"),
     ("get", "/v1/jobs/{job}/events"), ("get", "/v1/jobs/{job}/timeline"),
     ("get", "/v1/jobs/{job}/candidates"), ("get", "/v1/jobs/{job}/rejections"),
+    ("get", "/v1/jobs/{job}/profile"),
     ("get", "/v1/groups/{group}"), ("get", "/v1/groups/{group}/source"), ("get", "/v1/groups/{group}/log"),
     ("get", "/v1/groups/{group}/ptx"),
     ("get", "/v1/candidates/{candidate}"), ("get", "/v1/jobs/{job}/bundle"), ("get", "/v1/jobs/{job}/trace"),

@@ -35,6 +35,7 @@ CPU_FLAGS = (
 )
 # Frame pointers make the sanitizer's own stack traces readable.
 SANITIZE_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1")
+COUNT_FLAGS = ("-DCUKILN_COUNTING",)
 MAX_LOG = 20_000  # characters of g++'s messages that a verdict keeps
 _NAMESPACE = re.compile(r"\bkernel_[0-9a-f]{16}\b")
 
@@ -58,15 +59,17 @@ def build_cpu(
     *,
     folder: Path,
     sanitize: bool = False,
+    counting: bool = False,
     cancel: threading.Event | None = None,
 ) -> CpuBuild:
-    """Compile all kernels into as few libraries in `folder` as succeed. `limits` hold for each g++.
+    """Compile all kernels into as few libraries in `folder` as succeed. `limits` hold for each g++. With `counting` a
+    library counts what its kernels do (`CpuLibrary.counts`), and is slower for it.
 
     A group that fails is split: the kernels that g++ names go alone, else it is halved. Raises InfrastructureError
     where the machine failed and not a kernel.
     """
     build = CpuBuild()
-    flags = (*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ()))
+    flags = (*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ()), *(COUNT_FLAGS if counting else ()))
     waiting = [tuple(kernels)] if kernels else []
     while waiting and not build.cancelled:
         group = waiting.pop()

@@ -18,6 +18,7 @@ from cukiln.cli.candidates import accuracy_rows, fastest_first, print_accuracy, 
 from cukiln.cli.console import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path, make_console
 from cukiln.cli.doctor import doctor_report
 from cukiln.cli.folders import described, export_bundle, fetch_record, folder_name, import_results, lookup_request
+from cukiln.cli.profile import estimated, print_profile
 from cukiln.cli.server import find_client, find_service, quickstart_file, run_proof, run_server, run_worker
 from cukiln.cli.server import server_module as server
 from cukiln.cli.stored_data import keep_app
@@ -27,6 +28,7 @@ from cukiln.client import Client
 from cukiln.errors import BadRequest, CukilnError, NotFound, ServiceUnreachable, UsageError
 from cukiln.job_request import read_request
 from cukiln.printable import printable
+from cukiln.types import Filters, Opened
 
 FAILED, WRONG_USE, PARTIAL = 1, 2, 3
 REMOVED = (
@@ -171,6 +173,39 @@ def list_candidates(
         print_candidates(console, candidates)
     else:
         typer.echo("No candidates: the job is not planned yet, or its problems were answered from the cache.")
+
+
+@app.command()
+def profile(
+    what: Annotated[
+        str, typer.Argument(metavar="JOB|FILE", parser=given, help="A job's id, or a job request in JSON.")
+    ],
+    filters: Annotated[
+        Filters, typer.Option(help="Of two-party evaluation: whether the filters are shared, too.")
+    ] = "secret",
+    opened: Annotated[
+        Opened, typer.Option(help="What it opens: the matrices that are multiplied, or the raw inputs.")
+    ] = "multiplied",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run does, by operator, kernel and primitive: of JOB's winners, or of FILE's problems, predicted.
+
+    Of FILE nothing is compiled or run: each problem has the schedule of its search that is predicted fastest.
+    """
+    console = make_console()
+    if re.fullmatch(r"[0-9a-f]{32}", what):
+        with find_client(url) as client:
+            operators = list(client.profile(what, filters=filters, opened=opened))
+    else:
+        operators = estimated(read_request(what), filters, opened)
+    if as_json:
+        rows = [row.model_dump(mode="json") for row in operators]
+        typer.echo(json.dumps({"filters": filters, "opened": opened, "operators": rows}))
+    elif operators:
+        print_profile(console, operators, filters, opened)
+    else:
+        typer.echo("No winners: the job is not done yet, or no candidate was correct.")
 
 
 @app.command()

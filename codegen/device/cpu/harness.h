@@ -194,6 +194,9 @@ inline int execute(const Call& call, const Launch* launches, int count, const Fu
   order = static_cast<Order>(call.order);
   random_state.state = call.seed;
   start_watch(call.watch != 0);
+#if defined(CUKILN_COUNTING)
+  count_count = 0;
+#endif
   if (count < 1 || count > max_launches)
     refuse_launch("the number of launches", static_cast<unsigned long long>(count), max_launches);
   for (int i = 0; i < count && report.status == status_ok; ++i) check_launch(launches[i], function_count);
@@ -208,7 +211,13 @@ inline int execute(const Call& call, const Launch* launches, int count, const Fu
       }
       function = functions[launches[i].function];
       forget_writes();
+#if defined(CUKILN_COUNTING)
+      begin_launch(launches[i].function);
+#endif
       if (!run_grid()) break;
+#if defined(CUKILN_COUNTING)
+      end_launch();
+#endif
     }
   }
   end_watch(report.status != status_ok);
@@ -241,6 +250,16 @@ CUKILN_CPU_EXPORT int cukiln_site(int index, cukiln::cpu::SiteReport* found) {
   *found = SiteReport{site.file, name_of(site.access), site.line, site.bytes, site.warp_accesses, site.wavefronts, site.ideal};
   return 1;
 }
+
+#if defined(CUKILN_COUNTING)
+// The count `index` of the last run; 0 where there is none.
+CUKILN_CPU_EXPORT int cukiln_count(int index, cukiln::cpu::Count* found) {
+  using namespace cukiln::cpu;
+  if (index < 0 || index >= count_count) return 0;
+  *found = counts[index];
+  return 1;
+}
+#endif
 
 // For the tests of the primitives alone.
 CUKILN_CPU_EXPORT void cukiln_round(const float* source, float* half, float* bfloat16, int64_t count) {

@@ -167,6 +167,7 @@ struct MultiplyAccumulate {
     const unsigned* b;
   };
   static void run(const Lanes<Lane>& lanes) {
+    CUKILN_COUNT(name, 16 * 8 * K);
     using Sum = typename Type::Sum;
     const Product<Type, K> operands(lanes);
     Sum d[16][8];
@@ -187,6 +188,7 @@ struct MultiplyAccumulateHalf {
     const unsigned* b;
   };
   static void run(const Lanes<Lane>& lanes) {
+    CUKILN_COUNT(name, 16 * 8 * 16);
     const Product<Halves, 16> operands(lanes);
     Half d[16][8];
     for (int i = 0; i < warp_size; ++i)

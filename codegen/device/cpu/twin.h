@@ -34,6 +34,10 @@ inline void say_access(const char* verb, size_t bytes, int line, const char* fil
 // How global memory is accessed. `constant`: through the read-only cache, which need not see what this launch wrote.
 enum class Global { read, constant, write };
 
+inline const char* name_of(Global access) {
+  return access == Global::write ? "store_global" : access == Global::read ? "cp_async" : "load_global";
+}
+
 [[noreturn]] __attribute__((noinline, cold)) inline void refuse_global(Global access, const void* at, size_t bytes, int line,
                                                                          const char* file) {
   inside = 0;
@@ -90,6 +94,9 @@ __attribute__((noinline)) inline void check_global(Global access, const void* at
     if (offset + bytes > buffer.bytes || reinterpret_cast<uintptr_t>(at) % bytes != 0) break;
     if (access == Global::write ? !buffer.writable : access == Global::constant && was_written(buffer, offset, bytes)) break;
     if (access == Global::write) note_write(buffer, offset, bytes);
+#if defined(CUKILN_COUNTING)
+    count_access(name_of(access), access == Global::write, i, offset, bytes);
+#endif
     return;
   }
   refuse_global(access, at, bytes, line, file);
@@ -131,7 +138,10 @@ CUKILN_INLINE T* shared_memory() {
 
 // One rounding, as fma.rn.f32. Where the processor has no such instruction (x86-64 before Haswell) the library call is
 // slow but rounds alike, so that results never depend on the machine that verified.
-CUKILN_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+CUKILN_INLINE float fma(float a, float b, float c) {
+  CUKILN_COUNT("fma", 1);
+  return __builtin_fmaf(a, b, c);
+}
 
 inline float exp(float x) { return __builtin_expf(x); }
 inline float log(float x) { return __builtin_logf(x); }

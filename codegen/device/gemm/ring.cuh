@@ -48,6 +48,7 @@ __device__ __forceinline__ T truncated(T value) {
   if constexpr (bits == 0) {
     return value;
   } else {
+    CUKILN_COUNT("truncate");
     const T floor = value >> bits;
     return C::nearest ? plus(floor, (value >> (bits - 1)) & T(1)) : floor;
   }
@@ -63,6 +64,7 @@ __device__ __forceinline__ Wide product(Wide a, Wide b) { return a * b; }
 // sum + a b, with the product truncated where each is.
 template <class C, class T>
 __device__ __forceinline__ T multiply_add(T a, T b, T sum) {
+  CUKILN_COUNT("imad", 1);
   const T whole = product(a, b);
   return plus(sum, C::truncate == truncate_product ? truncated<C>(whole) : whole);
 }
@@ -94,11 +96,13 @@ __device__ __forceinline__ Number<C> plus(Number<C> a, Number<C> b) {
 }
 template <class C>
 __device__ __forceinline__ Number<C> squared(Number<C> x) {
+  CUKILN_COUNT("imad", 1);
   return Number<C>(gemm::truncated<C>(gemm::product(x.value, x.value)));
 }
 // The product is truncated, and then the sum taken.
 template <class C>
 __device__ __forceinline__ Number<C> multiply_add(Number<C> a, Number<C> b, Number<C> c) {
+  CUKILN_COUNT("imad", 1);
   return Number<C>(plus(gemm::truncated<C>(gemm::product(a.value, b.value)), c.value));
 }
 

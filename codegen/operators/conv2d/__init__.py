@@ -11,6 +11,8 @@ from importlib.resources import files as packaged_files
 from typing import Any
 
 from codegen.arrays import Float64, namespace_of
+from codegen.counts import LaunchCounts, RingForm
+from codegen.dtypes import dtype
 from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, ConfigField, Cost, Work
@@ -20,6 +22,7 @@ from codegen.operators.convolution import direct, implicit, winograd
 from codegen.operators.convolution.operator import Admit, every_tunable, index_check
 from codegen.operators.convolution.problem import with_axes
 from codegen.operators.convolution.reference import padded, windows
+from codegen.operators.convolution.ring_forms import ring_forms
 from codegen.operators.convolution.winograd_operator import WinogradOperator
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.operators.matmul.product import family
@@ -186,6 +189,18 @@ class Conv2d(WinogradOperator):
         return replace(
             super().work(sums, schedule, target), others=unfused_epilogue.launches(p, self.aligns(sums)[2], target)
         )
+
+    def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
+        p = self.own(problem)
+        if not unfused_epilogue.is_separate(schedule.as_dict()):
+            return super().launches(p, schedule, target)
+        sums = unfused_epilogue.sums(p)
+        nodes = unfused_epilogue.counted_launches(p, self.aligns(sums)[2])
+        return (*super().launches(sums, schedule, target), *nodes)
+
+    def ring_forms(self, problem: Problem) -> tuple[RingForm, ...]:
+        p = self.own(problem)
+        return ring_forms(p, dtype(p.dtype).bytes) if over_ring(self.product(p)) else ()
 
     def direct_work(self, p: Conv2dProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
         return direct.work(p, t, least)

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from codegen.alignment import needs_cuda_cores, widest
+from codegen.counts import LaunchCounts, load, merged, store
 from codegen.dtypes import dtype
 from codegen.epilogue import node_of, words_of_mask
 from codegen.operator import Work
@@ -91,6 +92,24 @@ def launches(problem: Convolution, width: int, target: Target) -> tuple[Work, ..
             )
         )
     return tuple(works)
+
+
+def counted_launches(problem: Convolution, width: int) -> tuple[LaunchCounts, ...]:
+    """What each node's launch does. `width`: sums of an access."""
+    p, outputs, size = problem, problem.pixels * problem.k, dtype(SUM).bytes
+    made = []
+    for number, node in enumerate(p.epilogue):
+        element = node.operand_dtype(p.out_dtype)
+        operand = 0 if element is None else dtype(element).bytes
+        written = dtype(p.out_dtype).bytes if number == len(p.epilogue) - 1 else size
+        asked = outputs * operand // (width if node.packed_mask else 1)
+        parts = [
+            load(outputs * size, width * size),
+            load(asked, operand or 1),
+            store(outputs * written, width * written),
+        ]
+        made.append(LaunchCounts(f"node{number}", merged(parts)))
+    return tuple(made)
 
 
 def compile_seconds(epilogue: Sequence[str]) -> float:

@@ -27,7 +27,7 @@ from codegen.operators.convolution.operator import (
 )
 from codegen.operators.convolution.reference import windows
 from codegen.operators.convolution.winograd_operator import WinogradOperator
-from codegen.operators.matmul import split
+from codegen.operators.matmul import counts, split
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.operators.matmul.product import family
 from codegen.problem import Problem
@@ -207,6 +207,15 @@ class Conv2dDgrad(WinogradOperator):
         return image[:, top : top + p.h, left : left + p.w]
 
     # ---- what a schedule costs
+
+    def products(self, p: Conv2dDgradProblem) -> list[tuple[int, MatmulProblem]]:
+        """Of each phase; sums without taps are empty."""
+        layout = _layout(p.layout, pointwise=p.pointwise)
+        made = [(number, phase, implicit.image_product(phase, layout, phase.epilogue)) for number, phase in phases(p)]
+        return [(number, one.model_copy(update={"k": phase.taps})) for number, phase, one in made]
+
+    def multiplications(self, problem: Problem) -> int:
+        return sum(number * counts.multiplications(one) for number, one in self.products(self.own(problem)))
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         """Of the taps that a pixel has, not of the stride's zeros between them."""

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 
 from codegen.alignment import needs_cuda_cores
+from codegen.counts import LaunchCounts, added
 from codegen.dtypes import dtype
 from codegen.epilogue import Bias, structures, tensor_nodes, words_of_mask
 from codegen.fixed_point import FIELDS, over_ring, shift_of
@@ -20,7 +21,7 @@ from codegen.operator import CONV, GEMM, Array, ConfigField, Cost, Float64, Inpu
 from codegen.operators.convolution import implicit, inputs, reference
 from codegen.operators.convolution.direct import LARGEST_INDEX
 from codegen.operators.convolution.problem import Convolution
-from codegen.operators.matmul import ring_space, traffic
+from codegen.operators.matmul import counts, ring_space, traffic
 from codegen.operators.matmul.kernel_family import Stored
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.operators.matmul.product import Fields, ProductOperator, product_fields, rules, whole
@@ -335,6 +336,44 @@ class ConvolutionOperator(ProductOperator):
         cost = traffic.cost(*self.divided(p, schedule.as_dict()), self.operands(p))
         unseen = (p.n * p.h * p.w * p.c - p.elements_seen) * dtype(p.dtype).bytes
         return replace(cost, bytes_read=cost.bytes_read - unseen)
+
+    def products(self, p: Any) -> list[tuple[int, MatmulProblem]]:
+        """How many products of each kind a launch computes, and one of them."""
+        return [(1, self.product(p))]
+
+    def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
+        """Of the gathered operand lanes ask for what lies in the image, not for its padding."""
+        p, t = self.own(problem), self.values(schedule)
+        if is_direct(t):
+            return super().launches(p, schedule, target)
+        s = _signature(self, p)
+        aligned, place = (*self.product_aligns(s), s[self.align_names[2]]), self.gathered_place(p)
+        inside = p.taps_inside * (p.c if p.gathered == "x" else p.k) / self.gathered_elements(p)
+
+        def of_product(product: MatmulProblem) -> tuple[LaunchCounts, ...]:
+            asked = list(counts.input_bytes(product, t))
+            asked[place] = round(asked[place] * inside)
+            return counts.launches(product, t, aligned, asked)
+
+        return added([(number, of_product(product)) for number, product in self.products(p)])
+
+    def gathered_place(self, p: Any) -> int:
+        """Which of the product's operands is gathered."""
+        place: int = p.reads.index(p.gathered)
+        return 1 - place if self.turned and not p.channels_last else place
+
+    def gathered_elements(self, p: Any) -> int:
+        """Of the gathered matrices, with the zeros of the padding."""
+        place = self.gathered_place(p)
+        return sum(number * one.batch * one.k * (one.n if place else one.m) for number, one in self.products(p))
+
+    def opened(self, p: Any, schedule: Schedule, *, inputs: bool) -> tuple[int, int]:
+        """Raw inputs have the zeros of the padding."""
+        (rows, columns), gathered = p.padded, p.reads.index(p.gathered)
+        image = p.n * rows * columns * p.c if p.gathered == "x" else math.prod(p.shape_of("out"))
+        other = math.prod(p.shape_of(p.reads[1 - gathered]))
+        image = image if inputs else self.gathered_elements(p)
+        return (other, image) if gathered else (image, other)
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         p, least, t = self.own(problem), self.cost(problem, schedule), self.values(schedule)

@@ -184,6 +184,16 @@ class Convolution(Problem):
         return self.n * self.p * self.q
 
     @property
+    def taps_inside(self) -> int:
+        """Pairs of an output pixel and an element of the filter that meet an element of the image, not its padding."""
+        extents = zip((self.p, self.q), (self.r, self.s), (self.h, self.w), strict=True)
+        rows, columns = (
+            windows_inside(windows, self.stride[axis], self.corner[axis], taps, self.dilation[axis], extent)
+            for axis, (windows, taps, extent) in enumerate(extents)
+        )
+        return self.n * rows * columns
+
+    @property
     def input_bytes(self) -> int:
         """Of the two tensors that are read, and of x what some window meets, each once."""
         elements = {"x": self.elements_seen, "w": self.k * self.taps, "dy": self.pixels * self.k}
@@ -306,3 +316,13 @@ def _output_extent(padded: int, taps: int, dilation: int, stride: int) -> int:
 def with_axes(chain: tuple[AnyNode, ...], axis: Literal["m", "n"]) -> tuple[Node, ...]:
     """The chain with its bias along that axis of a matrix of outputs."""
     return tuple(Bias(axis=axis) if isinstance(node, ChannelBias) else node for node in chain)
+
+
+def windows_inside(windows: int, stride: int, padding: int, taps: int, dilation: int, extent: int) -> int:
+    """Along an axis: pairs of a window and a tap of it that lie on one of `extent` elements."""
+    inside = 0
+    for tap in range(taps):
+        before = padding - tap * dilation  # elements from the tap of the first window to the first element
+        first, end = max(0, -(-before // stride)), min(windows, (extent - 1 + before) // stride + 1)
+        inside += max(0, end - first)
+    return inside

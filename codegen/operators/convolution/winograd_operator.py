@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codegen.arrays import Float64, namespace_of
+from codegen.counts import LaunchCounts
 from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, InputKind, Work
@@ -136,6 +137,19 @@ class WinogradOperator(ConvolutionOperator):
             return cost
         needed = winograd.workspace_bytes(self.layer(p), int(schedule.get("output_tile")))
         return replace(cost, launches=len(winograd.FUNCTIONS), workspace_bytes=needed)
+
+    def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
+        if not winograd.computes(schedule.as_dict()):
+            return super().launches(problem, schedule, target)
+        return winograd_work.launches(self.layer(self.own(problem)), schedule)
+
+    def opened(self, p: Any, schedule: Schedule, *, inputs: bool) -> tuple[int, int]:
+        """Of Winograd the transformed tiles and filters, without what fills the matrices up."""
+        if inputs or not winograd.computes(schedule.as_dict()):
+            return super().opened(p, schedule, inputs=inputs)
+        layer, outputs = self.layer(p), int(schedule.get("output_tile"))
+        places = winograd.places(outputs)
+        return places * winograd.tiles(layer, outputs) * layer.c, places * layer.k * layer.c
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         if not winograd.computes(schedule.as_dict()):

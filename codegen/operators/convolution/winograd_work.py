@@ -2,11 +2,13 @@
 
 from dataclasses import replace
 
+from codegen.counts import LaunchCounts, Primitive, load, merged, store
 from codegen.dtypes import dtype
+from codegen.fixed_point import over_ring
 from codegen.operator import Cost, Work
 from codegen.operators.convolution import winograd
-from codegen.operators.convolution.problem import AllowsWinograd
-from codegen.operators.matmul import traffic
+from codegen.operators.convolution.problem import AllowsWinograd, windows_inside
+from codegen.operators.matmul import counts, traffic
 from codegen.operators.matmul.product import family
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
@@ -94,3 +96,41 @@ def _inverse(
         dram_bytes=read * _beyond_l2(sums, target) + stored,
         steps=1,
     )
+
+
+def launches(problem: AllowsWinograd, schedule: Schedule) -> tuple[LaunchCounts, ...]:
+    """What each launch does, in their order."""
+    p, t = problem, winograd.as_matmul(schedule.as_dict())
+    outputs = int(t["output_tile"])
+    as_product, (image, filters, _) = winograd.product(p, outputs), winograd.workspace_parts(p, outputs)
+    aligned = winograd.product_aligns(p.dtype, p.allow_tf32)
+    places, read = winograd.places(outputs), dtype(p.dtype).bytes
+    size, sums = dtype(as_product.dtype).bytes, dtype(as_product.acc_dtype).bytes
+    wide_in, wide_out = winograd.widths(p.channels_last, winograd.x_and_out(p), int(t["transform_width"]))
+    (run,) = counts.launches(as_product, t, aligned)
+    # Tiles overlap, and reach beyond the image.
+    rows, columns = (
+        windows_inside(-(-extent // outputs), outputs, p.corner[axis], outputs + 2, 1, of_image)
+        for axis, (extent, of_image) in enumerate(((p.p, p.h), (p.q, p.w)))
+    )
+    results, tiles, out = p.pixels * p.k, winograd.tiles(p, outputs), dtype(p.out_dtype).bytes
+    epilogue = counts.epilogue_reads(p.epilogue, p.out_dtype, results, wide_out)
+    if over_ring(p):
+        epilogue += counts.in_fixed_point(p, results, whole=True)
+    return (
+        _counted("transform_filters", load(read * p.k * p.taps, read), store(filters, size)),
+        _counted(
+            "transform_image", load(read * p.n * rows * columns * p.c, read * wide_in), store(image, size * wide_in)
+        ),
+        replace(run, multiplications=places * tiles * p.k * p.c),
+        _counted(
+            "inverse",
+            load(sums * places * tiles * p.k, sums * min(4, wide_out)),
+            *epilogue,
+            store(out * results, out * wide_out),
+        ),
+    )
+
+
+def _counted(function: str, *parts: Primitive) -> LaunchCounts:
+    return LaunchCounts(function, merged(parts))

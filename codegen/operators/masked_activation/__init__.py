@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from codegen.arrays import as_float64, namespace_of
+from codegen.counts import TRUNCATE, LaunchCounts, Primitive, load, merged, store
 from codegen.dtypes import dtype
+from codegen.epilogue import Identity, node_of, words_of_mask
 from codegen.epilogue import MaskedActivation as Node
-from codegen.epilogue import node_of, words_of_mask
 from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
 from codegen.fixed_point import FIELDS, RINGS, as_ring_node, over_ring, products, shift_of
 from codegen.fixed_point_reference import applied, bounded
@@ -236,6 +237,11 @@ class MaskedActivation(Operator):
             round(n * _instructions(p)), n * size + mask, n * size, launches, _workspace_bytes(p, t), truncations
         )
 
+    def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
+        """Of lists it is not known how long they are: half of the bits count as set."""
+        p, t = self.own(problem), _full(schedule.as_dict())
+        return counted_launches(p, t, p.elements // 2)
+
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         """Of lists it is not known how long they are: half of the bits count as set."""
         p, t, least = self.own(problem), _full(schedule.as_dict()), self.cost(problem, schedule)
@@ -265,6 +271,33 @@ class MaskedActivation(Operator):
         t = _full(kernel.tunables.as_dict())
         per_element = 0.001 if node_of(kernel.signature_dict["node"]).exact else 0.003
         return 0.04 + per_element * int(t["vector"]) * int(t["loads"])
+
+
+def counted_launches(p: MaskedActivationProblem, t: Mapping[str, Any], listed: int) -> tuple[LaunchCounts, ...]:
+    """`listed`: bits that are set, of which `gather_scatter` has lists."""
+    n, size, vector = p.elements, dtype(p.dtype).bytes, int(t["vector"])
+    # The last elements are moved one by one. A word of bits is read for each access.
+    accesses = n // vector + n % vector
+    moved = (Primitive("load_global", accesses, bytes_read=n * size), store(n * size, vector * size))
+    of_bits = Primitive("load_global", accesses, bytes_read=INDEX_BYTES * accesses)
+    if _is_vectorised(t):
+        mask = of_bits if p.mask == "bits" else replace(moved[0], bytes_read=n)
+        return (LaunchCounts("run", merged((*moved, mask, *_multiplied(p, n, p.node)))),)
+    tiles, threads = _tiles(n, int(t["threads"])), int(t["threads"])
+    mask = load(INDEX_BYTES * words_of_mask(n), INDEX_BYTES) if p.mask == "bits" else load(n, 1)
+    compact = (mask, store(INDEX_BYTES * (listed + tiles), INDEX_BYTES))
+    indices = load(INDEX_BYTES * (listed + tiles * threads), INDEX_BYTES)  # each thread reads how many there are
+    scatter = (indices, load(listed * size, size), store(listed * size, size))
+    of_all = _multiplied(p, n, p.node.model_copy(update={"where_set": Identity()}))
+    of_listed = _multiplied(p, listed, p.node.model_copy(update={"where_clear": Identity()}))
+    named = {"run": (*moved, *of_all), "compact": compact, "scatter": (*scatter, *of_listed)}
+    return tuple(LaunchCounts(function, merged(parts)) for function, parts in named.items())
+
+
+def _multiplied(p: MaskedActivationProblem, elements: int, node: Node) -> list[Primitive]:
+    """Products of a ring, each truncated, also where the mask rejects them."""
+    count = elements * products((node,)) if over_ring(p) else 0
+    return [Primitive("imad", count, count), Primitive(TRUNCATE, count if p.fraction_bits else 0)]
 
 
 def _is_vectorised(tunables: Mapping[str, Any]) -> bool:

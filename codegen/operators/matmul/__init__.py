@@ -6,12 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from codegen.counts import LaunchCounts
 from codegen.dtypes import dtype
 from codegen.epilogue import structures, tensor_nodes, words_of_mask
 from codegen.fixed_point import shift_of
 from codegen.kernel import Kernel
 from codegen.operator import Array, ConfigField, Cost, Float64, InputKind, Operand, Work
 from codegen.operators.matmul import (
+    counts,
     inputs,
     reference,
     traffic,
@@ -100,6 +102,14 @@ class Matmul(ProductOperator):
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         p, t = self.own(problem), schedule.as_dict()
         return family(t).work(p, t, aligns(p), self.cost(p, schedule), target)
+
+    def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
+        p = self.own(problem)
+        return counts.launches(p, schedule.as_dict(), aligns(p))
+
+    def opened(self, p: MatmulProblem, schedule: Schedule, *, inputs: bool) -> tuple[int, int]:
+        copies_a, copies_b = (p.batch if stride else 1 for stride in (p.stride_a, p.stride_b))
+        return copies_a * p.m * p.k, copies_b * p.k * p.n
 
 
 def _matrix(name: str, dtype: str, role: Any, batch: int, shape: tuple[int, int], pitch: int, stride: int) -> Operand:

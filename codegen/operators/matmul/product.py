@@ -4,10 +4,12 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol
 
-from codegen.fixed_point import RINGS, over_ring
+from codegen.counts import Openings
+from codegen.dtypes import dtype
+from codegen.fixed_point import RINGS, over_ring, products
 from codegen.kernel import Kernel
 from codegen.operator import GEMM, Config, ConfigField, Cost, LaunchBounds, Operator, Work, constants, shift_fields
-from codegen.operators.matmul import limbs, ring_space, simt, simt_space, split, tensor, tensor_space
+from codegen.operators.matmul import counts, limbs, ring_space, simt, simt_space, split, tensor, tensor_space
 from codegen.operators.matmul.kernel_family import Stored, is_limbs, is_tensor
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import Problem
@@ -126,3 +128,23 @@ class ProductOperator(Operator):
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         return split.launches_to_test(kernel.tunables.as_dict(), self.product(self.own(problem)))
+
+    # ---- what a schedule does
+
+    @abstractmethod
+    def opened(self, p: Any, schedule: Schedule, *, inputs: bool) -> tuple[int, int]:
+        """Elements of the operands that a two-party evaluation opens: as they are multiplied, or of the raw inputs."""
+
+    def multiplications(self, problem: Problem) -> int:
+        return counts.multiplications(self.product(self.own(problem)))
+
+    def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:
+        """A product of the epilogue opens its number, as those of matrices open their operands."""
+        p = self.own(problem)
+        as_product = self.product(p)
+        if not over_ring(as_product):
+            return None
+        secret = openings.filters == "secret"
+        opened = sum(self.opened(p, schedule, inputs=openings.operands == "inputs")) if secret else 0
+        opened += as_product.batch * as_product.m * as_product.n * products(as_product.epilogue)
+        return dtype(as_product.dtype).bytes * (opened + self.cost(p, schedule).truncations)

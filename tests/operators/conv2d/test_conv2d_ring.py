@@ -580,7 +580,7 @@ assert OUT
 
 def declared(name: str) -> declare.Declarations:
     without = {
-        "job": "tests/of_client has that of examples/private_resnet18.json",
+        "job": "tests/repo tests that of examples/private_resnet18.json",
     }
     if name != "conv2d":
         without |= {"calls": "as those of conv2d", "mutations": "the text is that of conv2d and of matmul"}

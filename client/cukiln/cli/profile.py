@@ -1,0 +1,109 @@
+"""`cukiln profile`: what a run of each winner does, by operator, kernel and primitive."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from cukiln.cli.console import GAP, fitting, plain_table
+from cukiln.cli.server import server_module
+from cukiln.cli.table import microseconds, schedule_text
+from cukiln.errors import UsageError
+from cukiln.types import ProfileCounts, ProfileOperator
+
+_NOTES = {
+    "times": "times: of a primitive by lanes, or by warps where a warp executes it together",
+    "time": "time: (p) is predicted, no measurement; a primitive's is that of its roof alone: they do not add up",
+    "products": "products: multiplications of the problem, with zeros of the padding; executed: those of whole tiles",
+    "limbs": "limbs: products of bytes on tensor cores, over a ring",
+    "read": "read, written: bytes that lanes ask for; what a cache answers counts each time",
+    "ring bytes": "ring bytes: what one party of a two-party evaluation sends, with {filters} filters, where {opened}; "
+    "comparisons are not in it",
+}
+_OPENED = {"multiplied": "what is multiplied is opened", "inputs": "the raw inputs are opened"}
+INDENT = "  "
+
+
+def estimated(request: dict[str, Any], filters: str, opened: str) -> list[ProfileOperator]:
+    """Of a request, without a service. Raises UsageError."""
+    module = server_module("service.requests.estimate")
+    try:
+        page = module.estimate(request, module.Openings(filters, opened))
+    except module.Refused as refused:
+        faults = [f"{fault.field}: {fault.detail}" if fault.field else fault.detail for fault in refused.faults]
+        raise UsageError("\n  ".join(faults)) from refused
+    operators: list[ProfileOperator] = page.operators
+    return operators
+
+
+def print_profile(console: Console, operators: Sequence[ProfileOperator], filters: str, opened: str) -> None:
+    """A table for each problem: the operator, below it its kernels, below each its primitives; then sums and legend."""
+    headings: set[str] = set()
+    for row in operators:
+        console.print(Text(f"{row.problem} on {row.device_class}: {row.operator}", style="bold"))
+        console.print(Text(f"{INDENT}{schedule_text(row.schedule)}", style="dim"))
+        levels = [(0, row.counts)]
+        for kernel in row.kernels:
+            levels += [(1, kernel.counts), *((2, part) for part in kernel.primitives)]
+        headings |= _print_rows(console, levels)
+        if row.ring_forms:
+            console.print(Text("the same layer in other forms", style="dim"))
+            _print_forms(console, row)
+    for heading, note in _NOTES.items():
+        if heading in headings:
+            console.print(Text(note.format(filters=filters, opened=_OPENED[opened]), style="dim"))
+
+
+def _print_rows(console: Console, levels: Sequence[tuple[int, ProfileCounts]]) -> set[str]:
+    """The headings of what was printed: columns that are empty throughout are left out."""
+    values: dict[str, Callable[[ProfileCounts], str]] = {
+        "times": lambda c: f"{c.times:,}",
+        "time": _time,
+        "products": lambda c: _count(c.multiplications),
+        "executed": lambda c: _count(c.executed),
+        "limbs": lambda c: _count(c.limb_products),
+        "truncations": lambda c: _count(c.truncations),
+        "read": lambda c: _count(c.bytes_read),
+        "written": lambda c: _count(c.bytes_written),
+        "launches": lambda c: _count(c.launches),
+        "workspace": lambda c: _count(c.workspace_bytes),
+        "ring bytes": lambda c: _count(c.ring_bytes),
+    }
+    names = [f"{INDENT * level}{counts.name}" for level, counts in levels]
+    columns = [(heading, [cell(counts) for _, counts in levels]) for heading, cell in values.items()]
+    columns = [(heading, cells) for heading, cells in columns if any(cell != "-" for cell in cells)]
+    widths = [max(map(len, (heading, *cells))) + GAP for heading, cells in columns]
+    first = max(map(len, names)) + GAP
+    for part in fitting(widths, console.width + GAP, taken=first):
+        table = plain_table()
+        table.add_column("")
+        for number in part:
+            table.add_column(columns[number][0], no_wrap=True, justify="right")
+        for place, name in enumerate(names):
+            table.add_row(Text(name), *(Text(columns[number][1][place]) for number in part))
+        console.print(table)
+        console.print()
+    return {heading for heading, _ in columns}
+
+
+def _print_forms(console: Console, row: ProfileOperator) -> None:
+    table = plain_table()
+    for heading in ("form", "filters", "ring bytes", "truncations", "products"):
+        table.add_column(heading, justify="left" if heading in ("form", "filters") else "right")
+    for form in row.ring_forms:
+        name = f"{form.name}{'' if form.ours else ' (of other systems)'}"
+        counts = (form.ring_bytes, form.truncations, form.multiplications)
+        table.add_row(Text(name), Text(form.filters), *(Text(f"{count:,}") for count in counts))
+    console.print(table)
+    console.print()
+
+
+def _time(counts: ProfileCounts) -> str:
+    if counts.seconds is None:
+        return "-"
+    return f"{microseconds(counts.seconds * 1e6)}{' (p)' if counts.seconds_from == 'predicted' else ''}"
+
+
+def _count(value: int | None) -> str:
+    return f"{value:,}" if value else "-"

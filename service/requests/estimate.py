@@ -1,0 +1,37 @@
+"""`cukiln profile FILE`: the profile of a request without a service; nothing is compiled, run or kept."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from codegen.counts import Openings
+from codegen.lower import lower
+from codegen.predict.predict_uncompiled import estimate as estimated_resources
+from codegen.targets import target, targets
+from cukiln.types import ProfilePage
+from service.http.errors import Refused, refuse
+from service.requests.models import JobRequest, read_request
+from service.requests.resolve import Known, resolve_jobs
+from storage.config.operator_path import load_operator_path
+from storage.config.settings import load_settings
+from storage.reports.profile import profile_row
+
+__all__ = ["Openings", "Refused", "estimate"]
+
+
+def estimate(request: Mapping[str, Any], openings: Openings) -> ProfilePage:
+    """Of each problem the schedule of its search that is predicted fastest. Raises Refused, as a service would, and
+    where rules leave no schedule."""
+    settings = load_settings()
+    load_operator_path(settings)
+    asked = read_request(JobRequest, dict(request), settings.max_problems)
+    known = Known(settings.default_target, frozenset(targets()))
+    rows = []
+    for problem in resolve_jobs(asked, known, settings):
+        sheet, search = target(problem.target), problem.search.model_copy(update={"keep": 1})
+        lowered = lower(problem.problem, sheet, search, asked.workspace_limit_bytes, deterministic=asked.deterministic)
+        if lowered.why_empty:
+            raise refuse("empty-search-space", f"{problem.name}: {lowered.why_empty}", field="search")
+        (best,) = lowered.candidates
+        resources = estimated_resources(best, sheet)
+        rows.append(profile_row(problem.name, problem.device_class, best, sheet, resources, openings))
+    return ProfilePage(filters=openings.filters, opened=openings.operands, operators=rows)

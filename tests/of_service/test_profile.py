@@ -1,0 +1,204 @@
+"""The profile of a job over a real service: the API, the page, the command line; and of a file, without a service."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+import cukiln
+from codegen.counts import Openings
+from codegen.operators import operator
+from codegen.search.schedule import Schedule
+from codegen.targets import target
+from cukiln.cli.main import main
+from cukiln.types import ProfileOperator, ProfilePage
+from storage.config.settings import load_settings
+from tests.support.fixtures_api import MATMUL, Api, serving, shared_api
+from tests.support.fixtures_browser import Open, browser, needs_chromium, numbers, open_page, screenshot
+from workers.supervisor.serve import embedded
+
+__all__ = ["browser", "open_page", "shared_api"]
+
+RING: dict[str, Any] = {
+    "name": "dense", "operator": "matmul", "m": 16, "n": 24, "k": 40, "layout": "nt", "dtype": "int64",
+    "fraction_bits": 18,
+}  # fmt: skip
+CONV: dict[str, Any] = {
+    "name": "f2", "operator": "conv2d", "n": 1, "h": 8, "w": 8, "c": 8, "k": 8, "r": 3, "s": 3, "padding": 1,
+    "dtype": "float16", "winograd": "f2", "search": {"tunables": {"algorithm": ["winograd"], "output_tile": [2]}},
+}  # fmt: skip
+PROBLEMS = [RING, CONV, {"name": "plain", "operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt"}]
+REQUEST: dict[str, Any] = {"target": "sm_80", "search": {"level": 0}, "problems": PROBLEMS}
+COUNTS = (
+    "times", "multiplications", "executed", "limb_products", "truncations", "bytes_read", "bytes_written", "launches",
+    "workspace_bytes", "ring_bytes",
+)  # fmt: skip
+KEY = "a key of more than 16 characters"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with embedded(load_settings(data_dir=tmp_path_factory.mktemp("service"), workers=1, port=0)) as running:
+        yield running.url
+
+
+@pytest.fixture(scope="module")
+def job(service: str) -> str:
+    with cukiln.Client(service) as client:
+        done = client.wait(client.submit(REQUEST), timeout=240)
+        assert done.state == "done"
+    return done.job
+
+
+def asked(service: str, path: str, **parameters: Any) -> httpx.Response:
+    return httpx.get(f"{service}{path}", params=parameters, trust_env=False)
+
+
+def page_of(service: str, job: str, **parameters: Any) -> ProfilePage:
+    answer = asked(service, f"/v1/jobs/{job}/profile", **parameters).raise_for_status()
+    return ProfilePage.model_validate(answer.json())
+
+
+def test_the_counts_are_those_of_the_operator_for_the_winners_schedule(service: str, job: str) -> None:
+    page = page_of(service, job)
+    assert [row.problem for row in page.operators] == ["dense", "f2", "plain"] and page.next_cursor is None
+    for row, fields in zip(page.operators, PROBLEMS, strict=True):
+        op = operator(str(fields["operator"]))
+        problem = op.parse({name: value for name, value in fields.items() if name not in ("name", "search")})
+        schedule = Schedule.of(row.schedule)
+        launches = op.launches(problem, schedule, target("sm_80"))
+        assert [kernel.counts.name for kernel in row.kernels] == [launch.function for launch in launches]
+        for kernel, launch in zip(row.kernels, launches, strict=True):
+            assert [part.name for part in kernel.primitives] == [part.name for part in launch.primitives]
+            assert sum(part.executed for part in kernel.primitives) == kernel.counts.executed == launch.executed
+            assert sum(part.bytes_read for part in kernel.primitives) == kernel.counts.bytes_read == launch.bytes_read
+        counts, cost = row.counts, op.cost(problem, schedule)
+        assert (counts.launches, counts.workspace_bytes) == (cost.launches, cost.workspace_bytes)
+        assert counts.multiplications == op.multiplications(problem)
+        assert counts.ring_bytes == op.ring_bytes(problem, schedule, Openings())
+
+
+def test_nothing_was_measured_and_every_time_says_so(service: str, job: str) -> None:
+    """A kernel's times add up to the run's; the winner's own prediction is that of the job."""
+    with cukiln.Client(service) as client:
+        predicted = {one.name: one.winner.predicted_us for one in client.job(job).problems if one.winner}
+    for row in page_of(service, job).operators:
+        assert row.counts.seconds_from == "predicted"
+        assert row.counts.seconds == pytest.approx((predicted[row.problem] or 0.0) * 1e-6)
+        kernels = [kernel.counts for kernel in row.kernels]
+        assert sum(kernel.seconds or 0.0 for kernel in kernels) == pytest.approx(row.counts.seconds)
+        assert {kernel.seconds_from for kernel in kernels} == {"predicted"}
+
+
+def test_bytes_of_a_two_party_evaluation_depend_on_what_is_secret(service: str, job: str) -> None:
+    secret, public = (page_of(service, job, filters=filters).operators[0] for filters in ("secret", "public"))
+    truncated = 8 * 16 * 24
+    assert public.counts.ring_bytes == truncated
+    assert secret.counts.ring_bytes == truncated + 8 * (16 * 40 + 40 * 24)
+    assert {row.counts.ring_bytes for row in page_of(service, job).operators[1:]} == {None}
+
+
+def test_pages_follow_each_other(service: str, job: str) -> None:
+    first = page_of(service, job, limit=2)
+    rest = page_of(service, job, limit=2, cursor=first.next_cursor)
+    assert [row.problem for row in (*first.operators, *rest.operators)] == ["dense", "f2", "plain"]
+    assert rest.next_cursor is None
+    with cukiln.Client(service) as client:
+        assert [row.problem for row in client.profile(job)] == ["dense", "f2", "plain"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "kind"),
+    [
+        ({"filters": "hidden"}, "invalid-value"), ({"opened": "all"}, "invalid-value"), ({"limit": 0}, "invalid-value"),
+        ({"cursor": "x"}, "invalid-cursor"), ({"schedule": 1}, "unknown-field"),
+    ],
+)  # fmt: skip
+def test_what_it_cannot_be_asked_for(service: str, job: str, parameters: dict[str, Any], kind: str) -> None:
+    answer = asked(service, f"/v1/jobs/{job}/profile", **parameters)
+    assert 400 <= answer.status_code < 500 and answer.json()["type"].endswith(kind)
+
+
+def test_a_job_without_a_winner_has_an_empty_profile(shared_api: Api) -> None:
+    job = shared_api.submit(MATMUL).json()["job"]
+    assert shared_api.client.get(f"/v1/jobs/{job}/profile").json()["operators"] == []
+    assert "No problem of this job has a winner yet" in shared_api.client.get(f"/jobs/{job}/profile").text
+
+
+def test_reading_it_takes_a_key_where_keys_are_needed(tmp_path: Path) -> None:
+    with serving(tmp_path, api_key=KEY) as guarded:
+        for path in (f"/v1/jobs/{'0' * 32}/profile", f"/jobs/{'0' * 32}/profile"):
+            assert guarded.client.get(path).status_code == 401
+            assert guarded.client.get(path, headers={"Authorization": f"Bearer {KEY}"}).status_code == 404
+
+
+@needs_chromium
+@pytest.mark.parametrize("look", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 360, "height": 740}}])
+def test_the_page_shows_what_the_api_says(service: str, job: str, look: dict[str, Any], open_page: Open) -> None:
+    page = open_page(f"{service}/jobs/{job}", java_script_enabled=False, **look)
+    page.get_by_role("link", name="Profile of the winners").click()
+    page.wait_for_url("**/profile")
+    for row in page_of(service, job).operators:
+        levels = {
+            "operator": [row.counts],
+            "kernel": [kernel.counts for kernel in row.kernels],
+            "primitive": [part for kernel in row.kernels for part in kernel.primitives],
+        }
+        for level, counts in levels.items():
+            for name in COUNTS:
+                cells = f"[data-problem='{row.problem}'] [data-level={level}] [data-count={name}]"
+                assert numbers(page, cells) == [value for one in counts if (value := getattr(one, name))], cells
+    assert screenshot(page, f"page-profile-{'-'.join(look) or 'light'}").stat().st_size > 10_000
+    width, window = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+    assert width <= window, "the page scrolls sideways"
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    monkeypatch.setattr(sys, "argv", ["cukiln", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    output = capsys.readouterr()
+    return int(ended.value.code or 0), output.out + output.err
+
+
+def test_the_command_prints_what_the_api_says(
+    service: str, job: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, text = printed(capsys, "profile", job, "--url", service, "--json", monkeypatch=monkeypatch)
+    assert code == 0
+    assert [ProfileOperator.model_validate(row) for row in json.loads(text)["operators"]] == page_of(
+        service, job
+    ).operators
+    code, text = printed(capsys, "profile", job, "--url", service, "--filters", "public", monkeypatch=monkeypatch)
+    assert code == 0 and "mma_m16n8k32_u8" in text and "transform_image" in text and "with public filters" in text
+
+
+def test_a_file_is_estimated_without_a_service(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fastest of its search by prediction; nothing is written to the data folder."""
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({**REQUEST, "search": {"level": 1}}), encoding="utf-8")
+    monkeypatch.setenv("CUKILN_DATA", str(tmp_path / "data"))
+    code, text = printed(capsys, "profile", str(file), "--json", monkeypatch=monkeypatch)
+    dense, f2, _ = (ProfileOperator.model_validate(row) for row in json.loads(text)["operators"])
+    assert code == 0 and not (tmp_path / "data").exists()
+    assert {dense.counts.seconds_from, f2.counts.seconds_from} == {"predicted"}
+    assert dense.counts.multiplications == 16 * 24 * 40 and dense.counts.truncations == 16 * 24
+    assert (f2.schedule["algorithm"], f2.counts.launches) == ("winograd", 4)
+    assert "(p)" in printed(capsys, "profile", str(file), monkeypatch=monkeypatch)[1]
+
+
+def test_what_is_wrong_with_a_file_is_said_as_the_service_says_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({"problems": [{**RING, "fraction_bits": 64}, {"operator": "sort"}]}), encoding="utf-8")
+    code, text = printed(capsys, "profile", str(file), monkeypatch=monkeypatch)
+    assert code == 2 and "problems[0].fraction_bits" in text and "problems[1].operator" in text

@@ -1,0 +1,189 @@
+"""What operators say that a schedule does, beside what a CPU build that counts has seen it do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from codegen.counts import Openings
+from codegen.kernel import Candidate
+from codegen.operators import operator
+from codegen.search.rules import Accepted
+from codegen.search.search import Search
+from codegen.targets import target
+from tests.support.counted_runs import Counted, count_runs
+
+TARGET = target("sm_80")
+MATMUL: dict[str, Any] = {"operator": "matmul", "m": 70, "n": 52, "k": 44, "layout": "nt"}
+RING: dict[str, Any] = {**MATMUL, "dtype": "int64", "fraction_bits": 18}
+EARLY: dict[str, Any] = {**RING, "truncation": {"policy": "tolerance", "ulp": 1000}}
+CONV: dict[str, Any] = {
+    "operator": "conv2d", "n": 2, "h": 9, "w": 11, "c": 8, "k": 24, "r": 3, "s": 3, "padding": 1, "dtype": "float16",
+}  # fmt: skip
+DGRAD = {**CONV, "operator": "conv2d_dgrad"}
+WGRAD = {**CONV, "operator": "conv2d_wgrad"}
+RING_CONV = {**CONV, "dtype": "int64", "fraction_bits": 18}
+BIAS = [{"op": "bias"}]
+MASKED: dict[str, Any] = {"operator": "masked_activation", "shape": [5003], "where_set": {"op": "relu"}}
+
+# Name -> problem, and what of the schedule is asked for: the first of level 2 that has it; nothing: level 0.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "fp32": ({**MATMUL, "epilogue": [{"op": "bias", "axis": "n"}]}, {}),
+    "fp32, bias along m": ({**MATMUL, "epilogue": [{"op": "bias", "axis": "m"}, {"op": "residual"}]}, {}),
+    "slices": ({**MATMUL, "dtype": "float16", "k": 700, "n": 54}, {"split": "workspace"}),
+    "atomic slices": ({**MATMUL, "dtype": "float16", "k": 700}, {"split": "atomic"}),
+    "stream-K": ({**MATMUL, "dtype": "float16", "m": 128, "n": 64, "k": 704}, {"split": "stream"}),
+    "int8": ({**MATMUL, "dtype": "int8"}, {}),
+    "imad": (EARLY, {"algorithm": "imad", "truncate": "once"}),
+    "imad, tiles truncated": (EARLY, {"algorithm": "imad", "truncate": "tile"}),
+    "imad, products truncated": (EARLY, {"algorithm": "imad", "truncate": "product"}),
+    "limbs": (EARLY, {"algorithm": "limbs", "truncate": "once"}),
+    "limbs of int32, tiles truncated": ({**EARLY, "dtype": "int32"}, {"algorithm": "limbs", "truncate": "tile"}),
+    "limbs, slices, squares": (
+        {**RING, "k": 2100, "epilogue": [{"op": "masked_activation", "where_set": {"op": "square"}}]},
+        {"algorithm": "limbs", "split": "workspace"},
+    ),
+    "convolution, fp32": ({**CONV, "dtype": "float32", "epilogue": BIAS}, {}),
+    "convolution": (CONV, {}),
+    "convolution, channels first": ({**CONV, "layout": "nchw"}, {}),
+    "convolution, stride": ({**CONV, "h": 12, "stride": 2}, {}),
+    "convolution, groups": ({**CONV, "k": 32, "groups": 2}, {}),
+    "F(2)": ({**CONV, "winograd": "f2", "epilogue": BIAS}, {"algorithm": "winograd"}),
+    "F(4)": ({**CONV, "winograd": "f4", "epilogue": BIAS}, {"algorithm": "winograd", "output_tile": 4}),
+    "F(2), channels first": ({**CONV, "layout": "nchw", "winograd": "f2"}, {"algorithm": "winograd"}),
+    "F(2), fp32, 3 channels": ({**CONV, "c": 3, "dtype": "float32", "winograd": "f2"}, {"algorithm": "winograd"}),
+    "image's gradient": (DGRAD, {}),
+    "image's gradient, stride": ({**DGRAD, "stride": 2}, {}),
+    "image's gradient, no taps": ({**DGRAD, "stride": 2, "r": 1, "s": 1, "padding": 0}, {}),
+    "image's gradient, F(2)": ({**DGRAD, "winograd": "f2"}, {"algorithm": "winograd"}),
+    "filters' gradient": (WGRAD, {}),
+    "filters' gradient, channels first": ({**WGRAD, "layout": "nchw"}, {}),
+    "filters' gradient, slices": ({**WGRAD, "h": 40, "w": 40}, {"split": "workspace"}),
+    "ring convolution, imad": ({**RING_CONV, "epilogue": BIAS}, {"algorithm": "imad"}),
+    "ring convolution, limbs": (RING_CONV, {"algorithm": "limbs"}),
+    "ring convolution, F(2) by limbs": ({**RING_CONV, "epilogue": BIAS}, {"algorithm": "winograd_limbs"}),
+    "ring convolution, F(4) by imad": (RING_CONV, {"algorithm": "winograd_imad", "output_tile": 4}),
+    "ring convolution of int32, F(2)": ({**RING_CONV, "dtype": "int32"}, {"algorithm": "winograd_limbs"}),
+    "ring convolution, image's gradient": ({**DGRAD, "dtype": "int64", "fraction_bits": 18, "stride": 2}, {}),
+    "ring convolution, filters' gradient": ({**WGRAD, "dtype": "int64", "fraction_bits": 18}, {}),
+    "masked, over a ring": (
+        {**MASKED, "where_set": {"op": "square"}, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "vectorised"}
+    ),
+    "masked": ({**MASKED, "dtype": "float16"}, {}),
+    "masked, bytes": ({**MASKED, "mask": "bytes"}, {}),
+}  # fmt: skip
+
+# Sums of these differ in length.
+UNEVEN = ("ring convolution, image's gradient", "image's gradient, stride", "image's gradient, no taps")
+
+
+def candidate(fields: dict[str, Any], asked: dict[str, Any]) -> Candidate:
+    op = operator(fields["operator"])
+    problem = op.parse(fields)
+    space = op.space(problem, TARGET, Search(level=2 if asked else 0))
+    for schedule in space.walk(lambda: None):
+        tunables = schedule.as_dict()
+        has = all(tunables.get(name) == value for name, value in asked.items())
+        if has and isinstance(op.rules(problem, schedule, TARGET), Accepted):
+            return op.candidate(problem, schedule)
+    raise AssertionError(f"no schedule of {fields} has {asked}")
+
+
+@pytest.fixture(scope="module")
+def candidates() -> dict[str, Candidate]:
+    return {name: candidate(*case) for name, case in CASES.items()}
+
+
+@pytest.fixture(scope="module")
+def counted(candidates: dict[str, Candidate], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counted]:
+    """All bits of masks are set: a function of some elements alone is counted as one of all."""
+    return count_runs(candidates, tmp_path_factory.mktemp("counted"))
+
+
+def written_outputs(one: Candidate, run: Counted) -> int:
+    """Elements of out that the last function has stored."""
+    op = operator(one.problem.operator)
+    last = op.launches(one.problem, one.schedule, TARGET)[-1].function
+    (out,) = (operand for operand in op.operands(one.problem) if operand.role == "out")
+    return run.moved(last)[1] // {"float32": 4, "float16": 2, "int32": 4, "int64": 8}[out.dtype]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_launches_are_those_of_the_run(
+    name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
+) -> None:
+    one, run = candidates[name], counted[name]
+    op = operator(one.problem.operator)
+    launches = op.launches(one.problem, one.schedule, TARGET)
+    assert [(launch.function, launch.times) for launch in launches] == [
+        (run.functions[count.function], count.times) for count in run.counts if count.primitive == "launch"
+    ]
+    assert sum(launch.times for launch in launches) == op.cost(one.problem, one.schedule).launches
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_multiplications_and_truncations_are_those_of_the_run(
+    name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
+) -> None:
+    """By launch and primitive. Of limbs the run counts products of bytes."""
+    one, run = candidates[name], counted[name]
+    op = operator(one.problem.operator)
+    for launch in op.launches(one.problem, one.schedule, TARGET):
+        computed = {
+            part.name: (part.times, part.limb_products or part.multiplications)
+            for part in launch.primitives
+            if not part.bytes_read + part.bytes_written
+        }
+        seen = run.of(launch.function).items()
+        assert computed == {
+            primitive: (count.times, count.multiplications)
+            for primitive, count in seen
+            if count.multiplications or primitive == "truncate"
+        }
+    if one.schedule.as_dict().get("truncate", "once") == "once":
+        truncations = run.of().get("truncate")
+        assert op.cost(one.problem, one.schedule).truncations == (truncations.times if truncations else 0)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_are_within_5_per_cent_of_the_run(
+    name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
+) -> None:
+    one, run = candidates[name], counted[name]
+    for launch in operator(one.problem.operator).launches(one.problem, one.schedule, TARGET):
+        said = (launch.bytes_read, launch.bytes_written)
+        assert said == pytest.approx(run.moved(launch.function), rel=0.05), launch.function
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("masked") and name not in UNEVEN])
+def test_multiplications_of_the_problem_are_outputs_of_the_run_times_the_length_of_their_sums(
+    name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
+) -> None:
+    one, fields = candidates[name], CASES[name][0]
+    length = fields["k"] if fields["operator"] == "matmul" else one.problem.gathered_products  # type: ignore[attr-defined]
+    op = operator(one.problem.operator)
+    assert op.multiplications(one.problem) == written_outputs(one, counted[name]) * length
+    multiplied = [launch.multiplications for launch in op.launches(one.problem, one.schedule, TARGET)]
+    by_winograd = str(one.schedule.as_dict().get("algorithm")).startswith("winograd")
+    assert (sum(multiplied) < op.multiplications(one.problem)) == by_winograd
+
+
+@pytest.mark.parametrize("name", ["imad", "limbs", "limbs of int32, tiles truncated"])
+def test_ring_bytes_are_operands_and_truncated_numbers_of_the_run(
+    name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
+) -> None:
+    """Every sector of the operands is read in the run; what tiles add is no number that a party sends."""
+    one, run = candidates[name], counted[name]
+    op, size = operator("matmul"), 4 if CASES[name][0]["dtype"] == "int32" else 8
+    parts = -(-MATMUL["k"] // one.schedule.get("tile_k")) if one.schedule.get("truncate") == "tile" else 1
+    truncated = size * written_outputs(one, run) * parts
+    opened = run.sectors("run")[0]
+    sent = op.ring_bytes(one.problem, one.schedule, Openings())
+    assert sent is not None and 0 <= opened + truncated - sent < 32 * 2  # of each operand a part of a sector
+    assert op.ring_bytes(one.problem, one.schedule, Openings(filters="public")) == truncated
+
+
+def test_floats_send_no_ring_bytes(candidates: dict[str, Candidate]) -> None:
+    one = candidates["fp32"]
+    assert operator("matmul").ring_bytes(one.problem, one.schedule, Openings()) is None

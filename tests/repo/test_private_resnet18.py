@@ -1,0 +1,60 @@
+"""`examples/private_resnet18.json` is ResNet-18 for CIFAR-10 over Z/2^64; its first layer sends what the page says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from codegen.counts import Openings
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.search.search import Search
+from codegen.targets import target
+from tests.support.places import ROOT
+
+REQUEST: dict[str, Any] = json.loads((ROOT / "examples" / "private_resnet18.json").read_text(encoding="utf-8"))
+SHEET = target(REQUEST["target"])
+
+
+def layers() -> Iterator[tuple[int, ...]]:
+    """Rows, channels, filters, rows of a filter, stride, padding of each convolution (He et al., arXiv:1512.03385, with
+    a first layer of 3 x 3 and no pooling, as for CIFAR-10)."""
+    yield 32, 3, 64, 3, 1, 1
+    rows, channels = 32, 64
+    for stage, filters in enumerate((64, 128, 256, 512)):
+        stride = 1 if stage == 0 else 2
+        yield rows, channels, filters, 3, stride, 1
+        if stride == 2:
+            yield rows, channels, filters, 1, stride, 0
+        rows //= stride
+        for _ in range(3):
+            yield rows, filters, filters, 3, 1, 1
+        channels = filters
+
+
+def parsed(fields: dict[str, Any]) -> Any:
+    return operator(fields["operator"]).parse({name: value for name, value in fields.items() if name != "name"})
+
+
+def test_the_example_has_every_layer() -> None:
+    *convolutions, dense = map(parsed, REQUEST["problems"])
+    assert [(p.h, p.c, p.k, p.r, p.stride[0], p.padding[0][0]) for p in convolutions] == list(layers())
+    assert (dense.m, dense.n, dense.k) == (1, 10, 512)
+    assert {(p.dtype, p.fraction_bits) for p in (*convolutions, dense)} == {("int64", 18)}
+
+
+def test_the_first_layers_schedules_send_what_the_forms_say() -> None:
+    """As a product, and by Winograd's F(2), each output truncated once."""
+    op, problem = operator("conv2d"), parsed({**REQUEST["problems"][0], "epilogue": []})
+    sent = {}
+    for candidate in lower(problem, SHEET, Search(level=1)).candidates:
+        t = candidate.schedule.as_dict()
+        counts = (
+            op.ring_bytes(problem, candidate.schedule, Openings()),
+            op.cost(problem, candidate.schedule).truncations,
+        )
+        sent[t.get("output_tile")] = counts
+    assert sent == {None: (759_296, 65_536), 2: (647_168, 65_536), 4: (634_880, 65_536)}
+    product, *_, once = op.ring_forms(problem)
+    assert (product.ring_bytes, once.ring_bytes) == (759_296, 647_168)
