@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,6 +37,30 @@ def test_an_operator_has_declarations(name: str) -> None:
 @pytest.mark.parametrize("name", WITH_JOBS)
 def test_a_job_ends_with_verified_winners_that_are_found_again(name: str, client: Client) -> None:
     require_winners(client, DECLARED[name])
+
+
+def test_a_job_of_rings_and_of_winograd_ends_with_verified_winners(client: Client) -> None:
+    layer = {"operator": "conv2d", "n": 1, "h": 8, "w": 8, "c": 8, "k": 8, "r": 3, "s": 3, "padding": 1}
+    ring: dict[str, Any] = {"dtype": "int64", "fraction_bits": 12, "epilogue": [{"op": "bias"}, {"op": "relu"}]}
+    winograd = {"tunables": {"algorithm": ["winograd"]}, "limit": 1}
+    problems: list[dict[str, Any]] = [
+        {"name": "product", "operator": "matmul", "m": 24, "n": 16, "k": 40, **ring},
+        {"name": "layer", **layer, **ring},
+        {"name": "exact", **layer, **ring, "search": {"tunables": {"algorithm": ["winograd_limbs"]}, "limit": 1}},
+        {"name": "floats", **layer, "dtype": "float32", "winograd": "f2", "search": winograd},
+        {
+            "name": "gradient",
+            **layer,
+            "operator": "conv2d_dgrad",
+            "dtype": "float16",
+            "winograd": "f2",
+            "search": winograd,
+        },
+    ]
+    answer = client.tune(problems, target="sm_90a", search={"level": 1, "limit": 2})
+    assert answer.state == "done"
+    verdicts = {problem.name: problem.verdicts for problem in answer.problems}
+    assert verdicts == {p["name"]: {"ok": p.get("search", {}).get("limit", 2)} for p in problems}
 
 
 @pytest.mark.parametrize("name", [name for name in WITH_JOBS if DECLARED[name].job.failing])  # type: ignore[union-attr]

@@ -6,12 +6,18 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+import pytest
+
 from codegen.counts import Openings
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.search.search import Search
 from codegen.targets import target
+from cukiln.client import Client
+from tests.operators.harness.jobs import client
 from tests.support.places import ROOT
+
+__all__ = ["client"]
 
 REQUEST: dict[str, Any] = json.loads((ROOT / "examples" / "private_resnet18.json").read_text(encoding="utf-8"))
 SHEET = target(REQUEST["target"])
@@ -58,3 +64,11 @@ def test_the_first_layers_schedules_send_what_the_forms_say() -> None:
     assert sent == {None: (759_296, 65_536), 2: (647_168, 65_536), 4: (634_880, 65_536)}
     product, *_, once = op.ring_forms(problem)
     assert (product.ring_bytes, once.ring_bytes) == (759_296, 647_168)
+
+
+@pytest.mark.long
+def test_every_layer_has_a_verified_winner(client: Client) -> None:
+    answer = client.tune(**REQUEST)
+    assert answer.state == "done"
+    assert all(problem.winner is not None and set(problem.verdicts) == {"ok"} for problem in answer.problems)
+    assert len(answer.problems) == len(REQUEST["problems"])

@@ -529,7 +529,7 @@ DECLARED = (
             }
         ),
         calls=CALLS,
-        without={"job": "those of tests/operators/conv2d/test_conv2d.py and of examples/winograd.json"},
+        without={"job": "test_every_operator.py has one of rings and of Winograd"},
     ),
 )
 add_checks(globals())

@@ -223,7 +223,7 @@ DECLARED = (
             }
         ),
         calls=CALLS,
-        without={"job": "those of test_conv2d_dgrad.py, whose searches have no other algorithm"},
+        without={"job": "test_every_operator.py has one of rings and of Winograd"},
     ),
 )
 add_checks(globals())
