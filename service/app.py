@@ -1,5 +1,6 @@
 """The HTTP application: every route, behind the key check."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
@@ -51,6 +52,7 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
         service = open_service(settings)
         submissions = Together[bytes, Job]("submissions", lambda bodies: accept_jobs(service, bodies), MOST_SUBMISSIONS)
         app.state.service, app.state.submissions, app.state.event_turns = service, submissions, Turns()
+        app.state.reports = asyncio.Semaphore(jobs.REPORTS_AT_ONCE)
         try:
             yield
         finally:

@@ -26,15 +26,19 @@ _UPGRADE = re.compile(rb"\r\nupgrade:", re.IGNORECASE)
 _BEGUN_LINE = re.compile(rb"\r(\n(\r|u(p(g(r(a(d(e)?)?)?)?)?)?)?)?\Z", re.IGNORECASE)
 MOST_HEAD_BYTES = 64 << 10
 """Of a request: its line and headers, which the parser keeps whatever their size."""
+LEAST_TAKEN_PER_SECOND = 16 << 10
+"""Bytes: a client that takes an answer at this rate may take all of it, however long it is."""
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """Connections at once; seconds until a head is whole, and until a client that does not read is dropped."""
+    """Connections at once; seconds until a head is whole, and until a client that does not read is dropped; bytes of
+    answers that clients have still to take."""
 
     most: int
     head_seconds: float = 10.0
     stalled_seconds: float = 30.0
+    unsent_bytes: int = 128 << 20
 
 
 class Connections:
@@ -80,13 +84,25 @@ class Connections:
         now = loop.time()
         for connection in [connection for connection in self._open if self._is_late(connection, now)]:
             self._close(connection)
+        self._bound_unsent()
         if self._open:
             self._sweeping = loop.call_later(SWEEP_SECONDS, self._sweep, loop)
 
+    def _bound_unsent(self) -> None:
+        """Close the connections that have been stalled for longest, until the others have little enough unsent."""
+        stalled = [connection for connection in self._open if connection.stalled_since is not None]
+        unsent = sum(connection.unsent_bytes for connection in stalled)
+        for connection in sorted(stalled, key=lambda connection: connection.stalled_since or 0.0):
+            if unsent <= self._limits.unsent_bytes:
+                return
+            unsent -= connection.unsent_bytes
+            self._close(connection)
+
     def _is_late(self, connection: "BoundedProtocol", now: float) -> bool:
         stalled = connection.stalled_since
-        if stalled is not None and now - stalled > self._limits.stalled_seconds:
-            return True
+        if stalled is not None:
+            taken = connection.stalled_bytes - connection.unsent_bytes
+            return now - stalled > self._limits.stalled_seconds + taken / LEAST_TAKEN_PER_SECOND
         return not connection.is_running and now - connection.waiting_since > self._limits.head_seconds
 
 
@@ -98,7 +114,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._all = connections
         self._begun, self._was_handed_over = begun, bool(begun)
         self.waiting_since = self.loop.time()  # for the next request
-        self.stalled_since: float | None = None  # since when the client takes nothing
+        self.stalled_since: float | None = None  # since when there is more of an answer than the client takes at once
+        self.stalled_bytes = 0  # that were unsent then
         self._dropped_bytes = 0
         self._body_left = 0  # of a body whose length was announced
         self._begun_line = b""  # of a head: the last bytes that came, where they may begin the field Upgrade
@@ -113,6 +130,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def is_running(self) -> bool:
         """A request whose head is whole is being read, or answered."""
         return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Of what was written, those that the client has still to take."""
+        return self.transport.get_write_buffer_size()
 
     @property
     def is_unfinished(self) -> bool:
@@ -207,7 +229,7 @@ class BoundedProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     def _is_answering(self) -> bool:
-        return self.is_running or bool(self.transport.get_write_buffer_size())
+        return self.is_running or bool(self.unsent_bytes)
 
     def _has_large_body(self) -> bool:
         headers = dict(self.headers)
@@ -276,12 +298,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._all.note(self)
 
     def pause_writing(self) -> None:
-        self.stalled_since = self.loop.time()
+        self.stalled_since, self.stalled_bytes = self.loop.time(), self.unsent_bytes
         super().pause_writing()
         self._all.note(self)
 
     def resume_writing(self) -> None:
-        self.stalled_since = None
+        self.stalled_since, self.waiting_since = None, self.loop.time()
         super().resume_writing()
         self._all.note(self)
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request
@@ -42,6 +42,8 @@ T = TypeVar("T")
 POLL_SECONDS = "1"
 SHARED_BYTES = 4096
 """Of a body that is batched with others, so that none waits long."""
+REPORTS_AT_ONCE = 4
+"""Of whole jobs: one of 10,000 problems takes seconds and tens of megabytes, and other requests need threads too."""
 SUBMIT_PROBLEMS = (
     "unknown-tunable",
     "empty-search-space",
@@ -68,6 +70,17 @@ def known_job(job: str, service: ServiceDep) -> str:
 
 
 KnownJob = Annotated[str, Depends(known_job)]
+
+
+async def turn_for_report(request: Request) -> AsyncIterator[None]:
+    """One of REPORTS_AT_ONCE, until the handler has returned. Raises Refused where the client has gone meanwhile."""
+    async with request.app.state.reports:
+        if await request.is_disconnected():
+            raise refuse("bad-request", "The connection ended before the job was read.")
+        yield
+
+
+ReportTurn = Depends(turn_for_report, scope="function")
 
 
 def is_job_id(job: str) -> bool:
@@ -143,7 +156,12 @@ def get_jobs(
         return json_response(list_jobs(session, limit=limit, cursor=cursor, state=state))
 
 
-@router.get("/{job}", response_model=Job, responses=problems("job-not-found", "database-unavailable"))
+@router.get(
+    "/{job}",
+    response_model=Job,
+    responses=problems("job-not-found", "database-unavailable"),
+    dependencies=[ReportTurn],
+)
 def get_job(job: KnownJob, service: ServiceDep) -> Response:
     """The job with its problems, stage times and an estimate of the time that is left."""
     report = _report(service, job)
@@ -216,7 +234,12 @@ def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
         return json_response(_found(job, rejections(session, job)))
 
 
-@router.get("/{job}/timeline", response_model=Timeline, responses=problems("job-not-found", "database-unavailable"))
+@router.get(
+    "/{job}/timeline",
+    response_model=Timeline,
+    responses=problems("job-not-found", "database-unavailable"),
+    dependencies=[ReportTurn],
+)
 def get_timeline(job: KnownJob, service: ServiceDep) -> Response:
     """When each group and each problem of the job waited, was compiled, verified, measured, finished."""
     with service.database.read() as session:

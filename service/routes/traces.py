@@ -17,7 +17,7 @@ from starlette.responses import Response
 
 from service.context import ServiceDep
 from service.openapi import problems
-from service.routes.jobs import KnownJob, job_not_found
+from service.routes.jobs import KnownJob, ReportTurn, job_not_found
 from storage.queue.new_tasks import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
 from storage.reports.times import Attempt, JobTrace, TracedTask, job_trace
 
@@ -41,6 +41,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
         },
     },
     response_class=Response,
+    dependencies=[ReportTurn],
 )
 def get_trace(job: KnownJob, service: ServiceDep) -> Response:
     """The job's work so far, by worker and time: a process per worker, its tasks as slices with a compile's phases

@@ -7,6 +7,7 @@ import contextlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -179,6 +180,52 @@ def test_a_client_that_takes_nothing_of_its_answer_is_given_up(few: Api) -> None
     with half_open(few, asked.encode(), 1):
         wait_for(lambda: len(few.server.server_state.connections) == 1)
         wait_for(lambda: not few.server.server_state.connections, what="the connection is still open")
+
+
+def test_a_client_that_takes_its_answer_slowly_gets_all_of_it(few: Api) -> None:
+    size = 16 << 20
+    digest = few.blobs.put(bytes(size), "application/octet-stream").digest
+    asked = f"GET /v1/blobs/sha256/{digest} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 64 << 10)
+        connection.connect(("127.0.0.1", few.port))
+        connection.sendall(asked)
+        taken = 0
+        while piece := connection.recv(64 << 10):
+            taken += len(piece)
+            time.sleep(0.02)
+    assert taken > size
+
+
+def test_of_too_much_that_is_not_taken_the_oldest_is_given_up(tmp_path: Path) -> None:
+    with serving(tmp_path, limits=ConnectionLimits(12, 600, 600, unsent_bytes=96 << 20)) as api:
+        digest = api.blobs.put(bytes(40 << 20), "application/octet-stream").digest
+        asked = f"GET /v1/blobs/sha256/{digest} HTTP/1.1\r\nHost: localhost\r\n\r\n"
+        with half_open(api, asked.encode(), 1) as [oldest]:
+            wait_for(lambda: len(api.server.server_state.connections) == 1)
+            time.sleep(0.5)  # its answer is under way
+            with half_open(api, asked.encode(), 2):
+                wait_for(lambda: len(api.server.server_state.connections) == 3)
+                wait_for(lambda: len(api.server.server_state.connections) == 2, what="three answers are held")
+                assert is_closed(oldest)
+
+
+def test_reports_of_jobs_leave_threads_to_other_requests(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = api.submit().json()["job"]
+    free, reported = threading.Event(), []
+
+    def slow_report(*of: Any) -> None:
+        reported.append(of)
+        free.wait(30)
+
+    monkeypatch.setattr(jobs, "job_report", slow_report)
+    asked = f"GET /v1/jobs/{job} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    try:
+        with half_open(api, asked, 60):
+            wait_for(lambda: len(reported) == jobs.REPORTS_AT_ONCE)
+            assert api.client.post("/v1/lookups", json={"problems": [MATMUL]}, timeout=10).status_code == 200
+    finally:
+        free.set()
 
 
 def test_a_probe_is_answered_while_every_thread_is_busy(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

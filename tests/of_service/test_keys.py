@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -116,6 +117,24 @@ def test_the_first_key_closes_the_service_and_a_revoked_one_does_not_open_it(api
     again = made(api, "admin")
     until_read_again()
     assert api.client.get("/v1/jobs", headers=bearer(again)).status_code == 200
+
+
+@pytest.mark.parametrize("size", [1000, 400_000], ids=["small", "large"])
+def test_a_body_whose_key_is_revoked_while_it_comes_is_refused(guarded: Api, size: int) -> None:
+    key = made(guarded, "submit")
+    before = guarded.rows()["jobs"]
+    body = json.dumps({"problems": [MATMUL]}).encode().ljust(size)
+    head = f"POST /v1/jobs HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key}\r\n"
+    head += f"Content-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=10) as connection:
+        connection.sendall(head.encode() + body[: size // 2])
+        until_read_again()
+        with guarded.database.write() as session:
+            assert revoke_key(session, key.split("_")[1])
+        until_read_again()
+        connection.sendall(body[size // 2 :])
+        assert connection.recv(100_000).startswith(b"HTTP/1.1 401 ")
+    assert guarded.rows()["jobs"] == before
 
 
 def test_a_service_whose_keys_are_all_revoked_is_closed_after_a_restart_too(tmp_path: Path) -> None:
