@@ -42,7 +42,7 @@ T = TypeVar("T")
 POLL_SECONDS = "1"
 SHARED_BYTES = 4096
 """Of a body that is batched with others, so that none waits long."""
-REPORTS_AT_ONCE = 4
+REPORTS_AT_ONCE = 2
 """Of whole jobs: one of 10,000 problems takes seconds and tens of megabytes, and other requests need threads too."""
 SUBMIT_PROBLEMS = (
     "unknown-tunable",

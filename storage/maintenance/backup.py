@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -144,9 +144,12 @@ def restore(folder: Path, settings: Settings) -> Restored:
     staging = data / RESTORING
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
-    lost, keys = _restore_blobs(folder, staging, manifest), list[Key]()
+    wanted, keys = {*manifest.blobs, *manifest.missing}, list[Key]()
     if manifest.database is not None:
         _restore_database(folder / manifest.database.file, manifest.database, staging / DATABASE)
+        wanted |= _listed(staging / DATABASE).keys()  # also where the manifest is damaged
+    lost = _restore_blobs(folder, staging, wanted)
+    if manifest.database is not None:
         keys = _forget_lost(staging, lost)
     for name in ("blobs", *([DATABASE] if manifest.database else [])):  # the database last: with it, all is there
         (staging / name).rename(data / name)
@@ -232,11 +235,11 @@ def _prune(folder: Path, manifest: Manifest) -> None:
             (folder / "blobs" / entry.path).unlink()
 
 
-def _restore_blobs(folder: Path, staging: Path, manifest: Manifest) -> list[str]:
+def _restore_blobs(folder: Path, staging: Path, wanted: Iterable[str]) -> list[str]:
     """Returns the digests of those that cannot be had."""
     target = LocalObjects(staging / "blobs", PREFIX)
-    lost = list(manifest.missing)
-    for digest in manifest.blobs:
+    lost = []
+    for digest in wanted:
         file = folder / "blobs" / blob_path(digest)
         data = file.read_bytes() if file.is_file() else b""
         if hashlib.sha256(data).hexdigest() != digest:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import resource
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +20,7 @@ from cukiln import ServerMissing, UsageError
 from cukiln.cli.main import main
 from cukiln.cli.server import find_service, quickstart_file, running_service, server_module
 from cukiln.client import DEFAULT_URL
+from storage.blobs.blob_store import BlobStore
 from storage.config.settings import load_settings
 from storage.database.session import Database
 from tests.support.fixtures_client import ScriptedService
@@ -223,3 +226,18 @@ def test_a_restore_into_a_file_says_what_to_set(
     code, words = refused(monkeypatch, capsys, "restore", str(tmp_path))
     assert code == 1
     assert "was not restored into" in words and "set CUKILN_DATA to an empty or new folder" in words
+
+
+def test_output_that_is_not_read_on_is_no_fault_of_the_data(tmp_path: Path) -> None:
+    settings = load_settings(data_dir=tmp_path)
+    database = Database(settings.database_url)
+    database.migrate()
+    BlobStore(database, settings.blobs_url).put(b"gone", "-")
+    shutil.rmtree(tmp_path / "blobs")
+    read, write = os.pipe()
+    os.close(read)
+    environment = {**os.environ, "CUKILN_DATA": str(tmp_path)}
+    command = [sys.executable, "-c", "from cukiln.cli.main import main; main()", "blobs", "verify"]
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment, timeout=60, check=False)
+    os.close(write)
+    assert (ended.returncode, ended.stderr) == (1, b"")

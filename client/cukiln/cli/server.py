@@ -175,6 +175,8 @@ def open_database(settings: Any, *, make: bool = False) -> Iterator[Any]:
         yield database
     except errors.StorageError as error:
         raise ServerFailed(str(error)) from error
+    except BrokenPipeError:  # the command's own output is not read on
+        raise
     except (OSError, *server_module("storage.database.database_errors").DATABASE_ERRORS) as error:
         where = database.url.set(query={}).render_as_string()  # without a password
         why = str(getattr(error, "orig", error)).partition("\n")[0]

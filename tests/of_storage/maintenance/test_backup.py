@@ -223,7 +223,7 @@ def test_a_damaged_database_is_not_restored(kept: Kept, tmp_path: Path) -> None:
     assert not (tmp_path / "again" / "cukiln.db").exists()
 
 
-@pytest.mark.parametrize("lost_in", ["the service", "the backup"])
+@pytest.mark.parametrize("lost_in", ["the service", "the backup", "the manifest"])
 def test_what_needed_a_lost_blob_answers_no_more_after_a_restore(
     lost_in: str, kept: Kept, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,6 +243,10 @@ def test_what_needed_a_lost_blob_answers_no_more_after_a_restore(
     assert (ended.value.code, lost in out) == ((1, True) if lost_in == "the service" else (0, False))
     if lost_in == "the backup":
         copy_of(tmp_path / "backup", lost).write_bytes(b"l0st")
+    if lost_in == "the manifest":
+        copy_of(tmp_path / "backup", lost).unlink()
+        manifest = tmp_path / "backup" / "manifest.json"
+        manifest.write_text(manifest.read_text().replace(lost, whole))
     monkeypatch.setenv("CUKILN_DATA", str(tmp_path / "again"))
     monkeypatch.setattr("sys.argv", ["cukiln", "restore", str(tmp_path / "backup")])
     with pytest.raises(SystemExit) as ended:
