@@ -35,6 +35,7 @@ from service.requests.models import (
     duplicate_names,
 )
 from storage.database.session import Clock
+from storage.database.sql import is_predicted
 from storage.transfer.imports import Import, ImportedCandidate, ImportedProblem
 from storage.transitions.measure import PROOFS
 
@@ -63,6 +64,8 @@ class _Checker:
 
     def all(self) -> Import:
         self._check_plan()
+        if is_predicted(self._request.device.name):
+            self._wrong(("device", "name"), "Predictions have device classes of this name.", "a GPU's product name")
         self._check_moment(self._request.written_at, ("written_at",))
         problems = []
         for position, value in enumerate(self._request.problems):

@@ -21,6 +21,7 @@ from service.routes.jobs import POLL_SECONDS, Cursor
 from storage.config.own_modules import gpu_plans
 from storage.database.session import Session
 from storage.entities.jobs import unfinished_jobs
+from storage.errors import ImportWithdrawn
 from storage.reports.job import job_report
 from storage.transfer.imports import Importer, import_results, imported_classes
 from storage.transfer.withdrawals import clear_withdrawn, find_import, import_report, list_imports, withdraw_import
@@ -77,7 +78,8 @@ def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
         service.announce(partial(wake_ups.add_wake_ups, kind="finish", target=target))
     with service.database.read() as session:
         report = job_report(session, new.job_id, service.settings.toolchain_live_seconds)
-    assert report is not None, "a job that was just written is there"
+    if report is None:
+        raise ImportWithdrawn(new.job_id)
     headers = {"Location": f"/v1/jobs/{report.job}"}
     if imported is None:
         return json_response(report, headers=headers)

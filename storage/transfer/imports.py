@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import exists, insert, select, update
 
 from codegen.canonical import digest
 from codegen.identity import PlanVersions
@@ -115,6 +115,8 @@ def import_results(
             admit(session)
             _insert_job(session, new)
             _insert_import(session, new, sender)
+        elif _is_withdrawn(session, new):
+            raise ImportWithdrawn(new.job_id)
         elif state != "queued":
             return None
         else:  # it has as long as a new one, before it is forgotten
@@ -129,12 +131,12 @@ def import_results(
         for some in chunks(problem.candidates, CANDIDATES_AT_ONCE):
             database.pause()
             with database.write() as session:
-                _require_standing(session, new)
+                _require_standing(session, new, ids[position])
                 _insert_candidates(session, new, ids[position], problem, some)
                 _insert_findings(session, new, some)
     database.pause()
     with database.write() as session:
-        _require_standing(session, new)
+        _require_standing(session, new, ids[0])
         return _begin(session, new, ids)
 
 
@@ -166,8 +168,14 @@ def _insert_import(session: Session, new: Import, sender: Importer) -> None:
     session.merge(row)
 
 
-def _require_standing(session: Session, new: Import) -> None:
-    if session.scalar(select(ImportRow.withdrawn_at).where(ImportRow.id == new.job_id)) is not None:
+def _is_withdrawn(session: Session, new: Import) -> bool:
+    return session.scalar(select(ImportRow.withdrawn_at).where(ImportRow.id == new.job_id)) is not None
+
+
+def _require_standing(session: Session, new: Import, problem_id: int) -> None:
+    """Also where it was withdrawn, cleared and sent again since, which made other problems."""
+    is_there = exists().where(JobProblemRow.id == problem_id, JobProblemRow.job_id == new.job_id)
+    if _is_withdrawn(session, new) or not session.scalar(select(is_there)):
         raise ImportWithdrawn(new.job_id)
 
 

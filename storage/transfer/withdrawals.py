@@ -45,8 +45,14 @@ def find_withdrawn(session: Session) -> Part | None:
     for of, part in left:
         withdrawn = select(ImportRow.id).where(ImportRow.withdrawn_at.is_not(None), exists().where(of == ImportRow.id))
         if (import_id := session.scalar(withdrawn.limit(1))) is not None:
-            return partial(part, import_id=import_id)
+            return partial(_if_withdrawn, part=part, import_id=import_id)
     return None
+
+
+def _if_withdrawn(session: Session, part: Callable[[Session, str], None], import_id: str) -> None:
+    """It may have been sent again since it was found."""
+    if session.scalar(select(ImportRow.withdrawn_at).where(ImportRow.id == import_id)) is not None:
+        part(session, import_id)
 
 
 def list_imports(session: Session, *, limit: int = 50, cursor: str | None = None) -> ImportPage:

@@ -270,6 +270,7 @@ WRONG: list[tuple[Edit, str, str]] = [
     (set_path(*FIRST, "measurement", None), "problems[0].candidates[0].measurement", "if, and only if"),
     (set_path(*FIRST, "measurement", "median_us", -1.0), "problems[0].candidates[0].measurement", "no measurement"),
     (set_path(*FIRST, "measurement", "low_us", 1e9), "problems[0].candidates[0].measurement", "no measurement"),
+    (set_path("device", "name", "predicted:sm_80"), "device.name", "predictions"),
     (set_path("written_at", IN_TWO_DAYS), "written_at", "in the future"),
     (
         set_path(*FIRST, "measurement", "measured_at", IN_TWO_DAYS),

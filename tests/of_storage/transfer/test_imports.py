@@ -27,6 +27,7 @@ from storage.entities.verdicts import GPU, NewVerdict, write_verdicts, wrong_cod
 from storage.entities.winners import get_winners
 from storage.errors import ImportWithdrawn
 from storage.maintenance.retention import Keep, collect
+from storage.transfer import imports
 from storage.transfer.imports import (
     Import,
     ImportedCandidate,
@@ -36,7 +37,7 @@ from storage.transfer.imports import (
     imported_by,
     imported_classes,
 )
-from storage.transfer.withdrawals import clear_withdrawn, import_report, list_imports, withdraw_import
+from storage.transfer.withdrawals import clear_withdrawn, find_withdrawn, import_report, list_imports, withdraw_import
 from storage.transitions.accept import NewJob, create_job
 from storage.transitions.end_jobs import cancel_job, finish_problem
 from storage.transitions.take_work import take
@@ -381,6 +382,53 @@ def test_an_import_that_is_withdrawn_while_it_is_written_ends_with_an_error(
     monkeypatch.undo()
     clear_withdrawn(world.database)
     assert world.content()["jobs"] == []
+
+
+def test_an_import_whose_withdrawal_is_still_cleared_is_not_taken_for_one_that_stands(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = Sent(1, (0,), (1.0,))
+    job = world.send(sent)
+    with world.database.write() as session:
+        withdraw_import(session, job)
+    monkeypatch.setattr(imports, "clear_withdrawn", lambda database: None)
+    with pytest.raises(ImportWithdrawn, match="send the results again"):
+        world.send(sent)
+
+
+def test_what_was_found_to_clear_is_not_cleared_once_the_import_is_sent_again(world: World) -> None:
+    sent = Sent(1, (0,), (1.0,))
+    job = world.send(sent)
+    drain(world)
+    with world.database.write() as session:
+        withdraw_import(session, job)
+    with world.database.read() as session:
+        part = find_withdrawn(session)
+    assert part is not None
+    assert world.send(sent) == job
+    drain(world)
+    with world.database.write() as session:
+        part(session)
+    assert world.fastest(0) == ("c00", job)
+
+
+def test_an_import_that_is_withdrawn_and_sent_again_while_it_is_written_ends_with_an_error(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = Sent(1, (0,), (1.0,))
+
+    def sent_again_meanwhile() -> None:
+        monkeypatch.undo()
+        world.withdraw(sent.as_import().job_id)
+        with world.database.write() as session:  # takes the numbers that were free
+            create_job(session, NewJob([new_problem(), new_problem()]))
+        world.send(sent)
+
+    monkeypatch.setattr(world.database, "pause", sent_again_meanwhile)
+    with pytest.raises(ImportWithdrawn, match="send the results again"):
+        world.send(sent)
+    drain(world)
+    assert world.fastest(0) == ("c00", sent.as_import().job_id)
 
 
 def test_a_withdrawal_that_was_interrupted_is_gone_on_with(world: World, clock: FakeClock) -> None:
