@@ -232,8 +232,8 @@ def test_what_is_forked_shares_no_connection_and_no_open_file(serving: Serving) 
     sockets = [{name for name in opened(process.pid) if name.startswith("socket:")} for process in (server, *roles)]
     assert len(set.union(*sockets)) == sum(map(len, sockets))  # no socket in two processes
     assert len(sockets[0]) == 1 + len(roles)  # to the supervisor: its own, and one for each
-    sessions = {os.getsid(process.pid) for process in (server, *roles)}
-    assert sessions == {process.pid for process in (server, *roles)}
+    assert {os.getsid(role.pid) for role in roles} == {role.pid for role in roles}
+    assert os.getpgid(server.pid) == server.pid
 
 
 def opened(pid: int) -> list[str]:
@@ -489,17 +489,17 @@ def test_without_a_compiler_it_says_what_to_install(settings: Settings, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "words"),
+    ("variable", "value", "status", "words"),
     [
-        ("CUKILN_NVCC", "/nowhere/nvcc", "CUKILN_NVCC names /nowhere/nvcc, which is not an executable file"),
-        ("CUKILN_CXX", "no-such-g++", r"no host compiler: CUKILN_CXX names no-such-g\+\+, which is not an executable"),
-        ("OPERATOR_PATH", "{folder}", "OPERATOR_PATH: {folder}: an operator folder needs a file kernel.cuh"),
-        ("OPERATOR_PATH", "/nowhere", "OPERATOR_PATH: /nowhere: an operator folder needs a file __init__.py"),
-        ("CUKILN_DATA", "{folder}/__init__.py", "{folder}/__init__.py cannot be used as the data folder.*CUKILN_DATA"),
+        ("CUKILN_NVCC", "/nowhere/nvcc", 1, "CUKILN_NVCC names /nowhere/nvcc, which is not an executable file"),
+        ("CUKILN_CXX", "no-such-g++", 1, r"no host compiler: CUKILN_CXX names no-such-g\+\+, which is not"),
+        ("OPERATOR_PATH", "{folder}", 78, "OPERATOR_PATH: {folder}: an operator folder needs a file kernel.cuh"),
+        ("OPERATOR_PATH", "/nowhere", 78, "OPERATOR_PATH: /nowhere: an operator folder needs a file __init__.py"),
+        ("CUKILN_DATA", "{folder}/__init__.py", 1, "{folder}/__init__.py cannot be used as the data.*CUKILN_DATA"),
     ],
 )
 def test_a_path_that_leads_nowhere_is_refused_in_one_sentence_that_names_its_variable(
-    variable: str, value: str, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    variable: str, value: str, status: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "half"
     folder.mkdir()
@@ -507,7 +507,7 @@ def test_a_path_that_leads_nowhere_is_refused_in_one_sentence_that_names_its_var
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CUKILN_DATA", str(tmp_path / "data"))
         patch.setenv(variable, value.format(folder=folder))
-        assert serve.serve(load_settings()) == 1
+        assert serve.serve(load_settings()) == status
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2, said  # where the data are, and why it does not start
     assert re.match("cukiln serve: .*" + words.format(folder=folder), said[1]), said

@@ -53,4 +53,6 @@ def test_test_problems_have_the_kernels_signature(declared: Declarations, kernel
 
 
 def test_kernels_of_these_tests_have_the_signature_of_a_problem(declared: Declarations, kernel: Kernel) -> None:
-    assert set(declared.op.signature(declared.parse({}))) == set(kernel.signature_dict)
+    dtype = kernel.signature_dict.get("dtype")
+    problem = declared.parse({"dtype": dtype} if dtype in ("int32", "int64") else {})  # a ring's has further names
+    assert set(declared.op.signature(problem)) == set(kernel.signature_dict)
