@@ -25,7 +25,7 @@ from service.http.answers import PROBLEM_JSON
 from service.http.errors import KINDS, TYPE_PREFIX, refuse
 from service.keyring import ANYONE
 from service.pages import page_filters
-from service.routes.jobs import is_job_id
+from service.routes.jobs import ReportTurn, is_job_id
 from storage.database.session import Session
 from storage.database.tables import LIVE
 from storage.entities.jobs import list_jobs
@@ -121,7 +121,7 @@ def get_overview(
     )
 
 
-@router.get("/jobs/{job}", response_class=HTMLResponse)
+@router.get("/jobs/{job}", response_class=HTMLResponse, dependencies=[ReportTurn])
 def get_job_page(job: str, request: Request, service: ServiceDep) -> HTMLResponse:
     """One job: its progress, its problems, its work on a time axis."""
     if caller_of(request) is None:
@@ -146,7 +146,7 @@ def get_job_page(job: str, request: Request, service: ServiceDep) -> HTMLRespons
     )
 
 
-@router.get("/jobs/{job}/profile", response_class=HTMLResponse)
+@router.get("/jobs/{job}/profile", response_class=HTMLResponse, dependencies=[ReportTurn])
 def get_profile_page(
     job: str, request: Request, service: ServiceDep, filters: Filters = "secret", opened: Opened = "multiplied"
 ) -> HTMLResponse:

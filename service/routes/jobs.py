@@ -170,7 +170,10 @@ def get_job(job: KnownJob, service: ServiceDep) -> Response:
 
 
 @router.delete(
-    "/{job}", response_model=Job, responses=problems("job-not-found", "job-finished", "database-unavailable")
+    "/{job}",
+    response_model=Job,
+    responses=problems("job-not-found", "job-finished", "database-unavailable"),
+    dependencies=[ReportTurn],
 )
 @needs("submit")
 def delete_job(job: KnownJob, service: ServiceDep) -> Response:
@@ -211,6 +214,7 @@ def get_candidates(
     "/{job}/profile",
     response_model=ProfilePage,
     responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
+    dependencies=[ReportTurn],
 )
 def get_profile(
     job: KnownJob,

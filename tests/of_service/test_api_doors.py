@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ from service.http.connections import ConnectionLimits
 from service.http.errors import Refused
 from service.http.room import Room
 from service.http.strict_json import read_json, shape
+from service.pages import pages
 from service.routes import body, jobs
 from tests.support.fixtures_api import MATMUL, Api, serving
 from tests.support.fixtures_queue import wait_for
@@ -210,20 +212,34 @@ def test_of_too_much_that_is_not_taken_the_oldest_is_given_up(tmp_path: Path) ->
                 assert is_closed(oldest)
 
 
-def test_reports_of_jobs_leave_threads_to_other_requests(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("method", "path", "module", "report"),
+    [
+        ("GET", "/v1/jobs/{}", jobs, "job_report"),
+        ("DELETE", "/v1/jobs/{}", jobs, "job_report"),
+        ("GET", "/v1/jobs/{}/profile", jobs, "profile_page"),
+        ("GET", "/jobs/{}", pages, "job_report"),
+        ("GET", "/jobs/{}/profile", pages, "profile_page"),
+    ],
+)
+def test_reports_of_jobs_leave_threads_to_other_requests(
+    method: str, path: str, module: ModuleType, report: str, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = api.submit().json()["job"]
     free, reported = threading.Event(), []
 
-    def slow_report(*of: Any) -> None:
+    def slow_report(*of: Any, **options: Any) -> None:
         reported.append(of)
         free.wait(30)
 
-    monkeypatch.setattr(jobs, "job_report", slow_report)
-    asked = f"GET /v1/jobs/{job} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
+    monkeypatch.setattr(module, report, slow_report)
+    asked = f"{method} {path.format(job)} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
     try:
         with half_open(api, asked, 60):
             wait_for(lambda: len(reported) == jobs.REPORTS_AT_ONCE)
             assert api.client.post("/v1/lookups", json={"problems": [MATMUL]}, timeout=10).status_code == 200
+            time.sleep(0.5)
+            assert len(reported) == jobs.REPORTS_AT_ONCE
     finally:
         free.set()
 
