@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from rich.console import Console
 
@@ -23,6 +22,7 @@ from cukiln.cli import server
 from cukiln.cli.main import main
 from storage.config.settings import load_settings
 from tests.support.places import ROOT
+from tests.support.running import processes_of
 from workers.supervisor.serve import embedded
 from workers.supervisor.start_checks import lock_folder
 
@@ -175,18 +175,6 @@ def started(data: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def processes_over(data: Path) -> list[psutil.Process]:
-    """Every live process whose data folder is this one."""
-    lines = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("CUKILN_DATA") == str(data) or str(data) in " ".join(process.cmdline()):
-                lines.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-    return [process for process in lines if process.pid != os.getpid()]
-
-
 def test_without_a_service_one_is_started_and_stopped(tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text(json.dumps({**REQUEST, "problems": REQUEST["problems"][:1]}))
     process = started(tmp_path / "data", "tune", str(tmp_path / "request.json"), "--json", "--again")
@@ -196,7 +184,7 @@ def test_without_a_service_one_is_started_and_stopped(tmp_path: Path) -> None:
     assert answer["state"] == "done"
     assert answer["again"]["cached"] is True
     assert "Starting a service for this command" in err
-    assert processes_over(tmp_path / "data") == []
+    assert processes_of(tmp_path / "data") == []
 
 
 def wait_for_job(process: subprocess.Popen[str]) -> None:
@@ -222,7 +210,7 @@ def test_a_command_outlives_the_service_of_another_command(tmp_path: Path) -> No
     assert "which another command had started, has ended: job" in err
     assert "Starting a service for this command" in err
     assert json.loads(out.splitlines()[-1])["state"] == "done"
-    assert processes_over(tmp_path / "data") == []
+    assert processes_of(tmp_path / "data") == []
     first.communicate()
 
 
@@ -261,4 +249,4 @@ def test_ctrl_c_cancels_the_job_and_leaves_nothing_running(tmp_path: Path) -> No
     assert process.returncode == 130, rest
     assert "is cancelled; what was finished is kept" in rest
     assert "Traceback" not in rest
-    assert processes_over(tmp_path / "data") == []
+    assert processes_of(tmp_path / "data") == []

@@ -22,7 +22,8 @@ from storage.database.sql import core
 from storage.database.tables import MeasurementRow, TaskRow
 from storage.entities.heartbeats import LiveDevice, live_devices
 from tests.support.fake_gpu import NAME, UUID, configure
-from tests.support.fixtures_queue import name_of, wait_for
+from tests.support.fixtures_queue import wait_for
+from tests.support.running import name_of
 from workers.supervisor.serve import Running, embedded
 
 MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}

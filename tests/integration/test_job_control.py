@@ -17,8 +17,9 @@ import pytest
 from cukiln.client import Client
 from cukiln.types import CandidatePage, Job
 from storage.config.settings import load_settings
-from tests.support.fixtures_queue import name_of, processes_of, wait_for
+from tests.support.fixtures_queue import wait_for
 from tests.support.places import FAULTY
+from tests.support.running import name_of, processes_of
 from workers import wake_ups
 from workers.supervisor.serve import Running, child_environment, embedded
 from workers.wake_ups import url_file

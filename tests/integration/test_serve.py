@@ -24,8 +24,9 @@ from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from storage.entities.heartbeats import live_devices
 from tests.support.fake_gpu import configure
-from tests.support.fixtures_queue import JOURNAL_WORKER, QueueWorld, name_of, processes_of, wait_for
+from tests.support.fixtures_queue import JOURNAL_WORKER, QueueWorld, wait_for
 from tests.support.places import FAULTY
+from tests.support.running import name_of, opened, processes_of
 from workers import wake_ups
 from workers.processes import supervised_process
 from workers.processes.fork_server import ForkServer
@@ -234,11 +235,6 @@ def test_what_is_forked_shares_no_connection_and_no_open_file(serving: Serving) 
     assert len(sockets[0]) == 1 + len(roles)  # to the supervisor: its own, and one for each
     assert {os.getsid(role.pid) for role in roles} == {role.pid for role in roles}
     assert os.getpgid(server.pid) == server.pid
-
-
-def opened(pid: int) -> list[str]:
-    """What a process has open."""
-    return [str(path.readlink()) for path in Path(f"/proc/{pid}/fd").iterdir()]
 
 
 def test_a_killed_supervisor_leaves_no_process_and_the_next_one_continues(serving: Serving, tmp_path: Path) -> None:

