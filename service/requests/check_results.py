@@ -101,6 +101,9 @@ class _Checker:
             self._wrong((*at, "generator"), detail, generator(kind.name))
             return None
         before = len(self._faults)
+        if value.space_size < len(value.candidates):
+            detail = f"{len(value.candidates)} candidates come from no space of {value.space_size} schedules."
+            self._wrong((*at, "space_size"), detail, f"{len(value.candidates)} or more")
         candidates = self._candidates(value, kind, problem, target, at)
         comparison = self._comparison(value, (*at, "comparison"))
         if len(self._faults) > before:

@@ -232,6 +232,7 @@ WRONG: list[tuple[Edit, str, str]] = [
     (set_path("problems", 0, "search", {"level": 7}), "problems[0].search.level", ""),
     (set_path("problems", 0, "search", {"level": 1, "screening": 1}), "problems[0].search.screening", "not a field"),
     (set_path("problems", 0, "space_size", 10**30), "problems[0].space_size", "9007199254740991"),
+    (set_path("problems", 0, "space_size", 1), "problems[0].space_size", "come from no space of 1"),
     (set_path("problems", 0, "name", "small"), "problems[1].name", "already called"),
     (set_path("problems", 0, "deterministic", True), "problems[1].deterministic", "one policy"),
     (set_path("problems", 0, "candidates", []), "problems[0].candidates", "at least 1"),
