@@ -204,6 +204,7 @@ def _sqlite_engine(path: str, busy_seconds: float) -> Engine:
         connection.isolation_level = None
         connection.execute("PRAGMA foreign_keys=ON")
         connection.execute("PRAGMA synchronous=FULL")  # in WAL mode NORMAL may lose acknowledged commits at power loss
+        connection.execute("PRAGMA temp_store=MEMORY")  # a full folder of temporary files stops compilers, not commits
 
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
