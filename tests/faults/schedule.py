@@ -14,7 +14,7 @@ KINDS = {
 # How often anything else is done to it, after one kill in seven.
 OTHERS = {
     "pause worker": 4, "pause worker child": 2, "pause fork server": 2, "pause api": 2, "pause bodies": 2,
-    "pause valkey": 2,
+    "pause valkey": 2, "pause fence": 2,
     "empty queue": 2, "torn log": 1, "database": 2, "full disk": 2, "read-only blobs": 1,
 }  # fmt: skip
 # What is taken, in this order, where the kind that was drawn has no process. None of it lives while the service starts:
