@@ -31,8 +31,8 @@ TYPICAL_REGISTERS = 64
 WIDEST_ACCESS = 16  # bytes that one thread moves with one instruction
 # Of `codegen/device`: sums of products in tiles, on the CUDA cores and on tensor cores.
 GEMM = (
-    "gemm/ring.cuh", "gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/limbs.cuh", "gemm/multiply.cuh",
-    "gemm/split.cuh", "gemm/launch.cuh",
+    "gemm/ring.cuh", "gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/limbs.cuh", "gemm/split.cuh",
+    "gemm/limb_planes.cuh", "gemm/multiply.cuh", "gemm/launch.cuh",
 )  # fmt: skip
 # Convolutions: an image gathered on the way, sums without a product, launch code. After GEMM, of which they are made.
 CONV = ("conv/gather.cuh", "conv/direct.cuh", "conv/window.cuh", "conv/launch.cuh")

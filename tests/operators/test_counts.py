@@ -39,6 +39,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "imad, tiles truncated": (EARLY, {"algorithm": "imad", "truncate": "tile"}),
     "imad, products truncated": (EARLY, {"algorithm": "imad", "truncate": "product"}),
     "limbs": (EARLY, {"algorithm": "limbs", "truncate": "once"}),
+    "limbs, split ahead": ({**RING, "layout": "nn", "m": 71}, {"limb_split": "ahead"}),
     "limbs of int32, tiles truncated": ({**EARLY, "dtype": "int32"}, {"algorithm": "limbs", "truncate": "tile"}),
     "limbs, slices, squares": (
         {**RING, "k": 2100, "epilogue": [{"op": "masked_activation", "where_set": {"op": "square"}}]},

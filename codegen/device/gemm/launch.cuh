@@ -30,6 +30,7 @@ struct Plan {
   uint32_t shared_bytes;
   int epilogue_tensors, epilogue_scalars;
   int longest_k = 0;                                  // 0 where none is too long
+  int planes = 0;                                     // limbs of an element, of operands that are split ahead
 };
 
 template <class C>
@@ -49,7 +50,7 @@ constexpr int longest_k() {
 template <class C>
 constexpr Plan plan_of = {C::split, C::tile_m, C::tile_n, C::tile_k, C::threads, C::align_c, only_k<C>(),
                           static_cast<int>(sizeof(typename C::Accumulator)), shared_bytes<C>(),
-                          C::Epilogue::tensors, C::Epilogue::scalars, longest_k<C>()};
+                          C::Epilogue::tensors, C::Epilogue::scalars, longest_k<C>(), splits_ahead<C> ? limbs_of<C> : 0};
 
 inline void bind_epilogue(const Plan& kernel, void* const* tensors, const double* scalars, EpilogueArguments& epilogue) {
   for (int i = 0; i < kernel.epilogue_tensors; ++i) epilogue.tensors[i] = tensors[i];
@@ -116,6 +117,11 @@ int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
   Launch main = {0, {grid, static_cast<uint32_t>(arguments.slices), 1}, {threads, 1, 1}, kernel.shared_bytes};
   int count = 0;
   const int64_t rows = int64_t(arguments.batch) * arguments.m;
+  if (kernel.planes) {
+    const int64_t planes = plane_bytes(kernel.planes, arguments.batch, arguments.m, arguments.k, arguments.stride_a) +
+        plane_bytes(kernel.planes, arguments.batch, arguments.n, arguments.k, arguments.stride_b);
+    if (!plan_items(main.function++, planes / (kernel.planes * plane_vector), &out[count++])) return 0;
+  }
   if (kernel.split == split_atomic) {
     if (!plan_items(main.function++, rows * workspace_pitch(arguments.n) / 4, &out[count++])) return 0;
   }

@@ -28,7 +28,7 @@ constexpr int unchained_k(int limbs) { return limbs <= 4 ? 0 : static_cast<int>(
 // How a warp reads limbs: a lane has four neighbouring elements along k of one row of A or column of B, whose bytes it turns,
 // so that a register holds one limb of all four. That is where fragments of m16n8k32 have them (PTX ISA, "Matrix Fragments
 // for mma.m16n8k32").
-template <class SharedTile, int limbs>
+template <class SharedTile, int limbs, bool of_a>
 struct LimbReader {
   using T = typename SharedTile::T;
   static constexpr int words_used = (limbs + 3) / 4;
@@ -79,6 +79,19 @@ struct LimbReader {
       for (int limb = 0; limb < 4 && w * 4 + limb < limbs; ++limb) out[w * 4 + limb] = words[w][limb];
     }
   }
+
+  // A fragment of each limb: 8 rows or columns and 16 of k after the other, rows (of A alone) first.
+  template <int words>
+  __device__ __forceinline__ void fragments(unsigned (&out)[limbs][words], const char* tile, int outer, int k_step) const {
+    constexpr int groups = words / 2;
+#pragma unroll
+    for (int word = 0; word < words; ++word) {
+      unsigned loaded[limbs];
+      load(loaded, tile, outer + word % groups * 8, k_step, word / groups);
+#pragma unroll
+      for (int limb = 0; limb < limbs; ++limb) out[limb][word] = loaded[limb];
+    }
+  }
 };
 
 template <class C, class Feed>
@@ -99,8 +112,8 @@ struct WarpTile<C, Feed, true> {
   static_assert(C::truncate != truncate_product, "a product is truncated where it is alone");
 
   int first_row, first_column;  // in the tile
-  LimbReader<typename Feed::TileA, limbs> reader_a;
-  LimbReader<typename Feed::TileB, limbs> reader_b;
+  LimbReader<typename Feed::TileA, limbs, true> reader_a;
+  LimbReader<typename Feed::TileB, limbs, false> reader_b;
   int diagonals[pieces_m][2 * pieces_n][limbs][4];
   Accumulator sums[pieces_m][2 * pieces_n][4];
   int since_carry;  // steps
@@ -125,12 +138,12 @@ struct WarpTile<C, Feed, true> {
 #pragma unroll
       for (int i = 0; i < pieces_m; ++i) {
         unsigned a[limbs][4];
-        load<4>(a, reader_a, stage, 16 * i, k);
+        reader_a.fragments(a, stage, 16 * i, k);
         // Columns are read again for each 16 rows: those of all at a time would spill.
 #pragma unroll
         for (int j = 0; j < 2 * pieces_n; ++j) {
           unsigned b[limbs][2];
-          load<2>(b, reader_b, stage + Feed::TileA::bytes, 8 * j, k);
+          reader_b.fragments(b, stage + Feed::TileA::bytes, 8 * j, k);
           multiply(diagonals[i][j], a, b);
         }
       }
@@ -149,19 +162,6 @@ struct WarpTile<C, Feed, true> {
   }
 
  private:
-  // A fragment of each limb: 8 rows or columns and 16 of k after the other, rows (of A alone) first.
-  template <int words, class Reader>
-  static __device__ __forceinline__ void load(unsigned (&fragments)[limbs][words], const Reader& reader, const char* tile, int outer, int k) {
-    constexpr int groups = words / 2;
-#pragma unroll
-    for (int word = 0; word < words; ++word) {
-      unsigned loaded[limbs];
-      reader.load(loaded, tile, outer + word % groups * 8, k, word / groups);
-#pragma unroll
-      for (int limb = 0; limb < limbs; ++limb) fragments[limb][word] = loaded[limb];
-    }
-  }
-
   static __device__ __forceinline__ void multiply(int (&d)[limbs][4], const unsigned (&a)[limbs][4], const unsigned (&b)[limbs][2]) {
 #pragma unroll
     for (int p = 0; p < limbs; ++p)

@@ -19,7 +19,7 @@ __device__ __forceinline__ void multiply(const Arguments& arguments) {
 // Of stored matrices.
 template <class C, class Arguments>
 __device__ __forceinline__ void multiply_stored(const Arguments& arguments) {
-  multiply<C, tensor::Feed<C>, simt::Feed<C, Arguments>>(arguments);
+  multiply<C, typename tensor::StoredFeed<C>::type, simt::Feed<C, Arguments>>(arguments);
 }
 
 #endif  // CUKILN_DEVICE

@@ -67,7 +67,7 @@ class WinogradOperator(ConvolutionOperator):
         if not winograd.computes(t):
             return super().rules(p, schedule, target, workspace_limit)
         others = ["implicit_gemm"] * (not p.depthwise) + ["direct"] * (self.direct_kind(p, target) is not None)
-        others = list(map(str, ring_space.EVERY)) if over_ring(p) else others
+        others = list(map(str, ring_space.ALGORITHM.allowed)) if over_ring(p) else others
         broken = winograd.geometry_rule(p, int(t["output_tile"]), others) or self.index_rule(p, whole=p.channels_last)
         return broken or winograd.rules(self.layer(p), t, target, workspace_limit)
 

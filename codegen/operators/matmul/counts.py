@@ -8,7 +8,7 @@ from codegen.counts import TRUNCATE, LaunchCounts, Primitive, load, merged, stor
 from codegen.dtypes import dtype
 from codegen.epilogue import Node, tensor_nodes
 from codegen.fixed_point import over_ring, products
-from codegen.operators.matmul import split
+from codegen.operators.matmul import limb_planes, split
 from codegen.operators.matmul.grid import blocks, k_steps, tiles
 from codegen.operators.matmul.kernel_family import is_limbs, is_tensor
 from codegen.operators.matmul.limbs import limb_products
@@ -31,6 +31,7 @@ def launches(
     """In the order of launches. `aligns`: elements of an access to A, B and out; `reads`: bytes of A and B that lanes
     ask for, where not every element of the matrices is one of memory."""
     made = {
+        limb_planes.SPLIT_LIMBS: lambda: _split_limbs(problem, aligns),
         "clear": lambda: [_clear(problem)],
         "run": lambda: _run(problem, t, aligns, reads or input_bytes(problem, t)),
         "reduce": lambda: _reduce(problem, t, aligns[2]),
@@ -44,7 +45,10 @@ def launches(
 def input_bytes(problem: MatmulProblem, t: Mapping[str, Any]) -> tuple[int, int]:
     """Of A and B that lanes ask for: A once for each column of tiles, B once for each row."""
     tiles_m, tiles_n = tiles(problem, t["tile_m"], t["tile_n"])
-    of_k = dtype(problem.dtype).bytes * problem.batch * problem.k
+    of_row = dtype(problem.dtype).bytes * problem.k
+    if limb_planes.ahead(t):
+        of_row = limb_planes.row_bytes(problem)
+    of_k = problem.batch * of_row
     return of_k * problem.m * tiles_n, of_k * problem.n * tiles_m
 
 
@@ -54,10 +58,20 @@ def _run(
     size = dtype(problem.dtype).bytes
     copy = "cp_async" if t.get("copy") == "cp_async" else "load_global"
     parts = [_products(problem, t)]
-    parts += [load(bytes_, align * size, copy) for bytes_, align in zip(reads, aligns, strict=False)]
+    accesses = [limb_planes.VECTOR] * 2 if limb_planes.ahead(t) else [align * size for align in aligns[:2]]
+    parts += [load(bytes_, access, copy) for bytes_, access in zip(reads, accesses, strict=True)]
     if over_ring(problem) and problem.fraction_bits:
         parts.append(Primitive(TRUNCATE, _early_truncations(problem, t)))
     return parts + _handed_on(problem, t, aligns[2])
+
+
+def _split_limbs(problem: MatmulProblem, aligns: tuple[int, int, int]) -> list[Primitive]:
+    size, along_k = dtype(problem.dtype).bytes, (not problem.a_transposed, problem.b_transposed)
+    reads = [
+        load(size * problem.k * rows, size * (align if along else 1))
+        for rows, align, along in zip(limb_planes.rows(problem), aligns, along_k, strict=False)
+    ]
+    return [*reads, store(limb_planes.plane_bytes(problem), limb_planes.VECTOR)]
 
 
 def _products(problem: MatmulProblem, t: Mapping[str, Any]) -> Primitive:

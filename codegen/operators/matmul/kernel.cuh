@@ -25,6 +25,11 @@ struct Arguments {
 #if defined(CUKILN_DEVICE)
 
 template <class C>
+__device__ __forceinline__ void split_limbs(const Arguments& arguments) {
+  gemm::split_limbs<C>(arguments);
+}
+
+template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
   gemm::multiply_stored<C>(arguments);
 }
@@ -78,7 +83,11 @@ Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* lau
 
 template <class C>
 int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
-  return gemm::workspace_bytes(gemm::plan_of<C>, read_extents(extents), launch);
+  const gemm::Plan& kernel = gemm::plan_of<C>;
+  const int64_t sums = gemm::workspace_bytes(kernel, read_extents(extents), launch);
+  if (!kernel.planes) return sums;
+  return sums + gemm::plane_bytes(kernel.planes, extents[0], extents[1], extents[3], extents[7]) +
+      gemm::plane_bytes(kernel.planes, extents[0], extents[2], extents[3], extents[8]);
 }
 
 template <class C>

@@ -10,7 +10,7 @@ from typing import Any
 from codegen.dtypes import dtype
 from codegen.fixed_point import bits_of, ring_name
 from codegen.operator import Cost, LaunchBounds, Work
-from codegen.operators.matmul import grid, split, tensor, traffic
+from codegen.operators.matmul import grid, limb_planes, split, tensor, traffic
 from codegen.operators.matmul.kernel_family import AMPERE, Stored
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.tensor import warp_tile
@@ -169,6 +169,8 @@ def holds(problem: MatmulProblem, t: Mapping[str, Any]) -> bool:
 
 
 def _copy_rules(t: Mapping[str, Any]) -> Rejected | None:
+    if limb_planes.ahead(t) and t["copy"] != "cp_async":
+        return Rejected("limb_split", f"limbs that are split ahead are copied by cp_async, not by copy = {t['copy']}")
     if t["copy"] == "registers":
         return check(t["stages"] <= 2, "copy", f"copies through registers have 1 or 2 stages, not {t['stages']}")
     return check(t["stages"] >= 2, "copy", "cp.async needs a stage that is not being read: 2 stages at least")
@@ -200,17 +202,42 @@ def work(
     read = tiles * t["warps_m"] * t["warps_n"] * (rows + columns) * k_bytes
     products = float(tiles) * t["tile_m"] * t["tile_n"] * steps * t["tile_k"] * limb_products(problem.dtype)
     to_l2, to_dram = traffic.handed_on(problem, t, least, target)
+    from_dram, others = (
+        traffic.input_traffic(problem, t, target),
+        traffic.other_launches(problem, t, aligns[2], least, target),
+    )
+    if limb_planes.ahead(t):
+        from_dram = traffic.beyond_l2(problem, t, from_dram, target)
+        others = (_split_ahead(problem, t, aligns, target), *others)
     return Work(
         blocks=split.grid_blocks(problem, t), threads=threads(t), fma=0.0,
         other_instructions=_instructions(problem, t, aligns, read, products),
         shared_bytes=filled + read, l2_bytes=traffic.tile_bytes(problem, t) + to_l2,
-        dram_bytes=traffic.input_traffic(problem, t, target) + to_dram, dynamic_shared_bytes=shared_bytes(t, size),
+        dram_bytes=from_dram + to_dram, dynamic_shared_bytes=shared_bytes(t, size),
         independent=rows // 16 * (columns // 8) * limbs_of(problem.dtype),
         steps=split.steps_of_block(problem, t), overlap=0.5,
         mma=products, mma_type="int8", mma_macs=16 * 8 * STEP,
         prefetched=max(1, t["stages"] - 1) if t["copy"] == "cp_async" else 1,
-        others=traffic.other_launches(problem, t, aligns[2], least, target),
+        others=others,
     )  # fmt: skip
+
+
+def _split_ahead(problem: MatmulProblem, t: Mapping[str, Any], aligns: tuple[int, int, int], target: Target) -> Work:
+    """The launch that writes the planes: a thread turns 16 elements, which it reads one by one where they do not lie
+    along k."""
+    read, written = int(traffic.input_bytes(problem)), limb_planes.plane_bytes(problem)
+    count, words = limbs_of(problem.dtype), dtype(problem.dtype).bytes // 4
+    elements = written / count
+    along_k = (not problem.a_transposed, problem.b_transposed)
+    loads = sum(elements / 2 / (align if along else 1) for align, along in zip(aligns, along_k, strict=False))
+    items = elements / limb_planes.VECTOR
+    return traffic.items(
+        items,
+        instructions=4 * loads + items * (limb_planes.VECTOR / 4 * words * TURNING + 2 * count),
+        l2_bytes=float(read + written),
+        dram_bytes=read + traffic.beyond_l2(problem, t, written, target),
+        steps=1,
+    )
 
 
 def _instructions(
@@ -223,8 +250,9 @@ def _instructions(
     mma = products / (16 * 8 * STEP)
     # An operand that lies along k is read 16 bytes at a time, another one element by element.
     along_k = (not problem.a_transposed) + problem.b_transposed
-    per_16_bytes = (along_k + (2 - along_k) * 16 / size) / 2 + TURNING
-    copies = tiles * steps * t["tile_k"] * (t["tile_m"] / aligns[0] + t["tile_n"] / aligns[1])
+    per_16_bytes = 1.0 if limb_planes.ahead(t) else (along_k + (2 - along_k) * 16 / size) / 2 + TURNING
+    vectors = (limb_planes.VECTOR / size,) * 2 if limb_planes.ahead(t) else aligns
+    copies = tiles * steps * t["tile_k"] * (t["tile_m"] / vectors[0] + t["tile_n"] / vectors[1])
     outputs = float(tiles) * t["tile_m"] * t["tile_n"] * t["split_k"]
     times = 1 + (steps if t["truncate"] == "tile" else problem.k // t["chain_k"] if t["chain_k"] else 0)
     nodes = len(problem.epilogue) if t["split"] == "none" else 0

@@ -19,6 +19,7 @@ from codegen.fixed_point import (
 from codegen.operators.matmul import limbs, simt_space, tensor_space
 from codegen.operators.matmul.grid import blocks
 from codegen.operators.matmul.kernel_family import AMPERE
+from codegen.operators.matmul.limb_planes import LIMB_SPLIT
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import SLICES, SPLIT_OF_RING, linked, useful_slices, ways
 from codegen.search.joined_space import Kind, build_joined
@@ -44,7 +45,7 @@ CHAIN_K = Tunable(
     "chain_k", (0, 512, 2048, 8192, 16384), False,
     "over rings only, by limbs of int64: elements of k between two carries of the accumulators; 0: none", 0,
 )  # fmt: skip
-OWN = (ALGORITHM, TRUNCATE, CHAIN_K)
+OWN = (ALGORITHM, TRUNCATE, CHAIN_K, LIMB_SPLIT)
 
 
 def _of_limbs(tunable: Tunable) -> Tunable:
@@ -58,7 +59,6 @@ LIMBS = (
     TRUNCATE,
     CHAIN_K,
 )
-EVERY: Mapping[Value, tuple[Tunable, ...]] = {"imad": IMAD, "limbs": LIMBS}
 EVERY_WAY = linked(ways(SLICES, atomic=False), with_stream=False)
 # Elements of k between carries that level 1 tries: few enough for a test on the CPU, and 16 k-steps of 36 products.
 USUAL_CHAIN = 512
@@ -96,15 +96,19 @@ def space(
     search: Search,
     admit: Callable[[Schedule], Accepted | Rejected],
     others: Mapping[Value, Kind] | None = None,
+    *,
+    stored: bool = False,
 ) -> SearchSpace:
-    """The schedules of a search; `others`: of a convolution, those that are no implicit products. Raises InvalidSearch,
-    also where it names what no schedule of the problem may do."""
+    """The schedules of a search; `others`: of a convolution, those that are no implicit products; `stored`: whether
+    both operands lie in memory as matrices, which are then split into limbs ahead too. Raises InvalidSearch, also where
+    it names what no schedule of the problem may do."""
     _require_meaning(search, problem)
     kinds: dict[Value, Kind] = {"imad": _imad(problem, target, search)}
     if target.capability >= AMPERE:
-        kinds["limbs"] = _limbs(problem, target, search)
+        kinds["limbs"] = _limbs(problem, target, search, stored=stored)
     default = _default(problem, target, admit)
-    every = {**EVERY, **{value: kind.tunables for value, kind in (others or {}).items()}}
+    every: dict[Value, tuple[Tunable, ...]] = {"imad": IMAD, "limbs": _limb_tunables(stored=stored)}
+    every |= {value: kind.tunables for value, kind in (others or {}).items()}
     joined = build_joined(search, "algorithm", every, {**kinds, **(others or {})}, default)
     if search.level != 2:
         return joined
@@ -225,9 +229,16 @@ def _small_imad(problem: MatmulProblem, target: Target) -> tuple[Lists, tuple[in
     return {**small, **narrow, "algorithm": ("imad",), "truncate": ("once",)}, slices
 
 
-def _limbs(problem: MatmulProblem, target: Target, search: Search) -> Kind:
+def _limb_tunables(*, stored: bool) -> tuple[Tunable, ...]:
+    return (*LIMBS, LIMB_SPLIT) if stored else LIMBS
+
+
+def _limbs(problem: MatmulProblem, target: Target, search: Search, *, stored: bool) -> Kind:
     small, slices = _small_limbs(problem, target)
-    return _kind(LIMBS, small, _full_limbs(problem), search, slices)
+    full = _full_limbs(problem)
+    if stored:
+        small, full = small | {"limb_split": ("fused",)}, full | {"limb_split": ("fused", "ahead")}
+    return _kind(_limb_tunables(stored=stored), small, full, search, slices)
 
 
 def _full_limbs(problem: MatmulProblem) -> Lists:

@@ -47,7 +47,7 @@ def space(
 ) -> SearchSpace:
     """The schedules of a search. Raises InvalidSearch."""
     if over_ring(problem):
-        return ring_space.space(problem, target, search, admit)
+        return ring_space.space(problem, target, search, admit, stored=True)
     aligned = aligns(problem)[:2]
     kind = kind_of(problem, target, aligned)
     _require_own(search, problem, target, kind.tunables)

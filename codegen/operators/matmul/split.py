@@ -4,13 +4,14 @@
 and `reduce` adds them in the order of the slices: the same bits in every run. `atomic`: `clear` zeroes one set of sums,
 all slices add to it, `reduce` applies the epilogue; float sums then depend on the order of arrival. `stream`: stream-K,
 on tensor cores only. A fixed number of blocks share the k-steps of all tiles evenly; only tiles that lie in several
-blocks go through the workspace.
+blocks go through the workspace. Limbs that are split ahead (limb_planes.py) lie behind partial sums.
 """
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from codegen.dtypes import dtype
+from codegen.operators.matmul import limb_planes
 from codegen.operators.matmul.grid import RASTER, blocks, k_steps, tiles
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.search.rules import Rejected, check
@@ -54,7 +55,8 @@ IDLE_SHARE = 0.1
 
 def functions(tunables: Mapping[str, Any]) -> tuple[str, ...]:
     """The kernel's __global__ functions, in launch order."""
-    return _FUNCTIONS[tunables.get("split", "none")]
+    first = (limb_planes.SPLIT_LIMBS,) if limb_planes.ahead(tunables) else ()
+    return (*first, *_FUNCTIONS[tunables.get("split", "none")])
 
 
 def deterministic(tunables: Mapping[str, Any], acc_dtype: str) -> bool:
@@ -74,6 +76,12 @@ def workspace_pitch(n: int) -> int:
 
 def workspace_bytes(problem: MatmulProblem, tunables: Mapping[str, Any]) -> int:
     """Exactly what `workspace_bytes` in kernel.cuh says."""
+    planes = limb_planes.plane_bytes(problem) if limb_planes.ahead(tunables) else 0
+    return partial_bytes(problem, tunables) + planes
+
+
+def partial_bytes(problem: MatmulProblem, tunables: Mapping[str, Any]) -> int:
+    """Of the workspace, those of partial sums."""
     t = tunables
     if t["split"] == "stream":
         size: int = sum_bytes(problem) * 2 * t["stream_blocks"] * t["tile_m"] * t["tile_n"]

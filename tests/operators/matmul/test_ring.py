@@ -17,12 +17,14 @@ from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.matmul import ring_space
 from codegen.operators.matmul.grid import k_steps
+from codegen.operators.matmul.limb_planes import LIMB_SPLIT
 from codegen.operators.matmul.limbs import UNCHAINED_K
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
+from codegen.search.space import completed
 from codegen.targets import target
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
@@ -122,6 +124,7 @@ IMAD = {t.name: t.default for t in ring_space.IMAD} | {"tile_k": 16, "padding": 
 LIMBS = {t.name: t.default for t in ring_space.LIMBS} | {
     "algorithm": "limbs", "tile_m": 32, "tile_n": 64, "warps_m": 2, "warps_n": 4,
 }  # fmt: skip
+AHEAD = {"algorithm": "limbs", "limb_split": "ahead"}
 CUBE = {"m": 1024, "n": 1024, "k": 1024}
 FEW_TILES = {"m": 192, "n": 192, "k": 16384}
 REJECTED: list[tuple[str, Fields, Fields, str, str]] = [
@@ -141,6 +144,7 @@ REJECTED: list[tuple[str, Fields, Fields, str, str]] = [
     ("chain_k", {**LIMBS, "chain_k": 512}, {"dtype": "int32"}, "sm_90a", "all diagonals may wrap around"),
     ("chain_k", {**LIMBS, "chain_k": 2048}, {}, "sm_90a", "chain_k = 2048 carries nothing before k = 1024"),
     ("chain_k", {**LIMBS, "chain_k": 512, "truncate": "tile"}, TOLERANT, "sm_90a", "leave nothing to carry"),
+    ("limb_split", {**LIMBS, **AHEAD, "copy": "registers"}, {}, "sm_90a", "copied by cp_async, not by copy"),
     ("truncate", {**LIMBS, "truncate": "product"}, {**TOLERANT, "k": 64}, "sm_90a", "before any is truncated"),
     ("truncate", {**LIMBS, "truncate": "tile"}, {"fraction_bits": 4}, "sm_90a", "off by up to 31 units of"),
     ("truncate", {**LIMBS, "truncate": "tile"}, {**TOLERANT, "k": 32}, "sm_90a", "has one part, as once does"),
@@ -345,6 +349,10 @@ LIMB_SCHEDULES: tuple[dict[str, Any], ...] = (
     {}, {"tile_m": 64, "tile_n": 64, "warps_m": 4, "warps_n": 4, "stages": 3}, {"tile_k": 64, **REGISTERS, "stages": 1},
     {"tile_n": 32, "warps_n": 2, **REGISTERS, "stages": 2}, {"split": "workspace", "stages": 2},
 )  # fmt: skip
+AHEAD_SCHEDULES: tuple[dict[str, Any], ...] = (
+    {"tile_m": 64, "tile_n": 64, "warps_m": 4, "warps_n": 2, "stages": 3}, {"tile_k": 64, "split": "workspace"},
+    {"tile_n": 32, "warps_n": 2},
+)  # fmt: skip
 IMAD_SCHEDULES: tuple[dict[str, Any], ...] = (
     {"stages": 2, "fragments": 2, "padding": 4}, {"tile_m": 64, "tile_n": 32, "thread_m": 8, "tile_k": 16},
     {"tile_m": 16, "tile_n": 16, "thread_m": 2, "thread_n": 2, "warp_m": 8}, {"split": "workspace"},
@@ -369,6 +377,9 @@ def proved() -> dict[str, Kernel]:
         by_name[f"limbs {dtype} {rounding}, tiles"] = ring_kernel(algorithm="limbs", truncate="tile", **words)
         by_name[f"imad {dtype} {rounding}, tiles"] = ring_kernel(truncate="tile", split="workspace", **words)
         by_name[f"imad {dtype} {rounding}, products"] = ring_kernel(truncate="product", **words)
+    for number, (dtype, layout) in enumerate((("int64", "nn"), ("int64", "tt"), ("int32", "tn"), ("int32", "nt"))):
+        words = {"dtype": dtype, "layout": layout, "align": number % 2 or None, "bits": number}
+        by_name[f"limbs {dtype} {layout}, split ahead"] = ring_kernel(**AHEAD, **words, **AHEAD_SCHEDULES[number % 3])
     by_name["limbs with carries"] = ring_kernel("nt", algorithm="limbs", chain_k=512, bits=9)
     by_name["limbs, classes of 2 of int32"] = ring_kernel("tn", "int32", 2, algorithm="limbs")
     return by_name
@@ -409,6 +420,9 @@ def mutated(name: str) -> dict[str, Kernel]:
         "limbs int32": ring_kernel("tt", "int32", algorithm="limbs", bits=9, operator=name, tile_n=32),
         "limbs, carries": ring_kernel("nt", algorithm="limbs", chain_k=512, operator=name),
         "limbs, tiles": ring_kernel("nt", algorithm="limbs", truncate="tile", bits=5, operator=name),
+        "limbs, split ahead": ring_kernel("nn", **AHEAD, bits=18, operator=name, tile_n=64, warps_n=2, tile_k=64),
+        "limbs int32, split ahead": ring_kernel("tt", "int32", **AHEAD, bits=9, operator=name, split="workspace"),
+        "limbs, split ahead by many threads": ring_kernel("nt", "int32", **AHEAD, operator=name, tile_m=128, warps_m=8),
         "imad": ring_kernel("nn", bits=18, operator=name, epilogue=("bias.n", "masked_activation.bytes.relu.square")),
         "imad int32": ring_kernel("tn", "int32", bits=9, rounding="nearest", split="workspace", operator=name),
         "imad, tiles": ring_kernel("nt", truncate="tile", bits=5, rounding="nearest", operator=name),
@@ -416,7 +430,8 @@ def mutated(name: str) -> dict[str, Kernel]:
     }
 
 
-RING, LIMBS_TEXT, SIMT, TILE = "gemm/ring.cuh", "gemm/limbs.cuh", "gemm/simt.cuh", "gemm/tile.cuh"
+RING, LIMBS_TEXT, PLANES = "gemm/ring.cuh", "gemm/limbs.cuh", "gemm/limb_planes.cuh"
+SIMT, TILE = "gemm/simt.cuh", "gemm/tile.cuh"
 _LIMB = "mma_m16n8k32_u8(d[p + q], a[p], b[q]);"
 WRONG = {
     "a product of limbs missing": (LIMBS_TEXT, _LIMB, f"if (p != 1 || q != 1) {_LIMB}"),
@@ -432,6 +447,16 @@ WRONG = {
         "moved(i * chunk_bytes, 0)",
     ),
     "rows of k in another order": (LIMBS_TEXT, "half * 16 + j", "half * 16 + (j ^ 1)"),
+    "limbs of a plane in another order": (
+        PLANES,
+        "limb_words[word * 4 + limb][group] = turned[limb]",
+        "limb_words[word * 4 + limb][group] = turned[limb ^ 1]",
+    ),
+    "planes of B where those of A are": (
+        PLANES,
+        "of_b.of_matrix(first + of_a.bytes(), tile.matrix)",
+        "of_b.of_matrix(first, tile.matrix)",
+    ),
     "a bit more shifted": (RING, "value >> bits", "value >> (bits + 1)"),
     "a shift without the sign": (
         RING,
@@ -484,6 +509,7 @@ def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
     place = NUMBERS["place"][number // 2 % 5]
     if place == "product" and algorithm == "limbs":
         place = "tile"
+    tunables = ring_space.IMAD if algorithm == "imad" else (*ring_space.LIMBS, LIMB_SPLIT)
     while True:
         problem = _drawn_problem(number, dtype, place, rng)
         lists = dict(OP.space(problem, target(arch), Search(tunables={"algorithm": [algorithm]})).parts[0].tunables)
@@ -494,7 +520,7 @@ def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
         if algorithm == "limbs" and rng.random() < 0.3:
             lists |= {"copy": ("registers",), "stages": (1, 2)}
         for _ in range(300):
-            schedule = Schedule.of({name: rng.choice(values) for name, values in lists.items()})
+            schedule = completed({name: rng.choice(values) for name, values in lists.items()}, tunables)
             if isinstance(OP.rules(problem, schedule, target(arch)), Accepted):
                 return arch, OP.candidate(problem, schedule)
 
@@ -542,6 +568,7 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
     counts.update(f"align_{name} {candidate.kernel.signature_dict[f'align_{name}']}" for name in "abc")
     if t["algorithm"] == "limbs":
         counts[f"copy {t['copy']}"] += 1
+        counts[f"split {t.get('limb_split', 'fused')}"] += 1
     return counts
 
 
@@ -552,7 +579,7 @@ SPREAD = {
     "limbs, truncated by once": 10, "limbs, truncated by tile": 4, "floor, 2 bits or more": 15,
     "nearest, 2 bits or more": 15, "an epilogue": 20, "no epilogue": 20, "batch": 15, "one matrix": 30,
     "align_a 1": 10, "align_b 1": 10, "align_c 1": 10, "align_a 2": 5, "align_b 4": 3, "align_c 2": 5,
-    "copy cp_async": 10, "copy registers": 4,
+    "copy cp_async": 10, "copy registers": 4, "split fused": 10, "split ahead": 5,
 }  # fmt: skip
 
 # ---- what nvcc makes of it
@@ -596,7 +623,8 @@ MACHINE_CODE = declare.MachineCode(
 def planned(fields: Fields) -> list[Candidate]:
     problem = _problem({**fields, "fraction_bits": 8})
     ways: list[dict[str, Any]] = [{}, {"split": "workspace", "split_k": 5}, {"split": "workspace", "split_k": 64}]
-    return [OP.candidate(problem, Schedule.of({**base, **way})) for base in (IMAD, LIMBS) for way in ways]
+    bases = (IMAD, LIMBS, {**LIMBS, **AHEAD})
+    return [OP.candidate(problem, Schedule.of({**base, **way})) for base in bases for way in ways]
 
 
 def bound(candidate: Candidate) -> Schedule:
@@ -641,7 +669,7 @@ DECLARED = (
         proofs=declare.Proofs(kernels=proved, sanitized=sanitized),
         mutations=declare.Mutations(
             kernels=mutated,
-            files=(RING, LIMBS_TEXT),
+            files=(RING, LIMBS_TEXT, PLANES),
             wrong=WRONG,
             definitions={"swizzle": 0},
         ),
