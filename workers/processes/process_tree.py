@@ -26,8 +26,10 @@ def children(pid: int) -> list[int]:
     """Direct children of all threads of `pid`; empty where it is gone (or the kernel lacks CONFIG_PROC_CHILDREN)."""
     pids: list[int] = []
     try:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            pids += map(int, (thread / "children").read_text().split())
+        # Without Path, which takes twice as long: a run's tree is looked at all along.
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with os.fdopen(os.open(f"/proc/{pid}/task/{thread}/children", os.O_RDONLY), "rb", 0) as file:
+                pids += map(int, file.read().split())
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return pids
     return pids
