@@ -26,10 +26,10 @@ def children(pid: int) -> list[int]:
     """Direct children of all threads of `pid`; empty where it is gone (or the kernel lacks CONFIG_PROC_CHILDREN)."""
     pids: list[int] = []
     try:
-        # Without Path, which takes twice as long: a run's tree is looked at all along.
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            with os.fdopen(os.open(f"/proc/{pid}/task/{thread}/children", os.O_RDONLY), "rb", 0) as file:
-                pids += map(int, file.read().split())
+        with os.scandir(f"/proc/{pid}/task") as threads:  # takes half as long as by Path, and is done all along
+            for thread in threads:
+                with open(f"{thread.path}/children", "rb", 0) as file:  # noqa: PTH123
+                    pids += map(int, file.read().split())
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return pids
     return pids
