@@ -148,8 +148,7 @@ class KilledService:
         if kind in ("full disk", "read-only blobs"):
             return self._spoil_disk(kind, fault)
         if kind == "empty queue":
-            url = url_file(self.settings.data_dir / "valkey").read_text()
-            with Redis.from_url(url, socket_timeout=1.0) as redis:
+            with Redis.from_url(self._queue_seen_from_here(), socket_timeout=5.0) as redis:
                 redis.flushall()
             return "valkey"
         process = _pick(self._of("valkey" if kind == "torn log" else rest), fault)
@@ -164,6 +163,11 @@ class KilledService:
             log.write(b"*3\r\n$999")
         process.kill()
         return name
+
+    def _queue_seen_from_here(self) -> str:
+        """Its socket lies on the disk of the data."""
+        url = url_file(self.settings.data_dir / "valkey").read_text()
+        return url.replace(str(self.folder / "data"), str(self.settings.data_dir))
 
     def _spoil_disk(self, kind: str, fault: Fault) -> str | None:
         if self._disk is None:

@@ -23,6 +23,7 @@ from tests.support.postgres_server import running_postgres
 PAUSE_SECONDS = 1.0  # between two kills
 KERNELS = 6  # candidates of each problem
 ANOTHER_AFTER = 7  # kills: something else than a kill
+END_SECONDS = 240.0  # after the last kill, in which all jobs have to end
 SHORT = "ck-"  # the name of a folder: the path of valkey's socket is in it
 
 
@@ -84,12 +85,12 @@ def random_kills(
     kernels: int = KERNELS,
     on_postgres: bool = False,
     contract: int = 0,
-    within: float = 240.0,
+    another_after: int = ANOTHER_AFTER,
     ask_seconds: float = ASK_SECONDS,
 ) -> Outcome:
     """`expected`: a `reference`, of so many jobs, with as many `kernels`. `on_postgres`: on a server of its own, which
-    is crashed too. `contract`: examples of each call that schemathesis asks for in the end; 0: it does not. `within`:
-    seconds after the last kill in which all jobs have to end. `ask_seconds`: between two requests of the asker."""
+    is crashed too. `contract`: examples of each call that schemathesis asks for in the end; 0: it does not.
+    `another_after`: kills, something else is done. `ask_seconds`: between two requests of the asker."""
     leave_environment()
     with tempfile.TemporaryDirectory(prefix=SHORT) as folder, ExitStack() as servers:
         postgres = servers.enter_context(running_postgres()) if on_postgres else None
@@ -100,7 +101,7 @@ def random_kills(
         try:
             wait_until_ready(service)
             asker = Asker(service.client.url, seed, ask_seconds)
-            _kill_and_check(service, asker, outcome, expected, kills, kernels, within)
+            _kill_and_check(service, asker, outcome, expected, kills, kernels, another_after)
             if contract:
                 checked = check_contract(service.client.url, Path(folder), examples=contract, seed=seed)
                 outcome.requests += checked.requests
@@ -121,12 +122,12 @@ def _kill_and_check(
     expected: Mapping[str, str],
     kills: int,
     kernels: int,
-    within: float,
+    another_after: int,
 ) -> None:
     try:
         ids = asker.seen.jobs
-        _kill_while_they_run(service, ids, kills, kernels, outcome)
-        reports = _wait_for_the_end(service, ids, within)
+        _kill_while_they_run(service, ids, kills, kernels, another_after, outcome)
+        reports = _wait_for_the_end(service, ids)
         winners = winners_of(service, ids)
         outcome.faults += service.wrong_in_its_data()
     finally:
@@ -141,7 +142,9 @@ def _kill_and_check(
     outcome.faults += [f"{name}: {winners.get(name)} won, not {expected[name]}" for name in sorted(wrong)]
 
 
-def _kill_while_they_run(service: KilledService, ids: list[str], kills: int, kernels: int, outcome: Outcome) -> None:
+def _kill_while_they_run(
+    service: KilledService, ids: list[str], kills: int, kernels: int, another_after: int, outcome: Outcome
+) -> None:
     """Jobs are sent all along, so that something runs under every kill; `ids` gets theirs."""
     while outcome.kills < kills or len(ids) < outcome.jobs:
         if len(ids) < outcome.jobs and outcome.kills >= kills * len(ids) // outcome.jobs:
@@ -150,13 +153,13 @@ def _kill_while_they_run(service: KilledService, ids: list[str], kills: int, ker
         if number <= kills and (killed := service.kill_one(number)) is not None:
             outcome.kills = number
             sys.stderr.write(f"{number} {killed}\n")
-            if number % ANOTHER_AFTER == 0:
+            if number % another_after == 0:
                 sys.stderr.write(f"{number}+ {service.do_another(number)}\n")
         time.sleep(PAUSE_SECONDS)
 
 
-def _wait_for_the_end(service: KilledService, ids: list[str], within: float) -> list[Job]:
-    deadline = time.monotonic() + within
+def _wait_for_the_end(service: KilledService, ids: list[str]) -> list[Job]:
+    deadline = time.monotonic() + END_SECONDS
     while True:
         reports = [_report(service, id) for id in ids]
         if all(report.state not in LIVE for report in reports) or time.monotonic() > deadline:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,18 +19,23 @@ from workers.supervisor.valkey import EmbeddedValkey
 KINDS = ("plan", "compile", "compile", "reconcile")
 
 
-@pytest.fixture
-def cluster(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[Cluster]:
-    """Two compile workers, and files of two kernels."""
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two compile workers, and files of two kernels. Each test leaves it without work."""
+    folder = tmp_path_factory.mktemp("fair")
+    valkey = EmbeddedValkey(folder / "valkey")
+    valkey.start()
     with (
-        make_world(tmp_path, valkey.url, workers=2, gpus="none", group_kernels=2) as world,
-        started(world, tmp_path / "unused", KINDS) as running,
+        make_world(folder, valkey.url, workers=2, gpus="none", group_kernels=2) as world,
+        started(world, folder / "unused", KINDS) as running,
     ):
         yield running
+    valkey.stop()
 
 
-def many(count: int, seed: int, kernels: int = 2) -> list[dict[str, Any]]:
-    """Problems with kernels of their own, as far as the search space has them."""
+def many(count: int, seed: int, kernels: int) -> list[dict[str, Any]]:
+    """Problems with so many kernels of their own, as far as the search space has them. Few problems, as each has a
+    library of its winner compiled, too."""
     search = {"level": 2, "limit": kernels}
     return [{**MATMUL, "m": 40 + 8 * number, "search": {**search, "seed": seed + number}} for number in range(count)]
 
@@ -55,23 +59,23 @@ def end_of(cluster: Cluster, job: str) -> Job:
 
 
 def test_one_problem_behind_a_large_job_does_not_wait_for_it(cluster: Cluster) -> None:
-    large = cluster.submit(0, many(16, seed=100))
+    large = cluster.submit(0, many(2, seed=100, kernels=9))
     wait_for(lambda: progress(cluster, large)[0] > 0, 120, "the large job's first file")
-    small = cluster.submit(1, many(1, seed=900))
+    small = cluster.submit(1, many(1, seed=900, kernels=2))
     assert [end_of(cluster, job).state for job in (small, large)] == ["done"] * 2, cluster.world.logs()[-3000:]
     (own,), others = compile_starts(cluster, small), compile_starts(cluster, large)
     assert 0 < sum(start < own for start in others) < len(others) / 2, "most of the large job's files were begun later"
 
 
 def test_two_equal_jobs_are_compiled_side_by_side(cluster: Cluster) -> None:
-    first, second = (cluster.submit(number, many(6, seed=100 + 500 * number)) for number in range(2))
+    first, second = (cluster.submit(number, many(2, seed=1100 + 500 * number, kernels=4)) for number in range(2))
     wait_for(lambda: progress(cluster, second)[0] >= 4, 240, "a good part of the second job")
     assert cluster.job(first).state == "running"
     assert {end_of(cluster, job).state for job in (first, second)} == {"done"}
 
 
 def test_of_two_jobs_that_share_builds_one_is_cancelled(cluster: Cluster) -> None:
-    first, second = (cluster.submit(number, many(5, seed=100)) for number in range(2))
+    first, second = (cluster.submit(number, many(2, seed=2100, kernels=3)) for number in range(2))
     wait_for(lambda: progress(cluster, first)[0] > 0, 120, "the first file")
     answer = httpx.delete(f"{cluster.urls[0]}/v1/jobs/{first}", timeout=30)
     assert answer.json()["state"] == "cancelled"
@@ -79,7 +83,11 @@ def test_of_two_jobs_that_share_builds_one_is_cancelled(cluster: Cluster) -> Non
     assert ended.state == "done"
     assert all(set(problem.verdicts) == {"ok"} for problem in ended.problems)
     with cluster.world.database.read() as session:
-        kernels = [kernel["build"] for group in session.scalars(select(GroupRow.kernels)) for kernel in group]
+        problems = select(JobProblemRow.id).where(JobProblemRow.job_id == second)
+        own = set(session.scalars(select(CandidateRow.build).where(CandidateRow.job_problem_id.in_(problems))))
+        groups = session.scalars(select(GroupRow.kernels))
+        kernels = [kernel["build"] for group in groups for kernel in group if kernel["build"] in own]
+        assert set(kernels) == own
         assert len(kernels) == len(set(kernels)), "nothing was compiled twice"
 
         def unverified() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,8 +23,12 @@ from tests.support.fixtures_queue import wait_for
 from tests.support.postgres_server import binaries
 
 KERNELS, KILLS = 3, 8
-FULL_DISK, READ_ONLY = 21, 166
-"""Seeds that draw it after the seventh kill, for some seconds."""
+# Kills of six kinds and more each, of all ten together. After every second something else follows, these among it.
+ON_SQLITE, ON_POSTGRES = 11817, 63454
+OTHERS = {
+    ON_SQLITE: ["full disk", "read-only blobs", "torn log"],
+    ON_POSTGRES: ["pause valkey", "database", "empty queue", "empty queue"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -31,30 +36,28 @@ def expected() -> dict[str, str]:
     return reference(jobs=2, kernels=KERNELS)
 
 
-# Seeds whose few kills are of six kinds each, of eight together; then the queue is emptied, the database crashes.
-@pytest.mark.parametrize(("on_postgres", "seed"), [(False, 357), pytest.param(True, 359, id="postgres")])
-def test_random_kills_change_nothing_of_what_comes_out(expected: dict[str, str], on_postgres: bool, seed: int) -> None:
+def test_the_seeds_draw_every_kind_of_kill() -> None:
+    kinds = [{schedule.kill(seed, kill + 1).drawn for kill in range(KILLS)} for seed in OTHERS]
+    assert set.union(*kinds) == {*schedule.KINDS}
+    assert {len(of_seed) >= 6 for of_seed in kinds} == {True}
+
+
+@pytest.mark.parametrize("seed", [pytest.param(ON_SQLITE, id="sqlite"), pytest.param(ON_POSTGRES, id="postgres")])
+def test_kills_a_spoilt_disk_a_lost_queue_and_a_crashed_database_change_nothing_of_what_comes_out(
+    expected: dict[str, str], seed: int
+) -> None:
+    on_postgres = seed == ON_POSTGRES
     if on_postgres and binaries() is None:
         pytest.skip("PostgreSQL is not installed. Debian, Ubuntu: apt install postgresql")
-    outcome = random_kills(expected, KILLS, seed, kernels=KERNELS, on_postgres=on_postgres, ask_seconds=0.1)
+    outcome = random_kills(
+        expected, KILLS, seed, kernels=KERNELS, on_postgres=on_postgres, another_after=2, ask_seconds=0.1
+    )
     assert outcome.faults == []
     assert (outcome.done, outcome.wrong_winners, outcome.leftovers, outcome.mismatches) == (2, 0, 0, 0)
     assert sum(outcome.killed.values()) == KILLS
-    assert sum(outcome.others.values()) == 1
     assert outcome.requests > 0
-
-
-@pytest.mark.parametrize(("kind", "seed"), [("full disk", FULL_DISK), ("read-only blobs", READ_ONLY)])
-def test_a_disk_that_takes_nothing_for_a_while_changes_nothing_of_what_comes_out(
-    expected: dict[str, str], kind: str, seed: int
-) -> None:
-    if not is_possible():
-        pytest.skip("this user may mount nothing in a namespace of its own")
-    assert schedule.another(seed, 7).drawn == kind
-    outcome = random_kills(expected, kills=8, seed=seed, kernels=KERNELS)
-    assert outcome.faults == []
-    assert (outcome.done, outcome.wrong_winners, outcome.leftovers, outcome.mismatches) == (2, 0, 0, 0)
-    assert outcome.others == {kind: 1}
+    if on_postgres or is_possible():  # else this user may mount nothing in a namespace of its own
+        assert Counter(outcome.others) >= Counter(OTHERS[seed])
 
 
 # ---- the harness itself

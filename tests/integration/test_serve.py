@@ -35,6 +35,7 @@ from workers.supervisor import serve
 from workers.supervisor.serve import Commands
 from workers.supervisor.start_checks import ServeError
 from workers.wake_ups import url_file
+from workers.worker.main import WorkerError, redis_url
 
 COMMANDS = Commands(worker=JOURNAL_WORKER)
 SERVE = f"""
@@ -160,8 +161,9 @@ def test_a_stopped_process_is_ended_and_started_again(serving: Serving, tmp_path
     wait_for(lambda: world.journal("end", ref), 60.0, serving.said())
 
 
-MUTE_API = """
-import http.server, os, pathlib, time
+STUBBORN_API = """
+import http.server, os, pathlib, signal, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
 mute = pathlib.Path(os.environ["CUKILN_DATA"], "mute")
 mute.unlink(missing_ok=True)
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -175,15 +177,24 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["CUKILN_PORT"])), Handler).s
 """
 
 
-def test_an_api_that_runs_and_does_not_answer_is_started_again(settings: Settings, tmp_path: Path) -> None:
-    serving = Serving(tmp_path, settings, api=(sys.executable, "-c", MUTE_API))
+def test_an_api_that_does_not_answer_is_started_again_and_a_second_signal_stops_without_waiting_for_it(
+    settings: Settings, tmp_path: Path
+) -> None:
+    serving = Serving(tmp_path, settings, api=(sys.executable, "-c", STUBBORN_API))
     try:
-        serving.wait_until_ready()
+        url = serving.wait_until_ready()
         before = serving.pids()["api"]
         (settings.data_dir / "mute").touch()
         wait_for(lambda: "api started again" in serving.said(), 90.0, serving.said())
         assert "api does not answer: it is killed" in serving.said()
         assert gone(before)
+        wait_for(lambda: answers(url), 30.0, serving.said())
+
+        serving.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: "stopping;" in serving.said())
+        serving.process.send_signal(signal.SIGTERM)
+        assert serving.process.wait(30) == 0
+        assert "api did not end in time and was killed" in serving.said()
     finally:
         serving.process.kill()
         serving.process.wait()
@@ -199,49 +210,49 @@ def test_a_stop_during_the_start_leaves_nothing_and_kills_nothing_that_runs(serv
     wait_for(lambda: not processes_of(tmp_path), what="processes left over")
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_killed_or_stopped_fork_server_ends_what_it_forked_and_all_of_it_runs_again(
-    serving: Serving, tmp_path: Path, number: signal.Signals
+    serving: Serving, tmp_path: Path
 ) -> None:
-    url = serving.wait_until_ready()
+    serving.wait_until_ready()
     world = world_of(serving, tmp_path)
-    [ref] = world.add("first")
-    wait_for(lambda: [p for p in processes_of(tmp_path) if name_of(p) == "sleep"], what="the compiler")
-    before = serving.pids()
-    compilers = [p.pid for p in processes_of(tmp_path) if name_of(p) == "sleep"]
-    os.kill(before["fork server"], number)
-    forked = [pid for name, pid in before.items() if name != "valkey"]
-    wait_for(lambda: all(map(gone, [*forked, *compilers])), what="all to die")
-
-    wait_for(lambda: serving.said().count("started again, pid") == len(forked), 30.0, serving.said())
-    assert "fork server was killed by SIGKILL, and with it all that it had forked" in serving.said()
-    assert serving.pids().keys() == NAMES
-    assert not set(serving.pids().values()) & set(forked)
-    wait_for(lambda: answers(url), 30.0, serving.said())
-    wait_for(lambda: world.journal("end", ref), 30.0, serving.said())
+    for times, (behaviour, number) in enumerate([("first", signal.SIGKILL), ("first_2", signal.SIGSTOP)], 1):
+        end_fork_server(serving, world, behaviour, number)
+        words = "fork server was killed by SIGKILL, and with it all that it had forked"
+        assert serving.said().count(words) == times
     assert not world.journal("TWICE")
 
 
-def test_what_is_forked_shares_no_connection_and_no_open_file(serving: Serving) -> None:
-    serving.wait_until_ready()
-    pids = serving.pids()
-    roles = [psutil.Process(pid) for name, pid in pids.items() if name not in ("valkey", "fork server")]
-    server = psutil.Process(pids["fork server"])
-    assert {role.ppid() for role in roles} == {server.pid}
-    assert server.num_threads() == 1
-    assert not [name for name in opened(server.pid) if "cukiln.db" in name]
-    sockets = [{name for name in opened(process.pid) if name.startswith("socket:")} for process in (server, *roles)]
-    assert len(set.union(*sockets)) == sum(map(len, sockets))  # no socket in two processes
-    assert len(sockets[0]) == 1 + len(roles)  # to the supervisor: its own, and one for each
-    assert {os.getsid(role.pid) for role in roles} == {role.pid for role in roles}
-    assert os.getpgid(server.pid) == server.pid
+def end_fork_server(serving: Serving, world: QueueWorld, behaviour: str, number: signal.Signals) -> None:
+    """Under a running step, until all of it runs again."""
+    [ref] = world.add(behaviour)
+    wait_for(lambda: compilers(world.folder), what="the compiler")
+    before = serving.pids()
+    forked = [pid for name, pid in before.items() if name != "valkey"]
+    dying = [*forked, *compilers(world.folder)]
+    again = serving.said().count("started again, pid") + len(forked)
+    os.kill(before["fork server"], number)
+    wait_for(lambda: all(map(gone, dying)), what="all to die")
+
+    wait_for(lambda: serving.said().count("started again, pid") == again, 30.0, serving.said())
+    assert serving.pids().keys() == NAMES
+    assert not set(serving.pids().values()) & set(forked)
+    wait_for(lambda: answers(serving.wait_until_ready()), 30.0, serving.said())
+    wait_for(lambda: world.journal("end", ref), 30.0, serving.said())
 
 
-def test_a_killed_supervisor_leaves_no_process_and_the_next_one_continues(serving: Serving, tmp_path: Path) -> None:
+def compilers(folder: Path) -> list[int]:
+    """What steps of this test's service have started."""
+    return [process.pid for process in processes_of(folder) if name_of(process) == "sleep"]
+
+
+def test_what_is_forked_shares_nothing_and_a_killed_supervisor_leaves_no_process_and_the_next_one_continues(
+    serving: Serving, tmp_path: Path
+) -> None:
     serving.wait_until_ready()
+    no_connection_and_no_open_file_is_shared(serving)
     world = world_of(serving, tmp_path)
     [ref] = world.add("first")
-    wait_for(lambda: [p for p in processes_of(tmp_path) if name_of(p) == "sleep"], what="the compiler")
+    wait_for(lambda: compilers(tmp_path), what="the compiler")
     pids = [*serving.pids().values(), *(process.pid for process in processes_of(tmp_path))]
     serving.process.kill()
     serving.process.wait()
@@ -255,11 +266,34 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_one_continues(servin
     wait_for(lambda: not processes_of(tmp_path), what="processes left over")
 
 
-def test_an_embedded_service_is_there_for_a_block_and_alone_on_its_folder(settings: Settings, tmp_path: Path) -> None:
-    with serve.embedded(settings, commands=COMMANDS) as running:
+def no_connection_and_no_open_file_is_shared(serving: Serving) -> None:
+    """By processes of one fork server."""
+    pids = serving.pids()
+    roles = [psutil.Process(pid) for name, pid in pids.items() if name not in ("valkey", "fork server")]
+    server = psutil.Process(pids["fork server"])
+    assert {role.ppid() for role in roles} == {server.pid}
+    assert server.num_threads() == 1
+    assert not [name for name in opened(server.pid) if "cukiln.db" in name]
+    sockets = [{name for name in opened(process.pid) if name.startswith("socket:")} for process in (server, *roles)]
+    assert len(set.union(*sockets)) == sum(map(len, sockets))  # no socket in two processes
+    assert len(sockets[0]) == 1 + len(roles)  # to the supervisor: its own, and one for each
+    assert {os.getsid(role.pid) for role in roles} == {role.pid for role in roles}
+    assert os.getpgid(server.pid) == server.pid
+
+
+def test_an_embedded_service_is_there_for_a_block_and_alone_on_its_folder(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.worker.gpu_worker.probe", lambda *_: pytest.fail("CUKILN_GPUS=none"))
+    with pytest.raises(WorkerError, match=r"REDIS_URL.*cukiln serve"):
+        redis_url(settings)
+    told: list[str] = []
+    with serve.embedded(settings, commands=COMMANDS, say=told.append) as running:
         assert answers(running.url)
         assert set(running.pids) == NAMES
         assert running.url in (settings.data_dir / "serve.lock").read_text()
+        assert redis_url(settings) == running.redis_url, "a worker started by hand finds the queue"
+        assert wake_ups.connect(redis_url(settings)).ping()
         with pytest.raises(ServeError, match=f"another cukiln serve.*{running.url}.*CUKILN_DATA"):
             serve.Supervisor(settings, say=print).start()
         assert answers(running.url)
@@ -269,12 +303,23 @@ def test_an_embedded_service_is_there_for_a_block_and_alone_on_its_folder(settin
             serve.Supervisor(second, say=print).start()
     assert all(map(gone, running.pids.values()))
     assert not answers(running.url)
+    assert told == []
 
 
-def test_an_error_in_the_block_stops_the_embedded_service_and_passes_through(settings: Settings) -> None:
-    with pytest.raises(RuntimeError, match="in the block"), serve.embedded(settings, commands=COMMANDS) as running:
+def test_an_error_in_the_block_stops_an_embedded_service_that_has_found_no_gpu_and_passes_through(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("workers.worker.gpu_worker.probe", lambda *_: [])
+    told: list[str] = []
+    bare = settings.model_copy(update={"gpus": "auto", "gpu_module": "tests.support.fake_gpu"})
+    with (
+        pytest.raises(RuntimeError, match="in the block"),
+        serve.embedded(bare, commands=COMMANDS, say=told.append) as running,
+    ):
+        assert set(running.pids) == NAMES
         raise RuntimeError("in the block")
     assert all(map(gone, running.pids.values()))
+    assert told == [], "nothing is said about a GPU"
 
 
 def test_a_child_that_ends_at_its_start_stops_everything_and_shows_its_words(
@@ -303,30 +348,6 @@ def test_a_package_that_is_not_installed_is_named(settings: Settings, monkeypatc
     monkeypatch.setitem(sys.modules, "redis.exceptions", None)
     with pytest.raises(ServeError, match=r"the package 'redis.exceptions' .* is not installed: `make run`"):
         serve.Supervisor(settings, say=print).start()
-
-
-STUBBORN = """
-import http.server, os, signal
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-http.server.HTTPServer(("127.0.0.1", int(os.environ["CUKILN_PORT"])), Handler).serve_forever()
-"""
-
-
-def test_a_second_signal_stops_without_waiting(
-    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serving = Serving(tmp_path, settings, api=(sys.executable, "-c", STUBBORN))
-    serving.wait_until_ready()
-    serving.process.send_signal(signal.SIGTERM)
-    wait_for(lambda: "stopping;" in serving.said())
-    serving.process.send_signal(signal.SIGTERM)
-    assert serving.process.wait(30) == 0
-    assert "api did not end in time and was killed" in serving.said()
-    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
 
 
 # ---- GPUs
@@ -391,18 +412,6 @@ def test_locks_that_cannot_have_a_folder_are_refused(with_gpu: Settings, tmp_pat
     (tmp_path / "locks").touch()
     with pytest.raises(ServeError, match=r"CUKILN_GPU_LOCKS names .*locks, which is not a folder"):
         serve.Supervisor(with_gpu, say=print).start()
-
-
-@pytest.mark.parametrize("gpus", ["auto", "none"])
-def test_a_machine_without_a_gpu_is_served_without_a_word_about_it(
-    gpus: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("workers.worker.gpu_worker.probe", lambda *_: [] if gpus == "auto" else pytest.fail("probed"))
-    told: list[str] = []
-    bare = settings.model_copy(update={"gpus": gpus, "gpu_module": "tests.support.fake_gpu"})
-    with serve.embedded(bare, commands=COMMANDS, say=told.append) as running:
-        assert set(running.pids) == NAMES
-    assert told == []
 
 
 def test_what_cannot_be_said_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -632,13 +641,3 @@ def test_a_child_dies_with_the_thread_that_started_its_fork_server(tmp_path: Pat
     thread.join()
     wait_for(lambda: child.ended() == -signal.SIGKILL)
     wait_for(lambda: not processes_of(tmp_path), what="processes left over")
-
-
-def test_wake_ups_of_the_embedded_queue_can_be_found_by_a_worker_started_by_hand(settings: Settings) -> None:
-    from workers.worker.main import WorkerError, redis_url
-
-    with pytest.raises(WorkerError, match=r"REDIS_URL.*cukiln serve"):
-        redis_url(settings)
-    with serve.embedded(settings, commands=COMMANDS) as running:
-        assert redis_url(settings) == running.redis_url
-        assert wake_ups.connect(redis_url(settings)).ping()

@@ -14,7 +14,7 @@ from typing import TypeVar
 from workers.processes import process_tree
 
 T = TypeVar("T")
-LOOK_SECONDS = 0.0005
+LOOK_SECONDS = 0.001
 TRIES = 40
 """Of a tool that lives for some milliseconds, and may end before it is found."""
 

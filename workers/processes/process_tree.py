@@ -26,8 +26,10 @@ def children(pid: int) -> list[int]:
     """Direct children of all threads of `pid`; empty where it is gone (or the kernel lacks CONFIG_PROC_CHILDREN)."""
     pids: list[int] = []
     try:
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            pids += map(int, (thread / "children").read_text().split())
+        with os.scandir(f"/proc/{pid}/task") as threads:  # takes half as long as by Path, and is done all along
+            for thread in threads:
+                with open(f"{thread.path}/children", "rb", 0) as file:  # noqa: PTH123
+                    pids += map(int, file.read().split())
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return pids
     return pids

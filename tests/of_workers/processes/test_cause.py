@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from codegen.kernel import Candidate
-from tests.support.fixtures_compile import LIMITS, SM_90A, matmul_candidates
+from tests.support.fixtures_compile import LIMITS, SM_90A, probe_candidate
 from tests.support.hunter import until_hit
 from workers.compile.compile_group import GroupOutcome, compile_group, compile_to_the_end
 from workers.compile.toolchain import Toolchain
@@ -95,7 +95,7 @@ esac
 
 @pytest.fixture(scope="module")
 def candidates() -> list[Candidate]:
-    return matmul_candidates(2)
+    return [probe_candidate(factor=factor) for factor in (1, 2)]
 
 
 @pytest.fixture(scope="module")
