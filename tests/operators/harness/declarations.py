@@ -116,14 +116,12 @@ class Mutations:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomCases:
-    """`properties`: what a draw is about; `spread`: of what there must be how many percent. `compiled`: draws that
-    nvcc compiles in each run. `extents`: of the launch ABI's, how many tell problems apart."""
+    """`properties`: what a draw is about; `spread`: of what there must be how many percent. `extents`: of the launch
+    ABI's, how many tell problems apart."""
 
     draws: Draws
     properties: Callable[[str, Candidate], Counter[str]]
     spread: Mapping[str, int]
-    batch: int = 25  # kernels of one g++ file and one child
-    compiled: int = 12
     extents: int | None = None
     in_5000: Mapping[str, int] = field(default_factory=dict)  # numbers, not percent
 

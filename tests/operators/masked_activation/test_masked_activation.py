@@ -489,7 +489,7 @@ DECLARED = (
             nearest=0.5,
         ),
         mutations=MUTATIONS,
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, batch=50),
+        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD),
         machine_code=declare.MachineCode(
             kernels=lambda: {
                 "level 0": level_0(2**22, dtype="float16").kernel,

@@ -411,9 +411,7 @@ def declarations(name: str) -> declare.Declarations:
         references=REFERENCES,
         proofs=declare.Proofs(kernels=partial(proved, name), sanitized=lambda: [SANITIZED[name]()], nearest=0.3),
         mutations=mutations_of(name),
-        random_cases=declare.RandomCases(
-            draws=partial(draws, name), properties=properties, spread=SPREAD, batch=50, compiled=6
-        ),
+        random_cases=declare.RandomCases(draws=partial(draws, name), properties=properties, spread=SPREAD),
         machine_code=declare.MachineCode(
             kernels=partial(compiled, name),
             claims=dict.fromkeys(("registers", "shared", "online"), (moves_16_bytes_at_once,)),
