@@ -17,7 +17,7 @@ from codegen.kernel import Candidate, Kernel
 from codegen.targets import target
 from tests.operators.harness.declarations import Declarations, RandomCases
 from tests.support.fixtures_compile import LIMITS
-from tests.support.random_cases import EACH_RUN, SPREAD, prove, require_right, require_spread, seed_of_this_run
+from tests.support.random_cases import SPREAD, prove, require_right, require_spread, seed_of_this_run
 from workers.compile.compile_group import compile_to_the_end
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
@@ -46,7 +46,7 @@ def drawn(request: pytest.FixtureRequest) -> Mapping[str, Cases]:
     """By operator, those of this run's seed: all are verified, some compiled."""
     seed = seed_of_this_run()
     having = [declared for declared in request.module.DECLARED if declared.random_cases is not None]
-    return {declared.operator: of(declared).draws(EACH_RUN, seed) for declared in having}
+    return {declared.operator: of(declared).draws(of(declared).each_run, seed) for declared in having}
 
 
 def test_random_cases_are_about_everything(declared: Declarations) -> None:

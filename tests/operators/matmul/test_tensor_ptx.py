@@ -179,23 +179,37 @@ def test_a_sample_of_level_1_neither_spills_nor_uses_local_memory(
     require_no_spills(kernels, arch, tmp_path, toolchain, processes)
 
 
-@pytest.mark.parametrize(
-    ("arch", "dtype", "layout", "fields"),
-    [
-        ("sm_90a", "float16", "nt", {"batch": 96, "m": 128, "n": 128, "k": 64}),
-        ("sm_80", "bfloat16", "tn", {"k": 52}),
-        ("sm_80", "float32", "nn", {"k": 24}),
-    ],
-)
+SHORT_K: list[tuple[str, str, str, dict[str, Any]]] = [
+    ("sm_90a", "float16", "nt", {"batch": 96, "m": 128, "n": 128, "k": 64}),
+    ("sm_80", "bfloat16", "tn", {"k": 52}),
+    ("sm_80", "float32", "nn", {"k": 24}),
+]
+
+
+@pytest.mark.parametrize(("arch", "dtype", "layout", "fields"), SHORT_K)
 def test_level_1_with_a_constant_short_k_neither_spills_nor_uses_local_memory(
     arch: str, dtype: str, layout: str, fields: dict[str, Any], tmp_path: Path, toolchain: Toolchain,
     processes: Processes,
 ) -> None:  # fmt: skip
-    """All of them: with one or two steps loops are unrolled, and few tiles show what nvcc then makes of an array."""
+    """With one or two steps loops are unrolled, and few tiles show what nvcc then makes of an array."""
+    constant = with_constant_k(arch, dtype, layout, fields)
+    require_no_spills(constant[::3], arch, tmp_path, toolchain, processes)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("arch", "dtype", "layout", "fields"), SHORT_K)
+def test_no_kernel_with_a_constant_short_k_spills(
+    arch: str, dtype: str, layout: str, fields: dict[str, Any], tmp_path: Path, toolchain: Toolchain,
+    processes: Processes,
+) -> None:  # fmt: skip
+    require_no_spills(with_constant_k(arch, dtype, layout, fields), arch, tmp_path, toolchain, processes)
+
+
+def with_constant_k(arch: str, dtype: str, layout: str, fields: dict[str, Any]) -> list[Kernel]:
     kernels = kernels_of_search(cube(dtype, layout, **fields), arch, Search(level=1))
     constant = [kernel for kernel in kernels if kernel.tunables.get("static_k")]
     assert len(constant) >= 16
-    require_no_spills(constant, arch, tmp_path, toolchain, processes)
+    return constant
 
 
 # A cube, one that streams a weight matrix past a few rows, tail and unaligned ones.
