@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, product
 
 from codegen.errors import InvalidSearch, UnknownTunable
 from codegen.search.schedule import Schedule, Value
@@ -150,11 +151,20 @@ class SearchSpace:
             index -= part.size
         if self.schedules is not None:
             return self.schedules[index]
-        chosen: list[tuple[str, Value]] = []
-        for axis in reversed(self.axes):
-            index, digit = divmod(index, len(axis.choices))
-            chosen += zip(axis.names, axis.choices[digit], strict=True)
-        return self._schedule(sorted(chosen))
+        chosen: list[_Pairs] = []
+        for choices in reversed(self._choices):
+            index, digit = divmod(index, len(choices))
+            chosen.append(choices[digit])
+        return self._by_name(chosen)
+
+    @cached_property
+    def _choices(self) -> list[list[_Pairs]]:
+        """Of each axis the tunables that a choice sets."""
+        return [[tuple(zip(axis.names, choice, strict=True)) for choice in axis.choices] for axis in self.axes]
+
+    def _by_name(self, chosen: Iterable[_Pairs]) -> Schedule:
+        """The schedule of a choice of each axis."""
+        return self._schedule(sorted(chain.from_iterable(chosen)))
 
     def index_of(self, schedule: Schedule) -> int | None:
         """Where the space has `schedule`; None where it does not."""
@@ -189,7 +199,9 @@ class SearchSpace:
         index, also where a sample passes over one without a schedule: what it raises ends the walk.
         """
         if self.limit is None:
-            yield from self._at(range(self.size), step)
+            for schedule in self._in_order():
+                step()
+                yield schedule
             return
         wanted = (*(() if self.first is None else (self.first,)), *self.compared)
         leading = [schedule for schedule in wanted if self.index_of(schedule) is not None]
@@ -198,6 +210,12 @@ class SearchSpace:
             yield schedule
         sample = self._sample(step) if self.schedules is None else self._at(permuted(self.size, self.seed), step)
         yield from (schedule for schedule in sample if schedule not in leading)
+
+    def _in_order(self) -> Iterator[Schedule]:
+        """As `by_index`, from the first to the last."""
+        if self.parts:
+            return chain.from_iterable(part._in_order() for part in self.parts)
+        return iter(self.schedules) if self.schedules is not None else map(self._by_name, product(*self._choices))
 
     def _at(self, indices: Iterable[int], step: Callable[[], object]) -> Iterator[Schedule]:
         for index in indices:
@@ -237,7 +255,7 @@ class SearchSpace:
                 yield self._schedule(sorted(chosen))
 
     def _schedule(self, pairs: Iterable[tuple[str, Value]]) -> Schedule:
-        return Schedule(tuple(pair for pair in pairs if pair not in self.unnamed))
+        return Schedule(tuple(pair for pair in pairs if pair not in self.unnamed) if self.unnamed else tuple(pairs))
 
     def _kernel_axes(self) -> list[list[tuple[_Pairs, list[_Pairs]]]]:
         """Of each axis what it can make of a kernel, and the launch-time choices of that."""

@@ -96,9 +96,15 @@ def test_kernels_that_differ_only_in_a_global_variable_are_told_apart(compile_co
     assert digests[0] == digests[2]
 
 
-def test_a_cubin_is_byte_identical_from_any_folder(compile_code: Compile) -> None:
+@pytest.fixture(scope="module")
+def probe_cubin(compile_code: Compile) -> bytes:
     group = render_device([probe()])
-    assert compile_code.bytes(group.text, group.symbols) == compile_code.bytes(group.text, group.symbols)
+    return compile_code.bytes(group.text, group.symbols)
+
+
+def test_a_cubin_is_byte_identical_from_any_folder(compile_code: Compile, probe_cubin: bytes) -> None:
+    group = render_device([probe()])
+    assert compile_code.bytes(group.text, group.symbols) == probe_cubin
 
 
 def test_device_functions_are_no_kernels(compile_code: Compile) -> None:
@@ -120,16 +126,13 @@ def test_device_functions_are_no_kernels(compile_code: Compile) -> None:
         (lambda data: data[:60] + b"\0\0" + data[62:], "do not fit|not a cubin|no section"),
     ],
 )
-def test_what_is_no_cubin_is_refused(compile_code: Compile, change: object, words: str) -> None:
-    group = render_device([probe()])
-    data = compile_code.bytes(group.text, group.symbols)
+def test_what_is_no_cubin_is_refused(probe_cubin: bytes, change: object, words: str) -> None:
     with pytest.raises(NotElf, match=words):
-        read_cubin(change(data))  # type: ignore[operator]
+        read_cubin(change(probe_cubin))  # type: ignore[operator]
 
 
-def test_a_section_outside_the_file_is_refused(compile_code: Compile) -> None:
-    group = render_device([probe()])
-    data = bytearray(compile_code.bytes(group.text, group.symbols))
+def test_a_section_outside_the_file_is_refused(probe_cubin: bytes) -> None:
+    data = bytearray(probe_cubin)
     headers = struct.unpack_from("<Q", data, 40)[0]
     struct.pack_into("<Q", data, headers + 64 * 2 + 32, len(data))  # sh_size of section 2
     with pytest.raises(NotElf, match="does not fit"):

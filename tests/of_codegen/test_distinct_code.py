@@ -81,9 +81,9 @@ def test_level_2_of_a_cube_of_halves_has_five_hundred_kernels() -> None:
 )
 def test_a_sample_of_level_2_has_distinct_code(arch: str, fields: dict[str, Any]) -> None:
     where = target(arch)
-    kernels = kernels_of(fields, where, limit=60, seed=seed_of_this_run())[:24]
+    kernels = kernels_of(fields, where, limit=60, seed=seed_of_this_run())[:12]
     assert len(varying(kernels)) >= 6
-    assert digests(compiled(kernels, where, 12)) == 24
+    assert digests(compiled(kernels, where, 12)) == 12
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from typing import Any
 
 from codegen import operators
 from codegen.kernel import Kernel
+from codegen.plan.verification_plan import Part
 from codegen.search.schedule import Schedule
 from workers.compile.toolchain import Toolchain, find_toolchain
 from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, CpuVerdict, verify_on_cpu
@@ -66,6 +67,7 @@ def verify(
     kernel_cpu_seconds: float = 10.0,
     kernel_wall_seconds: float = 60.0,
     runner: Processes | None = None,
+    part: Part | None = None,
 ) -> list[CpuVerdict]:
     return verify_on_cpu(
         kernels,
@@ -78,6 +80,7 @@ def verify(
         on_result=on_result,
         kernel_cpu_seconds=kernel_cpu_seconds,
         kernel_wall_seconds=kernel_wall_seconds,
+        part=part,
     )
 
 

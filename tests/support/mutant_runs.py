@@ -8,6 +8,7 @@ this kernel reaches. It then turns each of these on, in a fork of its own, becau
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -112,6 +113,7 @@ def run_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for data in request["kernels"]:
         kernel = Kernel.from_json(data)
         tested = Remembered(operator(kernel.operator), kernel)
+        gc.freeze()  # else each fork copies what it collects
         unchanged = _in_a_fork(library, switches, kernel, tested, AS_IT_IS)
         reached = unchanged.pop("reached", [])
         yield {"kernel": kernel.id, "number": AS_IT_IS, **unchanged}

@@ -243,9 +243,9 @@ class DrawnOperator(Operator):
         return [launch for one, launch in self.drawn[kernel.id] if one == problem]
 
 
-def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int, batch: int) -> list[Proof]:
-    """`batch` kernels are one g++ file and one child, two of them at a time."""
-    parts = [drawn[first : first + batch] for first in range(0, len(drawn), batch)]
+def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int) -> list[Proof]:
+    """Those of a run are one g++ file and one child; of more, two files at a time."""
+    parts = [drawn[first : first + EACH_RUN] for first in range(0, len(drawn), EACH_RUN)]
     base = drawn[0][1].kernel.operator
     names = [f"drawn_{base}_{number}" for number in range(len(parts))]
     made = [_write_drawn(folder / name, name, part) for name, part in zip(names, parts, strict=True)]

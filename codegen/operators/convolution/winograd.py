@@ -219,12 +219,11 @@ def rules(
     return check_workspace(workspace_bytes(problem, outputs), workspace_limit) or ACCEPTED
 
 
-def geometry_rule(problem: AllowsWinograd, outputs: int, others: Sequence[str]) -> Rejected | None:
+def does_not_fit(problem: AllowsWinograd, outputs: int, others: Sequence[str]) -> Rejected:
     """`others`: the algorithms that compute the problem."""
     p = problem
     padding = "" if p.most_padding is None else f", a padding of at most {p.most_padding}"
-    return check(
-        p.fits_winograd,
+    return Rejected(
         NAME,
         f"F({outputs} x {outputs}, 3 x 3) is for 3 x 3 filters with stride 1, dilation 1{padding} and one group; here "
         f"are {p.r} x {p.s}, stride {p.stride[0]} x {p.stride[1]}, dilation {p.dilation[0]} x {p.dilation[1]}, padding "
@@ -248,16 +247,14 @@ def _truncation_rule(t: Mapping[str, Any]) -> Rejected | None:
 
 
 def _width_rule(problem: AllowsWinograd, t: Mapping[str, Any]) -> Rejected | None:
-    width, values = int(t["transform_width"]), places(int(t["output_tile"]))
-    words = -(-dtype(operand_dtype(problem.dtype)).bytes // 4)
-    most = max(_widths(problem, width))
-    return check(
-        width == most, "transform_width", f"transform_width = {width} repeats {most}: no access has more elements"
-    ) or check(
-        width * values * words <= MOST_VALUES,
-        "transform_width",
-        f"{width} x {values} values of a thread{f', {words} words each' * (words > 1)}; registers hold {MOST_VALUES}",
-    )
+    width, most = int(t["transform_width"]), max(_widths(problem, int(t["transform_width"])))
+    if width != most:
+        return Rejected("transform_width", f"transform_width = {width} repeats {most}: no access has more elements")
+    values, words = places(int(t["output_tile"])), -(-dtype(operand_dtype(problem.dtype)).bytes // 4)
+    if width * values * words <= MOST_VALUES:
+        return None
+    said = f"{width} x {values} values of a thread{f', {words} words each' * (words > 1)}"
+    return Rejected("transform_width", f"{said}; registers hold {MOST_VALUES}")
 
 
 # ---- kernels

@@ -66,10 +66,16 @@ class WinogradOperator(ConvolutionOperator):
         p, t = self.own(problem), schedule.as_dict()
         if not winograd.computes(t):
             return super().rules(p, schedule, target, workspace_limit)
-        others = ["implicit_gemm"] * (not p.depthwise) + ["direct"] * (self.direct_kind(p, target) is not None)
-        others = list(map(str, ring_space.ALGORITHM.allowed)) if over_ring(p) else others
-        broken = winograd.geometry_rule(p, int(t["output_tile"]), others) or self.index_rule(p, whole=p.channels_last)
+        if not p.fits_winograd:
+            return winograd.does_not_fit(p, int(t["output_tile"]), self._others(p, target))
+        broken = self.index_rule(p, whole=p.channels_last)
         return broken or winograd.rules(self.layer(p), t, target, workspace_limit)
+
+    def _others(self, p: Any, target: Target) -> list[str]:
+        """The other algorithms that compute a problem."""
+        if over_ring(p):
+            return list(map(str, ring_space.ALGORITHM.allowed))
+        return ["implicit_gemm"] * (not p.depthwise) + ["direct"] * (self.direct_kind(p, target) is not None)
 
     # ---- the kernel
 

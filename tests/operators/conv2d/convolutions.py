@@ -305,8 +305,8 @@ SPREAD_OF_IMAGES = {
 }  # fmt: skip
 
 
-def random_cases(name: str, spread: dict[str, int], *, compiled: int = 12, about: Any = properties) -> RandomCases:
-    return RandomCases(draws=partial(draws, name=name), properties=about, spread=spread, compiled=compiled)
+def random_cases(name: str, spread: dict[str, int], *, about: Any = properties) -> RandomCases:
+    return RandomCases(draws=partial(draws, name=name), properties=about, spread=spread)
 
 
 def gathered_beside_stored(name: str, fields: Fields) -> dict[str, Kernel]:

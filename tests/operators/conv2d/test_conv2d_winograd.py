@@ -507,7 +507,10 @@ DECLARED = (
         proofs=declare.Proofs(kernels=proved, sanitized=sanitized),
         mutations=MUTATIONS,
         random_cases=declare.RandomCases(
-            draws=winograd_cases.draws, properties=winograd_cases.properties, spread=winograd_cases.SPREAD
+            draws=winograd_cases.draws,
+            properties=winograd_cases.properties,
+            spread=winograd_cases.SPREAD,
+            each_run=winograd_cases.EACH_RUN,
         ),
         machine_code=declare.MachineCode(
             kernels=compiled,

@@ -22,12 +22,14 @@ from codegen.search.search import Search
 from codegen.targets import target
 from tests.operators.conv2d.convolutions import channels_first
 from tests.operators.conv2d.kernels import Kernels
-from tests.operators.conv2d.random_cases import ATTEMPTS, GRAINS, INPUTS, LAYOUTS, NODES, NODES_OF, TARGETS
+from tests.operators.conv2d.random_cases import GRAINS, INPUTS, LAYOUTS, NODES, NODES_OF, TARGETS
 from tests.operators.harness.declarations import Array, Fields, Inputs
 from tests.support.cpu_helpers import MMA_K, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
 
 OWN: dict[str, int | str] = {"algorithm": "winograd", "output_tile": 2, "transform_width": 2}
 DIVIDED = ("split", "static_k")
+EACH_RUN = 13  # of each of the two operators: they share a text
+ATTEMPTS = 300  # schedules that are looked at for one that is accepted; another problem comes after them
 MOST_PRODUCTS = 400_000  # of the convolution: those of the places and their tiles are padded
 FORMS = ("f2", "f4")
 

@@ -590,7 +590,7 @@ DECLARED = (
         ),
         proofs=declare.Proofs(kernels=proved, sanitized=sanitized),
         mutations=MUTATIONS,
-        random_cases=convolutions.random_cases(NAME, SPREAD, compiled=6, about=properties),
+        random_cases=convolutions.random_cases(NAME, SPREAD, about=properties),
         machine_code=declare.MachineCode(
             kernels=compiled,
             claims={

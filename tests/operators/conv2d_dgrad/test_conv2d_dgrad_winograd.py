@@ -210,6 +210,7 @@ DECLARED = (
             draws=partial(winograd_cases.draws, name=NAME),
             properties=winograd_cases.properties,
             spread=winograd_cases.SPREAD,
+            each_run=winograd_cases.EACH_RUN,
         ),
         machine_code=declare.MachineCode(
             kernels=lambda: {"F(4) fp16": tensor(OF, {"epilogue": ("residual",)}, **F4)},

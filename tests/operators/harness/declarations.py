@@ -18,6 +18,7 @@ from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.targets import target
 from tests.support.mutants import Site
+from tests.support.random_cases import EACH_RUN
 
 Array = NDArray[Any]
 Fields = Mapping[str, Any]
@@ -116,15 +117,15 @@ class Mutations:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomCases:
-    """`properties`: what a draw is about; `spread`: of what there must be how many percent. `compiled`: draws that
-    nvcc compiles in each run. `extents`: of the launch ABI's, how many tell problems apart."""
+    """`properties`: what a draw is about; `spread`: of what there must be how many percent. `extents`: of the launch
+    ABI's, how many tell problems apart. `each_run`: how many `make test` verifies; those of modules that share a text
+    share its number."""
 
     draws: Draws
     properties: Callable[[str, Candidate], Counter[str]]
     spread: Mapping[str, int]
-    batch: int = 25  # kernels of one g++ file and one child
-    compiled: int = 12
     extents: int | None = None
+    each_run: int = EACH_RUN
     in_5000: Mapping[str, int] = field(default_factory=dict)  # numbers, not percent
 
 

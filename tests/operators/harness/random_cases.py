@@ -17,13 +17,15 @@ from codegen.kernel import Candidate, Kernel
 from codegen.targets import target
 from tests.operators.harness.declarations import Declarations, RandomCases
 from tests.support.fixtures_compile import LIMITS
-from tests.support.random_cases import EACH_RUN, SPREAD, prove, require_right, require_spread, seed_of_this_run
+from tests.support.random_cases import SPREAD, prove, require_right, require_spread, seed_of_this_run
 from workers.compile.compile_group import compile_to_the_end
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
 TABLES: Mapping[str, object] = {}
 Cases = Sequence[tuple[str, Candidate]]
+COMPILED = 4
+"""Random cases of an operator that nvcc compiles in `make test`."""
 
 
 def of(declared: Declarations) -> RandomCases:
@@ -41,10 +43,10 @@ def properties_of(declared: Declarations, cases: Cases) -> Counter[str]:
 
 @pytest.fixture(scope="module")
 def drawn(request: pytest.FixtureRequest) -> Mapping[str, Cases]:
-    """By operator, those of this run's seed; the first of them are verified, and some compiled."""
+    """By operator, those of this run's seed: all are verified, some compiled."""
     seed = seed_of_this_run()
     having = [declared for declared in request.module.DECLARED if declared.random_cases is not None]
-    return {declared.operator: of(declared).draws(3 * EACH_RUN, seed) for declared in having}
+    return {declared.operator: of(declared).draws(of(declared).each_run, seed) for declared in having}
 
 
 def test_random_cases_are_about_everything(declared: Declarations) -> None:
@@ -52,8 +54,8 @@ def test_random_cases_are_about_everything(declared: Declarations) -> None:
 
 
 def test_random_cases_are_right(declared: Declarations, drawn: Mapping[str, Cases], tmp_path: Path) -> None:
-    cases, seed = drawn[declared.operator][:EACH_RUN], seed_of_this_run()
-    require_right(prove(cases, tmp_path, seed=seed, batch=of(declared).batch), of(declared).extents)
+    proofs = prove(drawn[declared.operator], tmp_path, seed=seed_of_this_run())
+    require_right(proofs, of(declared).extents)
 
 
 @pytest.mark.long
@@ -63,7 +65,7 @@ def test_five_thousand_random_cases_are_right(declared: Declarations, tmp_path: 
     cases: list[tuple[str, Candidate]] = []
     for part in range(20):
         some = of(declared).draws(250, seed + part)
-        proofs = prove(some, tmp_path / str(part), seed=seed, batch=of(declared).batch)
+        proofs = prove(some, tmp_path / str(part), seed=seed)
         require_right(proofs, of(declared).extents)
         cases += [(proof.arch, proof.candidate) for proof in proofs]
     counts = properties_of(declared, cases)
@@ -71,13 +73,17 @@ def test_five_thousand_random_cases_are_right(declared: Declarations, tmp_path: 
     assert all(counts[name] >= least for name, least in of(declared).in_5000.items()), counts
 
 
-def test_random_schedules_compile(
-    request: pytest.FixtureRequest, drawn: Mapping[str, Cases], toolchain: Toolchain, processes: Processes
-) -> None:
+def test_random_schedules_compile(drawn: Mapping[str, Cases], toolchain: Toolchain, processes: Processes) -> None:
     """Of all operators of the module together."""
-    by_name = {declared.operator: declared for declared in request.module.DECLARED}
-    cases = [case for name, some in drawn.items() for case in some[: of(by_name[name]).compiled]]
-    require_compiled(cases, toolchain, processes)
+    require_compiled([case for cases in drawn.values() for case in cases[:COMPILED]], toolchain, processes)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+def test_five_hundred_random_schedules_compile(
+    declared: Declarations, toolchain: Toolchain, processes: Processes
+) -> None:
+    require_compiled(of(declared).draws(500, seed_of_this_run()), toolchain, processes)
 
 
 def test_reduced_problems_have_the_kernel_of_what_was_drawn(declared: Declarations, drawn: Mapping[str, Cases]) -> None:
@@ -88,7 +94,7 @@ def test_reduced_problems_have_the_kernel_of_what_was_drawn(declared: Declaratio
 
 
 def test_a_seed_decides_the_random_cases(declared: Declarations) -> None:
-    first, again, other = ([case.id for _, case in of(declared).draws(20, seed)] for seed in (5, 5, 6))
+    first, again, other = ([case.id for _, case in of(declared).draws(5, seed)] for seed in (5, 5, 6))
     assert first == again != other
 
 
@@ -108,5 +114,5 @@ def require_compiled(cases: Cases, toolchain: Toolchain, processes: Processes) -
         by_kernel = {
             kernel: outcome for outcomes in compiled for made in outcomes for kernel, outcome in made.outcomes.items()
         }
-    assert len(by_kernel) >= 0.9 * len(cases)
+    assert by_kernel.keys() == {candidate.kernel.id for _, candidate in cases}
     assert {kernel: outcome.log for kernel, outcome in by_kernel.items() if outcome.status != "ok"} == {}

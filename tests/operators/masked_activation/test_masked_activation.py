@@ -489,7 +489,7 @@ DECLARED = (
             nearest=0.5,
         ),
         mutations=MUTATIONS,
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, batch=50),
+        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD),
         machine_code=declare.MachineCode(
             kernels=lambda: {
                 "level 0": level_0(2**22, dtype="float16").kernel,
@@ -511,7 +511,7 @@ DECLARED = (
                 "ring": {"shape": [1000], "dtype": "int64", "fraction_bits": 18, "where_set": {"op": "square"}},
                 "matmul": {"operator": "matmul", "m": 64, "n": 64, "k": 64, "epilogue": [BEHIND]},
             },
-            limit=3,
+            limit=2,
         ),
     ),
 )

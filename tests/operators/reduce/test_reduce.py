@@ -696,7 +696,7 @@ DECLARED = (
         references=REFERENCES,
         mutations=MUTATIONS,
         random_cases=declare.RandomCases(
-            draws=draws, properties=properties, spread=SPREAD, compiled=16,
+            draws=draws, properties=properties, spread=SPREAD,
             in_5000={"3 kept lists": 10, "3 reduced lists": 10},
         ),
         machine_code=declare.MachineCode(
