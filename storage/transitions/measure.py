@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import Row, func, select, tuple_
 
 from codegen.identity import PlanVersions
 from cukiln.types import StageSeconds
@@ -37,19 +37,9 @@ PROOFS = frozenset({"ok"}) | FINDINGS
 """Verdicts that are stored of the code. Others (`skipped`) say nothing about it."""
 
 
-@dataclass(frozen=True)
-class ToMeasure:
-    """`problem` is canonical; `library`: a blob; `proven`: a GPU has verified its code by the reduced plan before."""
-
-    problem_id: int
-    operator: str
-    problem: dict[str, Any]
-    candidate: str
-    schedule: dict[str, Any]
-    build: str
-    library: str
-    code_digest: str
-    proven: bool
+ToMeasure = Row[Any]
+"""Of `candidates_to_measure`. `problem` is canonical; `library`: a blob; `proven`: a GPU has verified its code by the
+reduced plan before."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +99,7 @@ def candidates_to_measure(session: Session, ref: str, device_class: str, plans: 
         .where(JobProblemRow.device_class == device_class, JobProblemRow.state.in_(LIVE))
         .order_by(JobProblemRow.id, CandidateRow.candidate)
     ).all()
-    once = {(row.candidate, row.code_digest): ToMeasure(**row._mapping) for row in reversed(rows)}
+    once = {(row.candidate, row.code_digest): row for row in reversed(rows)}
     return list(reversed(once.values()))
 
 
