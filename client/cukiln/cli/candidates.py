@@ -4,15 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cukiln.cli.console import GAP, fitting, percent, plain_table, shown
+from cukiln.cli.console import columns_of, percent, plain_table, print_columns, shown
 from cukiln.cli.table import microseconds, schedule_text
 from cukiln.types import CandidateReport, Contender, WinnerRecord
 
-_SCHEDULE_WIDTH = 40  # that a schedule gets at least, where it is so long: it is wrapped
 _NOTES = {
     "verdict": "verdict: ok is verified correct; the reason for any other is in `--json`, as `message`",
     "error": "error: the largest over the verification plan's random inputs, and what is allowed there",
@@ -21,23 +19,6 @@ _NOTES = {
     "multiprocessor's threads that are resident",
     "predicted": "predicted: an estimate from the compiled kernel and the GPU's data sheet",
 }
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A heading with a cell for each candidate; `-` without a value."""
-
-    heading: str
-    cells: Sequence[str]
-
-    @property
-    def is_schedule(self) -> bool:
-        return self.heading == "schedule"
-
-    @property
-    def width(self) -> int:
-        needed = max(cell_len(text) for text in [self.heading, *self.cells])
-        return min(needed, _SCHEDULE_WIDTH) if self.is_schedule else needed
 
 
 def fastest_first(candidates: Sequence[CandidateReport]) -> list[CandidateReport]:
@@ -58,10 +39,8 @@ def print_candidates(console: Console, candidates: Sequence[CandidateReport]) ->
     headings: set[str] = set()
     for (name, device_class), of_problem in groupby(candidates, key=_problem):
         console.print(Text(f"{name} on {device_class}", style="bold"))
-        key, *columns = _columns(list(of_problem))
-        # The last column of a table needs no gap behind it.
-        for row in fitting([column.width + GAP for column in columns], console.width + GAP, taken=key.width + GAP):
-            _print_table(console, [key, *(columns[number] for number in row)])
+        key, *columns = columns_of(list(of_problem), _CELLS, left=("candidate", "verdict"), wrapped="schedule")
+        print_columns(console, key, columns)
         headings |= {column.heading for column in columns}
     for heading, note in _NOTES.items():
         if heading in headings:
@@ -72,37 +51,20 @@ def _problem(candidate: CandidateReport) -> tuple[str, str]:
     return candidate.problem, candidate.device_class
 
 
-def _columns(candidates: Sequence[CandidateReport]) -> list[_Column]:
-    values: dict[str, Callable[[CandidateReport], str]] = {
-        "candidate": lambda c: c.candidate[:12],
-        "verdict": lambda c: c.verdict or "-",
-        "error": lambda c: shown(c.max_error, ".1e", "" if c.error_bound is None else f" of {c.error_bound:.1e}"),
-        "measured": lambda c: _time(c.measured_us),
-        "spread": lambda c: percent(c.spread),
-        "TFLOP/s": lambda c: shown(c.tflops, ".3g"),
-        "registers": lambda c: shown(c.registers, ","),
-        "shared": lambda c: shown(c.shared_bytes, ","),
-        "spills": lambda c: shown(c.spill_bytes, ","),
-        "occupancy": lambda c: percent(c.occupancy),
-        "predicted": lambda c: _time(c.predicted_us),
-        "schedule": lambda c: schedule_text(c.schedule),
-    }
-    columns = [_Column(heading, [cell(c) for c in candidates]) for heading, cell in values.items()]
-    return [column for column in columns if any(cell != "-" for cell in column.cells)]
-
-
-def _print_table(console: Console, columns: Sequence[_Column]) -> None:
-    table = plain_table()
-    for column in columns:
-        if column.is_schedule:
-            table.add_column(column.heading, ratio=1)
-        else:
-            left = column.heading in ("candidate", "verdict")
-            table.add_column(column.heading, no_wrap=True, justify="left" if left else "right")
-    for row in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*map(Text, row))
-    console.print(table)
-    console.print()
+_CELLS: dict[str, Callable[[CandidateReport], str]] = {
+    "candidate": lambda c: c.candidate[:12],
+    "verdict": lambda c: c.verdict or "-",
+    "error": lambda c: shown(c.max_error, ".1e", "" if c.error_bound is None else f" of {c.error_bound:.1e}"),
+    "measured": lambda c: _time(c.measured_us),
+    "spread": lambda c: percent(c.spread),
+    "TFLOP/s": lambda c: shown(c.tflops, ".3g"),
+    "registers": lambda c: shown(c.registers, ","),
+    "shared": lambda c: shown(c.shared_bytes, ","),
+    "spills": lambda c: shown(c.spill_bytes, ","),
+    "occupancy": lambda c: percent(c.occupancy),
+    "predicted": lambda c: _time(c.predicted_us),
+    "schedule": lambda c: schedule_text(c.schedule),
+}
 
 
 def _time(us: float | None) -> str:
