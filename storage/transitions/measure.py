@@ -59,16 +59,6 @@ class Measured:
     measure: StageSeconds
 
 
-@dataclass(frozen=True)
-class WrongContender:
-    """A candidate that failed in a comparison, though its verdict was ok. `skipped` says nothing about its code."""
-
-    candidate: str
-    verdict: str
-    message: str
-    details: Mapping[str, Any]
-
-
 def candidates_to_measure(session: Session, ref: str, device_class: str, plans: PlanVersions) -> list[ToMeasure]:
     """The candidates without a verdict of live problems on the device class, in any job, whose build the group made.
 
@@ -169,10 +159,11 @@ def complete_measured(
 
 
 def invalidate_contenders(
-    session: Session, lease: Lease, wrong: Sequence[WrongContender]
+    session: Session, lease: Lease, wrong: Sequence[CandidateVerdict]
 ) -> tuple[list[NextStep], bool]:
-    """The code of those that were found wrong after they had been timed gets the new verdict, under whatever plan; one
-    that was skipped was only not compared. As `apply_measured_verdicts` returns. Raises `LostLease`."""
+    """The code of candidates that failed in a comparison, though they were right before, gets the new verdict, under
+    whatever plan; one that was skipped was only not compared. Returns what `apply_measured_verdicts` does. Raises
+    `LostLease`."""
     require_lease(session, lease)
     problem_id = int(lease.ref)
     failed = {contender.candidate: contender for contender in wrong if contender.verdict in FINDINGS}
@@ -188,9 +179,7 @@ def invalidate_contenders(
         change(session, VerdictRow, was_right, **found, created_at=clock_of(session).now())
     codes = {code_digest for _, code_digest in rows if code_digest}
     withdraw_code(session, wrong_codes(session, codes))
-    write_candidate_verdicts(
-        session, [CandidateVerdict(problem_id, name, failed[name].verdict, failed[name].message) for name, _ in rows]
-    )
+    write_candidate_verdicts(session, [failed[name] for name, _ in rows])
     touched = invalidate(session, codes, None, VERDICTS_AT_ONCE)
     return add_next_steps(session, touched), len(touched) >= VERDICTS_AT_ONCE
 

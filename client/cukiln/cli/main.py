@@ -7,7 +7,6 @@ cannot start with its settings; 130 interrupted.
 import json
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -220,7 +219,7 @@ def accuracy(
         won = [problem for problem in client.job(job).problems if problem.winner is not None]
         rows = [row for problem in won for row in accuracy_rows(problem.name, client.kernel(problem.key))]
     if as_json:
-        typer.echo(json.dumps({"job": job, "accuracy": [asdict(row) for row in rows]}))
+        typer.echo(json.dumps({"job": job, "accuracy": rows}))
     elif rows:
         print_accuracy(console, rows)
     else:
