@@ -118,7 +118,7 @@ class WinnerCache:
             stamps = winner_stamps(session, list(stale)) if stale else {}
             winners = {key: winner for key, winner in stale.items() if stamps.get(key) == winner.stamp}
             stored = stored_winners(session, [key for key in keys if key not in winners])
-        winners |= {key: CachedWinner(record.stamp, record.json) for key, record in stored.items()}
+        winners |= {key: CachedWinner(*record) for key, record in stored.items()}
         self._remember(winners, now, gone=[key for key in stale if key not in winners])
         return winners
 

@@ -15,11 +15,12 @@ from typing import Any
 from fastapi import APIRouter
 from starlette.responses import Response
 
+from cukiln.types import TimelineStep
 from service.context import ServiceDep
 from service.openapi import problems
 from service.routes.jobs import KnownJob, ReportTurn, job_not_found
 from storage.queue.new_tasks import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
-from storage.reports.times import Attempt, JobTrace, TracedTask, job_trace
+from storage.reports.times import JobTrace, TracedTask, job_trace
 
 Event = dict[str, Any]
 
@@ -59,7 +60,7 @@ class _Slice:
     """An attempt that a worker has begun, in microseconds."""
 
     task: TracedTask
-    attempt: Attempt
+    attempt: TimelineStep
     begin: int
     end: int
 
@@ -84,7 +85,7 @@ class _Times:
     def __init__(self, trace: JobTrace) -> None:
         attempts = [attempt for task in trace.tasks for attempt in task.attempts]
         begun = [attempt.started_at for attempt in attempts if attempt.started_at is not None]
-        self.origin: float = min([trace.job.created_at, *begun, *(attempt.available_at for attempt in attempts)])
+        self.origin: float = min([trace.job.created_at, *begun, *(attempt.queued_at for attempt in attempts)])
         self._now = trace.now
 
     def at(self, seconds: float) -> int:
@@ -94,9 +95,9 @@ class _Times:
         """Of what began at `begin`; never before it, also with the clocks of two machines."""
         return max(begin, self.at(self._now if seconds is None else seconds))
 
-    def wait(self, attempt: Attempt) -> tuple[int, int]:
-        begin = self.at(attempt.available_at)
-        return begin, self.end(attempt.ended_at if attempt.started_at is None else attempt.started_at, begin)
+    def wait(self, attempt: TimelineStep) -> tuple[int, int]:
+        begin = self.at(attempt.queued_at)
+        return begin, self.end(attempt.finished_at if attempt.started_at is None else attempt.started_at, begin)
 
 
 def _job(trace: JobTrace, times: _Times) -> Event:
@@ -119,7 +120,7 @@ def _waits(trace: JobTrace, times: _Times) -> Iterator[Event]:
                 "pid": JOB_PID,
                 "tid": QUEUE_TID,
             }
-            still = _open(attempt.started_at is None and attempt.ended_at is None)
+            still = _open(attempt.started_at is None and attempt.finished_at is None)
             yield {"ph": "b", "ts": begin, **shared, "args": {**_whose(task, attempt), **still}}
             yield {"ph": "e", "ts": end, **shared, "args": {}}
 
@@ -137,7 +138,7 @@ def _counters(trace: JobTrace, times: _Times) -> Iterator[Event]:
             span(0, *times.wait(attempt))
             if attempt.started_at is not None:
                 begin = times.at(attempt.started_at)
-                span(1, begin, times.end(attempt.ended_at, begin))
+                span(1, begin, times.end(attempt.finished_at, begin))
     waiting = working = 0
     for at, (more_waiting, more_working) in sorted(changes.items()):
         waiting, working = waiting + more_waiting, working + more_working
@@ -152,7 +153,7 @@ def _by_worker(trace: JobTrace, times: _Times) -> dict[str, list[_Slice]]:
         for attempt in task.attempts:
             if attempt.started_at is not None:
                 begin = times.at(attempt.started_at)
-                piece = _Slice(task, attempt, begin, times.end(attempt.ended_at, begin))
+                piece = _Slice(task, attempt, begin, times.end(attempt.finished_at, begin))
                 workers.setdefault(attempt.worker or "unknown", []).append(piece)
     return {worker: sorted(slices, key=lambda piece: (piece.begin, piece.end)) for worker, slices in workers.items()}
 
@@ -176,7 +177,7 @@ def _worker(trace: JobTrace, times: _Times, pid: int, worker: str, slices: list[
 
 def _phases(times: _Times, piece: _Slice) -> Iterator[tuple[str, tuple[int, int], dict[str, Any]]]:
     """Name, span and arguments of the phases of a completed attempt, within it, one after the other."""
-    if piece.attempt is not piece.task.attempts[-1] or piece.attempt.how != "done":
+    if piece.attempt is not piece.task.attempts[-1] or piece.attempt.state != "done":
         return
     assert piece.attempt.started_at is not None, "a slice has begun"
     last = piece.begin
@@ -193,9 +194,9 @@ def _arguments(piece: _Slice) -> dict[str, Any]:
     task, attempt = piece.task, piece.attempt
     args = {
         **_whose(task, attempt),
-        "how": attempt.how,
+        "how": attempt.state,
         "predicted_seconds": task.predicted_seconds,
-        **_open(attempt.ended_at is None),
+        **_open(attempt.finished_at is None),
     }
     if task.group is not None:
         args["kernels"] = task.group.kernels
@@ -208,9 +209,9 @@ def _arguments(piece: _Slice) -> dict[str, Any]:
     return args
 
 
-def _whose(task: TracedTask, attempt: Attempt) -> dict[str, Any]:
+def _whose(task: TracedTask, attempt: TimelineStep) -> dict[str, Any]:
     args: dict[str, Any] = {"task": task.id, "kind": task.kind, "ref": task.ref, "target": task.target}
-    args["attempt"] = attempt.number
+    args["attempt"] = attempt.attempt
     if task.problem is not None:
         args |= {"problem": task.problem.name, "operator": task.problem.operator}
     if task.jobs:

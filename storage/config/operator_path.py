@@ -6,17 +6,10 @@ from storage.config.settings import Settings
 from storage.errors import SettingsError
 
 
-def load_operator_path(settings: Settings) -> None:
-    """Load the operators into this process. Raises `SettingsError`, which says what a folder lacks."""
+def load_operator_path(settings: Settings, *, only_check: bool = False) -> None:
+    """Load the operators into this process; a process that only starts others just checks them. Raises `SettingsError`,
+    which says what a folder lacks."""
     try:
-        load_operators(settings.operator_folders)
-    except InvalidOperator as error:
-        raise SettingsError(f"OPERATOR_PATH: {error}") from error
-
-
-def check_operator_path(settings: Settings) -> None:
-    """The same without loading them: for a process that only starts others."""
-    try:
-        check_operators(settings.operator_folders)
+        (check_operators if only_check else load_operators)(settings.operator_folders)
     except InvalidOperator as error:
         raise SettingsError(f"OPERATOR_PATH: {error}") from error

@@ -1,7 +1,7 @@
 """Candidates with their builds: the input of prediction and of the choice of a winner."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import select
@@ -9,33 +9,13 @@ from sqlalchemy import select
 from storage.database.session import Session
 from storage.database.sql import change_each, core
 from storage.database.tables import BuildRow, CandidateRow
-from storage.entities.verdicts import Verdict, proofs_of
+from storage.entities.verdicts import proofs_of
 
 
-@dataclass(frozen=True)
-class StoredCandidate:
-    """The fields of a candidate, and of its build (None while it is not compiled: `library` holds its group, `imported`
-    is a verdict from elsewhere). `proof`: the newest verdict, of a GPU, else of the CPU."""
-
-    problem_id: int
-    candidate: str
-    schedule: dict[str, Any]
-    kernel: str
-    build: str
-    verdict: str | None
-    message: str | None
-    predicted_us: float | None
-    prediction: dict[str, Any] | None
-    measured_us: float | None
-    measurement: dict[str, Any] | None
-    slice: str | None
-    toolchain: str | None
-    group_id: str | None
-    code_digest: str | None
-    library: str | None
-    resources: dict[str, Any] | None
-    imported: dict[str, Any] | None
-    proof: Verdict | None
+class StoredCandidate(SimpleNamespace):
+    """The columns of a candidate, and of its build (None while it is not compiled): `library` holds its group,
+    `imported` is a verdict from elsewhere. `proof`: the newest `storage.entities.verdicts.Verdict`, of a GPU, else of
+    the CPU."""
 
 
 def candidates_of_problem(

@@ -32,14 +32,6 @@ Stamp = tuple[int, str]
 
 
 @dataclass(frozen=True)
-class StoredWinner:
-    """A record as its row holds it: `json` is a `cukiln.types.WinnerRecord`. `stamp`: revision and attempt."""
-
-    stamp: Stamp
-    json: bytes
-
-
-@dataclass(frozen=True)
 class Elsewhere:
     """A problem (by digest) on a target, to be found on the first device class, by name, that comes after `after`."""
 
@@ -54,12 +46,10 @@ def get_winners(session: Session, keys: Iterable[str]) -> dict[str, WinnerRecord
     return {key: WinnerRecord.model_validate(record) for key, record in rows if record}
 
 
-def stored_winners(session: Session, keys: Iterable[str]) -> dict[str, StoredWinner]:
-    """The records there are, by key, not parsed: a lookup sends most of them as they are."""
+def stored_winners(session: Session, keys: Iterable[str]) -> dict[str, tuple[Stamp, bytes]]:
+    """The records there are, by key, as JSON that is not parsed: a lookup sends most of them as they are."""
     rows = session.execute(_of_keys(is_postgres(session), with_record=True), {"keys": json.dumps(list(keys))}).all()
-    return {
-        key: StoredWinner((revision, attempt), text.encode()) for key, revision, attempt, text in rows if text != "{}"
-    }
+    return {key: ((revision, attempt), text.encode()) for key, revision, attempt, text in rows if text != "{}"}
 
 
 def winner_stamps(session: Session, keys: Iterable[str]) -> dict[str, Stamp]:

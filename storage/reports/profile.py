@@ -1,20 +1,20 @@
-"""The profile of a job: what a run of each problem's winner does."""
+"""The profile of a job: what a run of each problem's winner does, by operator, kernel and primitive."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 from sqlalchemy import RowMapping, select
 
-from codegen.counts import Openings
+from codegen.counts import LaunchCounts, Openings, Primitive
 from codegen.kernel import Candidate
 from codegen.operators import operator
-from codegen.predict.profile import profile
+from codegen.predict.roofline import Prediction, launch_times, predict
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
 from codegen.targets import target as data_sheet
 from codegen.text.ptxas_report import Resources
-from cukiln.types import ProfileOperator, ProfilePage
+from cukiln.types import ProfileCounts, ProfileKernel, ProfileOperator, ProfilePage, RankedBy, RingForm
 from storage.database.pages import read_page
 from storage.database.session import Session
 from storage.database.sql import core
@@ -50,19 +50,65 @@ def profile_row(
     name: str, device_class: str, candidate: Candidate, target: Target, resources: Resources, openings: Openings,
     measured_us: float | None = None,
 ) -> ProfileOperator:  # fmt: skip
-    """Of one run of a candidate for the problem `name`."""
-    made = profile(candidate, target, resources, openings, measured_us)
-    return ProfileOperator.model_validate(
-        {
-            **asdict(made),
-            "problem": name,
-            "operator": candidate.problem.operator,
-            "target": target.name,
-            "device_class": device_class,
-            "candidate": candidate.id,
-            "schedule": candidate.schedule.as_dict(),
-        }
+    """Of one run of a candidate for the problem `name`. `measured_us`: of the run, where it was measured."""
+    op, problem, schedule = operator(candidate.problem.operator), candidate.problem, candidate.schedule
+    prediction, launches = predict(candidate, resources, target), op.launches(problem, schedule, target)
+    times_us = launch_times(prediction, op.work(problem, schedule, target), target, [one.function for one in launches])
+    counts = _counts(
+        op.name,
+        launches,
+        prediction.us if measured_us is None else measured_us,
+        "predicted" if measured_us is None else "measured",
+        times=1,
+        launches=sum(launch.times for launch in launches),
+        multiplications=op.multiplications(problem),
+        workspace_bytes=op.cost(problem, schedule).workspace_bytes,
+        ring_bytes=op.ring_bytes(problem, schedule, openings),
     )
+    return ProfileOperator(
+        problem=name,
+        operator=op.name,
+        target=target.name,
+        device_class=device_class,
+        candidate=candidate.id,
+        schedule=schedule.as_dict(),
+        counts=counts,
+        kernels=[_kernel(launch, us, prediction) for launch, us in zip(launches, times_us, strict=True)],
+        ring_forms=[RingForm(**asdict(form)) for form in op.ring_forms(problem)],
+    )
+
+
+def _counts(
+    name: str, parts: Sequence[LaunchCounts], us: float | None, us_from: RankedBy = "predicted", **others: int | None
+) -> ProfileCounts:
+    """A row of what these launches do, or these parts of them, in so many microseconds."""
+    names = ("executed", "limb_products", "truncations", "bytes_read", "bytes_written")
+    sums = {count: sum(getattr(part, count) for part in parts) for count in names}
+    seconds = {"seconds": None, "seconds_from": None} if us is None else {"seconds": us * 1e-6, "seconds_from": us_from}
+    return ProfileCounts.model_validate({"name": name, **seconds, **sums, **others})
+
+
+def _kernel(launch: LaunchCounts, us: float | None, prediction: Prediction) -> ProfileKernel:
+    """Its seconds are always predicted. Those of a primitive are its roof's alone, which others hide: they do not add
+    up."""
+    moved = launch.bytes_read + launch.bytes_written
+    roofs = prediction.roofs_us if launch.function == "run" else {}
+    multiplies = max(launch.primitives, key=lambda part: part.multiplications, default=None)
+
+    def us_of(part: Primitive) -> float | None:
+        if part.multiplications:
+            return roofs.get("mma" if part.name.startswith("mma") else "fma")
+        bytes_ = part.bytes_read + part.bytes_written
+        return max(roofs["l2"], roofs["dram"]) * bytes_ / moved if roofs and bytes_ else None
+
+    def row(part: Primitive) -> ProfileCounts:
+        products = launch.multiplications if part is multiplies else 0
+        alone = [LaunchCounts(launch.function, (part,))]
+        return _counts(part.name, alone, us_of(part), times=part.times, launches=0, multiplications=products)
+
+    times, products = launch.times, launch.multiplications
+    whole = _counts(launch.function, [launch], us, times=times, launches=times, multiplications=products)
+    return ProfileKernel(counts=whole, primitives=[row(part) for part in launch.primitives])
 
 
 def _row(row: RowMapping, entry: Mapping[str, Any], openings: Openings) -> ProfileOperator | None:

@@ -39,20 +39,7 @@ ON_GROUPS = (COMPILE, VERIFY, MEASURE)
 ON_PROBLEMS = (COMPARE, FINISH)
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """One try at a task, by the clocks of the machines. It waited from `available_at` on; `started_at` is None before
-    an attempt has begun, `ended_at` where it is not over. `how` it ended, or the state of the task."""
-
-    worker: str | None
-    number: int
-    available_at: float
-    started_at: float | None
-    ended_at: float | None
-    how: str
-
-
-Attempted = tuple[RowMapping, tuple[Attempt, ...]]
+Attempted = tuple[RowMapping, tuple[TimelineStep, ...]]
 """A task's row, and those attempts at it that are shown."""
 
 
@@ -66,7 +53,7 @@ class TracedTask:
     ref: str
     target: str | None
     predicted_seconds: float
-    attempts: tuple[Attempt, ...]
+    attempts: tuple[TimelineStep, ...]
     group: Any
     problem: Any
     phases: list[dict[str, Any]]
@@ -139,26 +126,27 @@ def _jobs(session: Session, task_ids: Sequence[int]) -> dict[int, list[str]]:
     return jobs
 
 
-def _attempts(row: RowMapping) -> list[Attempt]:
-    """The attempts at the task, the present one last."""
-    past = [
-        Attempt(*(ended[name] for name in ("worker", "attempt", "available_at", "started_at", "ended_at", "how")))
-        for ended in row["past"]
+def _attempts(row: RowMapping) -> list[TimelineStep]:
+    """The attempts at the task by the clocks of the machines, the present one last."""
+    ends = {"how": row["state"], "available_at": waiting_since(row), "ended_at": row["finished_at"]}
+    return [
+        TimelineStep(
+            kind=row["kind"],
+            target=row["target"],
+            state=attempt["how"],
+            attempt=attempt["attempt"],
+            worker=attempt["worker"],
+            queued_at=attempt["available_at"],
+            started_at=attempt["started_at"],
+            finished_at=attempt["ended_at"],
+        )
+        for attempt in [*row["past"], {**row, **ends}]
     ]
-    last = Attempt(
-        worker=row["worker"],
-        number=row["attempt"],
-        available_at=waiting_since(row),
-        started_at=row["started_at"],
-        ended_at=row["finished_at"],
-        how=row["state"],
-    )
-    return [*past, last]
 
 
-def _falls_into(attempt: Attempt, window: tuple[float, float]) -> bool:
-    begun = attempt.available_at if attempt.started_at is None else attempt.started_at
-    return begun <= window[1] and (attempt.ended_at is None or attempt.ended_at >= window[0])
+def _falls_into(attempt: TimelineStep, window: tuple[float, float]) -> bool:
+    begun = attempt.queued_at if attempt.started_at is None else attempt.started_at
+    return begun <= window[1] and (attempt.finished_at is None or attempt.finished_at >= window[0])
 
 
 def _groups(session: Session, group_ids: set[str]) -> dict[str, Any]:
@@ -205,7 +193,7 @@ def _subject(kind: str, ref: str) -> Subject:
 
 def _lane(subject: Subject, tasks: list[TracedTask]) -> TimelineLane:
     what, ref = subject
-    steps = [_step(task, attempt) for task in tasks for attempt in task.attempts]
+    steps = [attempt for task in tasks for attempt in task.attempts]
     if what == "plan":
         _, first, last = parse_plan_ref(ref)
         return TimelineLane(name=f"plan {first + 1} to {last + 1}", steps=steps)
@@ -215,21 +203,6 @@ def _lane(subject: Subject, tasks: list[TracedTask]) -> TimelineLane:
     group = tasks[0].group
     kernels = group.kernels if group else None
     return TimelineLane(name=f"group {ref[:SHOWN_DIGITS]}", group=ref, kernels=kernels, steps=steps)
-
-
-def _step(task: TracedTask, attempt: Attempt) -> TimelineStep:
-    return TimelineStep.model_validate(
-        {
-            "kind": task.kind,
-            "target": task.target,
-            "state": attempt.how,
-            "attempt": attempt.number,
-            "worker": attempt.worker,
-            "queued_at": attempt.available_at,
-            "started_at": attempt.started_at,
-            "finished_at": attempt.ended_at,
-        }
-    )
 
 
 By = Literal["operator", "job", "day"]

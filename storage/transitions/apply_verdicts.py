@@ -66,13 +66,15 @@ class NextStep:
 
 @dataclass(frozen=True)
 class CandidateVerdict:
-    """What becomes of one candidate of a job's problem. `measurement` as JSON; None where it is not right."""
+    """What becomes of one candidate of a job's problem. `measurement` as JSON; None where it is not right. `details`:
+    for the verdict on its code."""
 
     problem_id: int
     candidate: str
     verdict: str
     message: str | None
     measurement: dict[str, Any] | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 def add_next_steps(session: Session, problem_ids: Iterable[int]) -> list[NextStep]:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, tuple_
+from sqlalchemy import Row, func, select, tuple_
 
 from codegen.identity import PlanVersions
 from cukiln.types import StageSeconds
@@ -37,19 +37,9 @@ PROOFS = frozenset({"ok"}) | FINDINGS
 """Verdicts that are stored of the code. Others (`skipped`) say nothing about it."""
 
 
-@dataclass(frozen=True)
-class ToMeasure:
-    """`problem` is canonical; `library`: a blob; `proven`: a GPU has verified its code by the reduced plan before."""
-
-    problem_id: int
-    operator: str
-    problem: dict[str, Any]
-    candidate: str
-    schedule: dict[str, Any]
-    build: str
-    library: str
-    code_digest: str
-    proven: bool
+ToMeasure = Row[Any]
+"""Of `candidates_to_measure`. `problem` is canonical; `library`: a blob; `proven`: a GPU has verified its code by the
+reduced plan before."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +57,6 @@ class Measured:
     measurement: dict[str, Any] | None
     verify: StageSeconds
     measure: StageSeconds
-
-
-@dataclass(frozen=True)
-class WrongContender:
-    """A candidate that failed in a comparison, though its verdict was ok. `skipped` says nothing about its code."""
-
-    candidate: str
-    verdict: str
-    message: str
-    details: Mapping[str, Any]
 
 
 def candidates_to_measure(session: Session, ref: str, device_class: str, plans: PlanVersions) -> list[ToMeasure]:
@@ -109,7 +89,7 @@ def candidates_to_measure(session: Session, ref: str, device_class: str, plans: 
         .where(JobProblemRow.device_class == device_class, JobProblemRow.state.in_(LIVE))
         .order_by(JobProblemRow.id, CandidateRow.candidate)
     ).all()
-    once = {(row.candidate, row.code_digest): ToMeasure(**row._mapping) for row in reversed(rows)}
+    once = {(row.candidate, row.code_digest): row for row in reversed(rows)}
     return list(reversed(once.values()))
 
 
@@ -179,10 +159,11 @@ def complete_measured(
 
 
 def invalidate_contenders(
-    session: Session, lease: Lease, wrong: Sequence[WrongContender]
+    session: Session, lease: Lease, wrong: Sequence[CandidateVerdict]
 ) -> tuple[list[NextStep], bool]:
-    """The code of those that were found wrong after they had been timed gets the new verdict, under whatever plan; one
-    that was skipped was only not compared. As `apply_measured_verdicts` returns. Raises `LostLease`."""
+    """The code of candidates that failed in a comparison, though they were right before, gets the new verdict, under
+    whatever plan; one that was skipped was only not compared. Returns what `apply_measured_verdicts` does. Raises
+    `LostLease`."""
     require_lease(session, lease)
     problem_id = int(lease.ref)
     failed = {contender.candidate: contender for contender in wrong if contender.verdict in FINDINGS}
@@ -198,9 +179,7 @@ def invalidate_contenders(
         change(session, VerdictRow, was_right, **found, created_at=clock_of(session).now())
     codes = {code_digest for _, code_digest in rows if code_digest}
     withdraw_code(session, wrong_codes(session, codes))
-    write_candidate_verdicts(
-        session, [CandidateVerdict(problem_id, name, failed[name].verdict, failed[name].message) for name, _ in rows]
-    )
+    write_candidate_verdicts(session, [failed[name] for name, _ in rows])
     touched = invalidate(session, codes, None, VERDICTS_AT_ONCE)
     return add_next_steps(session, touched), len(touched) >= VERDICTS_AT_ONCE
 

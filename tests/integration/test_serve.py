@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from codegen.operators import operators
-from storage.config.operator_path import check_operator_path
+from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from storage.entities.heartbeats import live_devices
@@ -530,7 +530,7 @@ def test_operator_code_that_fails_is_shown_with_its_folder(settings: Settings, t
 def test_checking_an_operator_does_not_make_it_known(settings: Settings) -> None:
     faulty = FAULTY
     before = set(operators())
-    check_operator_path(settings.model_copy(update={"operator_path": str(faulty)}))
+    load_operator_path(settings.model_copy(update={"operator_path": str(faulty)}), only_check=True)
     assert set(operators()) == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -53,7 +54,7 @@ def compared() -> dict[str, Any]:
 
 
 def test_a_row_for_each_sum_length() -> None:
-    short, long = accuracy_rows("ffn1", WinnerRecord.model_validate(record()))
+    short, long = (SimpleNamespace(**row) for row in accuracy_rows("ffn1", WinnerRecord.model_validate(record())))
     assert [short.sum_length, long.sum_length] == [17, 512]
     assert (short.max_error, short.error_bound, short.share_of_bound) == (0.00015, 0.0125, 0.5)
     assert short.integers is True and long.integers is True
@@ -61,7 +62,7 @@ def test_a_row_for_each_sum_length() -> None:
 
 
 def test_a_comparison_has_our_error_and_the_vendors_on_the_same_inputs() -> None:
-    *_, ours = accuracy_rows("ffn1", WinnerRecord.model_validate(compared()))
+    *_, ours = (SimpleNamespace(**row) for row in accuracy_rows("ffn1", WinnerRecord.model_validate(compared())))
     assert (ours.extents, ours.sum_length, ours.integers) == ([4, 5], 512, True)
     assert (ours.max_error, ours.error_bound, ours.vendor_error, ours.vendor_bound) == (0.0016, 0.24, 0.00124, 0.25)
 
@@ -69,7 +70,7 @@ def test_a_comparison_has_our_error_and_the_vendors_on_the_same_inputs() -> None
 def test_integers_that_differ_or_were_not_tried_are_not_called_equal() -> None:
     made = record()
     made["front"][0]["verdict"] = {"cases": [{**CASES[0], "max_error": 1.0}, CASES[1], CASES[3]]}
-    short, long = accuracy_rows("ffn1", WinnerRecord.model_validate(made))
+    short, long = (SimpleNamespace(**row) for row in accuracy_rows("ffn1", WinnerRecord.model_validate(made)))
     assert (short.integers, long.integers) == (None, False)
 
 

@@ -448,7 +448,7 @@ def test_an_empty_argument_is_refused_by_its_name(
     command: list[str], name: str, cukiln: Run, scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUKILN_URL", scripted.url)
-    monkeypatch.setattr("cukiln.cli.main.run_server", lambda given: 0)
+    monkeypatch.setattr("cukiln.cli.server.load_settings", lambda given: pytest.fail("the service starts"))
     code, _, err = cukiln(*command, "")
     assert code == 2
     assert f"Invalid value for '{name}': it is empty" in err

@@ -15,7 +15,7 @@ from storage.database.session import Database, Session
 from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, WinnerRow
 from storage.entities.record_parts import withdraw_code
 from storage.entities.verdicts import NewVerdict, write_verdicts, wrong_codes
-from storage.entities.winners import StoredWinner, stored_winners
+from storage.entities.winners import Stamp, stored_winners
 from storage.transitions import accept
 from tests.support.fixtures_api import MATMUL, Api, publish
 from tests.support.fixtures_storage import EveryOperator
@@ -103,7 +103,7 @@ def test_an_unchanged_record_is_not_read_again(api: Api, monkeypatch: pytest.Mon
     cache.get([record.key])
     read: list[str] = []
 
-    def reading(session: Session, keys: Iterable[str]) -> dict[str, StoredWinner]:
+    def reading(session: Session, keys: Iterable[str]) -> dict[str, tuple[Stamp, bytes]]:
         read.extend(wanted := list(keys))
         return stored_winners(session, wanted)
 

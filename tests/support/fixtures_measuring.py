@@ -15,9 +15,9 @@ from storage.entities.candidates import StoredCandidate, candidates_of_problem
 from storage.queue.tasks import Lease
 from storage.transitions import accept, take_work
 from storage.transitions.accept import CreatedJob
-from storage.transitions.apply_verdicts import NextStep
+from storage.transitions.apply_verdicts import CandidateVerdict, NextStep
 from storage.transitions.end_jobs import finish_problem
-from storage.transitions.measure import WrongContender, invalidate_contenders, record_compared
+from storage.transitions.measure import invalidate_contenders, record_compared
 from tests.support.fixtures_storage import (
     TARGET,
     measure_leased,
@@ -44,7 +44,8 @@ def compare_next(
 ) -> list[NextStep]:
     """`wrong`: candidate and message of those that get the verdict."""
     lease = take_one(database, "compare")
-    dropped = [WrongContender(candidate, verdict, message, {"cases": []}) for candidate, message in wrong]
+    details, problem = {"cases": list[Any]()}, int(lease.ref)
+    dropped = [CandidateVerdict(problem, candidate, verdict, message, details=details) for candidate, message in wrong]
     with database.write() as session:
         next_steps, _ = invalidate_contenders(session, lease, dropped)
         return [*next_steps, *record_compared(session, lease, COMPARISON, measure=StageSeconds(wall=3, cpu=1))]

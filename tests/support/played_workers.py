@@ -22,7 +22,7 @@ from storage.queue import tasks
 from storage.queue.tasks import Lease, Renewal, require_lease, spend
 from storage.transfer.withdrawals import find_broken_off
 from storage.transitions import end_attempt
-from storage.transitions.apply_verdicts import NextStep, Versions
+from storage.transitions.apply_verdicts import CandidateVerdict, NextStep, Versions
 from storage.transitions.end_jobs import expire_budgets, find_ended, finish_problem
 from storage.transitions.groups import (
     BuildOutcome,
@@ -38,7 +38,6 @@ from storage.transitions.groups import (
     what_follows,
 )
 from storage.transitions.measure import (
-    WrongContender,
     apply_measured_verdicts,
     candidates_to_measure,
     complete_measured,
@@ -265,7 +264,7 @@ class Attempt:
         right = self._right()
         yield
         bad = [name for name in right if self.luck.is_bad(name.partition("-")[2])]
-        wrong = [WrongContender(name, self.luck.verdict, "drifted", {}) for name in bad]
+        wrong = [CandidateVerdict(int(self.lease.ref), name, self.luck.verdict, "drifted") for name in bad]
         yield from self._in_parts(lambda session: invalidate_contenders(session, self.lease, wrong))
         with self.database.write() as session:
             record_compared(session, self.lease, {} if right else None, measure=second)

@@ -7,15 +7,16 @@ from functools import partial
 from typing import Any
 
 from codegen.kernel import Candidate
-from codegen.operator import Operator
+from codegen.operators import operator
 from codegen.plan.gpu_verification_plan import fresh_case, full_cases
 from codegen.plan.verification_plan import check_output
 from cukiln.types import Comparison, Contender, VendorResult
 from workers.cpu.cpu_check import number
 from workers.gpu.interface import Gpu, GpuError, GpuFault, LaunchRefused, VendorCall
-from workers.gpu.libraries import Libraries, call_of
+from workers.gpu.libraries import call_of
+from workers.gpu.measure import Say, candidates_of, libraries_of
 from workers.gpu.sampling import Placed, Ranking, rank_by_turns, sample_until_tight
-from workers.gpu.task import VENDOR, CandidateResult
+from workers.gpu.task import VENDOR, CandidateResult, GpuTask
 from workers.gpu.verify_and_time import (
     OperandSets,
     Prepared,
@@ -62,36 +63,30 @@ class _Vendor:
     sampler: RotatingSampler
 
 
-@dataclass
 class ComparisonTask:
-    """`candidates`: by name, each with the path of its library; all of one problem. `touch` gets each candidate before
-    the GPU works for it, as the cause of a death; `beat` what else takes long."""
+    """Of candidates that all are of one problem. `say` gets the lines; `touched`: what the GPU worked for last, as the
+    cause of a death."""
 
-    gpu: Gpu
-    operator: Operator
-    libraries: Libraries
-    candidates: Mapping[str, tuple[Candidate, str]]
-    seed: int
-    seconds: float
-    vendor: bool
-    touch: Callable[[str], None]
-    beat: Callable[[str], None]
-
-    def __post_init__(self) -> None:
-        self._references = References(self.gpu, self.beat)
-        first, _ = next(iter(self.candidates.values()))
-        self._problem = first.problem
-        self._fresh = fresh_case(self.operator, first, self.seed)
-        (self._normal,) = (case for case in full_cases(self.operator, first, self.seed) if case.kind == "normal")
+    def __init__(self, gpu: Gpu, task: GpuTask, say: Say) -> None:
+        self.gpu, self._task, self._say = gpu, task, say
+        self._candidates = candidates_of(task)
+        self._paths = {entry.candidate: entry.library for entry in task.candidates}
+        self._libraries = libraries_of(gpu, task, self._candidates)
+        self._references = References(gpu, self._beat)
+        first = next(iter(self._candidates.values()))
+        self._problem, self._operator = first.problem, operator(first.problem.operator)
+        self._fresh = fresh_case(self._operator, first, task.seed)
+        (self._normal,) = (case for case in full_cases(self._operator, first, task.seed) if case.kind == "normal")
         self.wrong: list[CandidateResult] = []
+        self.touched = ""
 
     def run(self) -> dict[str, Any] | None:
         """As JSON; None where no candidate is right. Raises GpuFault, Harmed, UnexplainedHarm."""
-        prepared = self._references.of(self.operator, self._normal, keep=True)
+        prepared = self._references.of(self._operator, self._normal, keep=True)
         # Made now, so that the time it takes is no candidate's.
-        self._references.of(self.operator, self._fresh, keep=True)
-        self.beat("making the sets of operands")
-        sets = operand_sets(self.gpu, self.operator, self._problem, prepared)
+        self._references.of(self._operator, self._fresh, keep=True)
+        self._beat("making the sets of operands")
+        sets = operand_sets(self.gpu, self._operator, self._problem, prepared)
         runners = self._right_runners(prepared, sets)
         before = self.gpu.state()
         vendor, missing = (
@@ -122,11 +117,11 @@ class ComparisonTask:
 
     def _right_runners(self, prepared: Prepared, sets: OperandSets) -> dict[str, _Runner]:
         runners: dict[str, _Runner] = {}
-        for name, (candidate, path) in self.candidates.items():
-            self.touch(name)
-            described = self._normal.describe(self.operator.extents(self._problem))
+        for name, candidate in self._candidates.items():
+            self._touch(name)
+            described = self._normal.describe(self._operator.extents(self._problem))
             try:
-                call = call_of(self.libraries.load(path), self.operator, candidate)
+                call = call_of(self._libraries.load(self._paths[name]), self._operator, candidate)
                 timing = Timing(self.gpu, call, sets)
                 sets.sets[0].restore()  # the samplers of those before it have run in there
                 wrong = run_once(self.gpu, call, self._normal, prepared, sets.sets[0], timing.space, described)
@@ -142,8 +137,15 @@ class ComparisonTask:
         self._stop_where_harmed()
         return runners
 
+    def _touch(self, name: str) -> None:
+        self.touched = name
+        self._say({"start": name})
+
+    def _beat(self, what: str) -> None:
+        self._say({"beat": what})
+
     def _lose(self, name: str, verdict: str, wrong: Wrong, *cases: dict[str, Any]) -> None:
-        details = {"seed": self.seed, "cases": list(cases)}
+        details = {"seed": self._task.seed, "cases": list(cases)}
         self.wrong.append(CandidateResult(name, verdict, wrong.message, details, tainted=wrong.harmed))
 
     def _stop_where_harmed(self) -> None:
@@ -162,9 +164,9 @@ class ComparisonTask:
         return still
 
     def _right_alone(self, name: str, runner: _Runner) -> bool:
-        self.touch(name)
-        described = self._fresh.describe(self.operator.extents(self._problem))
-        prepared = self._references.of(self.operator, self._fresh, keep=True)
+        self._touch(name)
+        described = self._fresh.describe(self._operator.extents(self._problem))
+        prepared = self._references.of(self._operator, self._fresh, keep=True)
         runner.timing.restore()
         runner.sampler.replay()
         wrong = runner.timing.check_again(self._fresh, prepared, described)
@@ -179,17 +181,17 @@ class ComparisonTask:
         beside = () if vendor is None else (VENDOR,)
         if vendor is not None:
             samplers[VENDOR] = partial(self._sample, VENDOR, vendor.sampler)
-        return rank_by_turns(samplers, time.monotonic, seconds=self.seconds * len(samplers), beside=beside)
+        return rank_by_turns(samplers, time.monotonic, seconds=self._task.seconds * len(samplers), beside=beside)
 
     def _sample(self, name: str, sampler: RotatingSampler) -> float:
-        self.touch(name)
+        self._touch(name)
         return sampler()
 
     def _vendor(self, prepared: Prepared, sets: int) -> tuple[_Vendor | None, str | None]:
         """The fastest of what is offered, or why there is none. Raises GpuFault."""
-        if not self.vendor:
+        if not self._task.vendor:
             return None, "it was not asked for"
-        self.touch(VENDOR)
+        self._touch(VENDOR)
         try:
             offered = self.gpu.vendor(self._problem, prepared.host, sets)
             timed, refused = self._time_offers(offered, sets)
@@ -224,13 +226,13 @@ class ComparisonTask:
         return timed, refused
 
     def _time_vendor(self, number: int, call: VendorCall, sets: int) -> tuple[float, int, VendorCall, RotatingSampler]:
-        self.touch(VENDOR)
+        self._touch(VENDOR)
         sampler = RotatingSampler(self.gpu, [partial(call.run, index) for index in range(sets)])
-        sampling = sample_until_tight(sampler, time.monotonic, seconds=CHOOSING_SHARE * self.seconds)
+        sampling = sample_until_tight(sampler, time.monotonic, seconds=CHOOSING_SHARE * self._task.seconds)
         return sampling.interval.median, number, call, sampler
 
     def _contender(self, placed: Placed, runner: _Runner) -> Contender:
-        flops = self.operator.cost(self._problem, runner.candidate.schedule).flops
+        flops = self._operator.cost(self._problem, runner.candidate.schedule).flops
         return Contender(
             candidate=placed.name,
             **_times(placed),

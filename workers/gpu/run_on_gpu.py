@@ -18,13 +18,13 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from codegen.operators import load_operators, operator, operators
+from codegen.operators import load_operators, operators
 from cukiln.counted import counted
 from workers.gpu.compare import ComparisonTask, Harmed
 from workers.gpu.interface import Gpu, GpuError, GpuFault, list_devices, open_gpu, warm_up
 from workers.gpu.lease import take_lease
 from workers.gpu.leftovers import thread_names
-from workers.gpu.measure import MeasureTask, Say, candidates_of, libraries_of
+from workers.gpu.measure import MeasureTask, Say
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
 from workers.processes.child_protocol import Saying
 
@@ -78,26 +78,7 @@ def _check_health(gpu: Gpu) -> None:
 
 
 def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
-    candidates = candidates_of(task)
-    paths = {entry.candidate: entry.library for entry in task.candidates}
-    (name,) = {candidate.problem.operator for candidate in candidates.values()}
-    touched = [""]
-
-    def touch(candidate: str) -> None:
-        touched[0] = candidate
-        say({"start": candidate})
-
-    comparing = ComparisonTask(
-        gpu,
-        operator(name),
-        libraries_of(gpu, task, candidates),
-        {candidate_id: (candidate, paths[candidate_id]) for candidate_id, candidate in candidates.items()},
-        seed=task.seed,
-        seconds=task.seconds,
-        vendor=task.vendor,
-        touch=touch,
-        beat=lambda what: say({"beat": what}),
-    )
+    comparing = ComparisonTask(gpu, task, say)
     wrong: Sequence[CandidateResult]
     last: list[dict[str, Any]] = []
     try:
@@ -110,10 +91,10 @@ def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
             raise
         wrong = comparing.wrong
     except GpuFault as error:
-        if touched[0] == VENDOR:
+        if comparing.touched == VENDOR:
             raise
         # The parent continues without this candidate, in a new child.
-        wrong = [CandidateResult(touched[0], "runtime_error", str(error), tainted=True)]
+        wrong = [CandidateResult(comparing.touched, "runtime_error", str(error), tainted=True)]
     except Harmed as error:
         wrong = error.wrong
     for message in [*({"candidate": asdict(result)} for result in wrong), *last]:

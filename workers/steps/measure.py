@@ -18,11 +18,10 @@ from storage.entities.candidates import StoredCandidate, candidates_of_problem
 from storage.entities.jobs import JobProblem, last_deadline, load_problem
 from storage.errors import BlobCorrupt, BlobMissing, LostLease
 from storage.queue import losses
-from storage.transitions.apply_verdicts import NextStep
+from storage.transitions.apply_verdicts import CandidateVerdict, NextStep
 from storage.transitions.measure import (
     Measured,
     ToMeasure,
-    WrongContender,
     apply_measured_verdicts,
     best_measured,
     candidates_to_measure,
@@ -235,7 +234,10 @@ def compare(context: StepContext) -> None:
             outcome = run_task(context, "compare", wanted, {0: min(times)} if times else {}, [], context.cancel)
     context.check()
     results = [result for result in outcome.results if result.verdict != "ok"] if outcome else []
-    wrong = [WrongContender(result.candidate, result.verdict, result.message, result.details) for result in results]
+    wrong = [
+        CandidateVerdict(problem.id, result.candidate, result.verdict, result.message, details=result.details)
+        for result in results
+    ]
     comparison: dict[str, Any] | None = None
     if outcome is not None and outcome.comparison is not None:
         rest = without(Comparison.model_validate(outcome.comparison), [contender.candidate for contender in wrong])

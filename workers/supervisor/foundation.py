@@ -7,7 +7,7 @@ from contextlib import closing
 from redis.exceptions import RedisError
 
 from storage.blobs.blob_store import BlobStore
-from storage.config.operator_path import check_operator_path
+from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings
 from storage.database.session import Database
 from workers import wake_ups
@@ -23,7 +23,7 @@ API_GRACE_SECONDS = 3.0  # open event streams would keep it alive for ever
 
 def check_machine(settings: Settings) -> list[Device]:
     """The GPUs to measure on. Raises StorageError, ToolchainMissing, ServeError."""
-    check_operator_path(settings)
+    load_operator_path(settings, only_check=True)
     with closing(fenced_processes(settings)) as processes:
         find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
         return gpus_to_use(settings, processes)

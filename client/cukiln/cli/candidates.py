@@ -1,18 +1,16 @@
 """`cukiln candidates`: what was tried for a job's problems; `cukiln accuracy`: the errors of its winners."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from cukiln.cli.console import GAP, fitting, percent, plain_table, shown
+from cukiln.cli.console import columns_of, percent, plain_table, print_columns, shown
 from cukiln.cli.table import microseconds, schedule_text
-from cukiln.types import CandidateReport, Contender, WinnerRecord
+from cukiln.types import CandidateReport, Contender, VendorResult, WinnerRecord
 
-_SCHEDULE_WIDTH = 40  # that a schedule gets at least, where it is so long: it is wrapped
 _NOTES = {
     "verdict": "verdict: ok is verified correct; the reason for any other is in `--json`, as `message`",
     "error": "error: the largest over the verification plan's random inputs, and what is allowed there",
@@ -21,23 +19,6 @@ _NOTES = {
     "multiprocessor's threads that are resident",
     "predicted": "predicted: an estimate from the compiled kernel and the GPU's data sheet",
 }
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A heading with a cell for each candidate; `-` without a value."""
-
-    heading: str
-    cells: Sequence[str]
-
-    @property
-    def is_schedule(self) -> bool:
-        return self.heading == "schedule"
-
-    @property
-    def width(self) -> int:
-        needed = max(cell_len(text) for text in [self.heading, *self.cells])
-        return min(needed, _SCHEDULE_WIDTH) if self.is_schedule else needed
 
 
 def fastest_first(candidates: Sequence[CandidateReport]) -> list[CandidateReport]:
@@ -58,10 +39,8 @@ def print_candidates(console: Console, candidates: Sequence[CandidateReport]) ->
     headings: set[str] = set()
     for (name, device_class), of_problem in groupby(candidates, key=_problem):
         console.print(Text(f"{name} on {device_class}", style="bold"))
-        key, *columns = _columns(list(of_problem))
-        # The last column of a table needs no gap behind it.
-        for row in fitting([column.width + GAP for column in columns], console.width + GAP, taken=key.width + GAP):
-            _print_table(console, [key, *(columns[number] for number in row)])
+        key, *columns = columns_of(list(of_problem), _CELLS, left=("candidate", "verdict"), wrapped="schedule")
+        print_columns(console, key, columns)
         headings |= {column.heading for column in columns}
     for heading, note in _NOTES.items():
         if heading in headings:
@@ -72,37 +51,20 @@ def _problem(candidate: CandidateReport) -> tuple[str, str]:
     return candidate.problem, candidate.device_class
 
 
-def _columns(candidates: Sequence[CandidateReport]) -> list[_Column]:
-    values: dict[str, Callable[[CandidateReport], str]] = {
-        "candidate": lambda c: c.candidate[:12],
-        "verdict": lambda c: c.verdict or "-",
-        "error": lambda c: shown(c.max_error, ".1e", "" if c.error_bound is None else f" of {c.error_bound:.1e}"),
-        "measured": lambda c: _time(c.measured_us),
-        "spread": lambda c: percent(c.spread),
-        "TFLOP/s": lambda c: shown(c.tflops, ".3g"),
-        "registers": lambda c: shown(c.registers, ","),
-        "shared": lambda c: shown(c.shared_bytes, ","),
-        "spills": lambda c: shown(c.spill_bytes, ","),
-        "occupancy": lambda c: percent(c.occupancy),
-        "predicted": lambda c: _time(c.predicted_us),
-        "schedule": lambda c: schedule_text(c.schedule),
-    }
-    columns = [_Column(heading, [cell(c) for c in candidates]) for heading, cell in values.items()]
-    return [column for column in columns if any(cell != "-" for cell in column.cells)]
-
-
-def _print_table(console: Console, columns: Sequence[_Column]) -> None:
-    table = plain_table()
-    for column in columns:
-        if column.is_schedule:
-            table.add_column(column.heading, ratio=1)
-        else:
-            left = column.heading in ("candidate", "verdict")
-            table.add_column(column.heading, no_wrap=True, justify="left" if left else "right")
-    for row in zip(*(column.cells for column in columns), strict=True):
-        table.add_row(*map(Text, row))
-    console.print(table)
-    console.print()
+_CELLS: dict[str, Callable[[CandidateReport], str]] = {
+    "candidate": lambda c: c.candidate[:12],
+    "verdict": lambda c: c.verdict or "-",
+    "error": lambda c: shown(c.max_error, ".1e", "" if c.error_bound is None else f" of {c.error_bound:.1e}"),
+    "measured": lambda c: _time(c.measured_us),
+    "spread": lambda c: percent(c.spread),
+    "TFLOP/s": lambda c: shown(c.tflops, ".3g"),
+    "registers": lambda c: shown(c.registers, ","),
+    "shared": lambda c: shown(c.shared_bytes, ","),
+    "spills": lambda c: shown(c.spill_bytes, ","),
+    "occupancy": lambda c: percent(c.occupancy),
+    "predicted": lambda c: _time(c.predicted_us),
+    "schedule": lambda c: schedule_text(c.schedule),
+}
 
 
 def _time(us: float | None) -> str:
@@ -117,47 +79,32 @@ _ACCURACY_NOTES = (
 _VENDOR = "vendor: its library's largest error on the same inputs, and what ours may be off at that place"
 
 
-@dataclass(frozen=True)
-class AccuracyRow:
-    """One case of a winner's verification, or its comparison on a GPU. `sum_length`: products in each sum; `integers`:
-    whether bits were equal on the same extents, null without such a case; `vendor_error`: of a comparison."""
-
-    problem: str
-    device_class: str
-    operator: str
-    dtype: str
-    out_dtype: str
-    sum_length: int | None
-    extents: list[int]
-    max_error: float
-    error_bound: float | None
-    share_of_bound: float | None
-    integers: bool | None
-    vendor_error: float | None = None
-    vendor_bound: float | None = None
-
-
-def accuracy_rows(name: str, record: WinnerRecord) -> list[AccuracyRow]:
-    """Of the fastest kernel of the problem `name`, the shortest sums first."""
+def accuracy_rows(name: str, record: WinnerRecord) -> list[dict[str, Any]]:
+    """Of the fastest kernel of the problem `name`, the shortest sums first: a row for each case of its verification,
+    and one of its comparison on a GPU, which has a `vendor_error`. `sum_length`: products in each sum; `integers`:
+    whether bits were equal on the same extents, null without such a case."""
     best, vendor = record.front[0], record.vendor
     cases = [case for case in best.verdict.get("cases", []) if case.get("max_error") is not None]
     exact = {tuple(case["extents"]): case["max_error"] == 0.0 for case in cases if case["kind"] == "integer"}
     lengths = {tuple(case["extents"]): case.get("sum_length") for case in cases}
+    head = {"problem": name, "device_class": record.device_class, "operator": record.operator}
+    dtypes = {field: str(record.problem.get(field, "-")) for field in ("dtype", "out_dtype")}
 
-    def row(extents: list[int], max_error: float, bound: float | None, share: float | None) -> AccuracyRow:
-        return AccuracyRow(
-            problem=name,
-            device_class=record.device_class,
-            operator=record.operator,
-            dtype=str(record.problem.get("dtype", "-")),
-            out_dtype=str(record.problem.get("out_dtype", "-")),
-            sum_length=lengths.get(tuple(extents)),
-            extents=extents,
-            max_error=max_error,
-            error_bound=bound,
-            share_of_bound=share,
-            integers=exact.get(tuple(extents)),
-        )
+    def row(
+        extents: list[int], error: float, bound: float | None, share: float | None, theirs: VendorResult | None = None
+    ) -> dict[str, Any]:
+        return {
+            **head,
+            **dtypes,
+            "sum_length": lengths.get(tuple(extents)),
+            "extents": extents,
+            "max_error": error,
+            "error_bound": bound,
+            "share_of_bound": share,
+            "integers": exact.get(tuple(extents)),
+            "vendor_error": theirs.max_error if theirs else None,
+            "vendor_bound": theirs.error_bound if theirs else None,
+        }
 
     rows = [
         row(case["extents"], case["max_error"], case.get("error_bound"), case.get("max_ratio"))
@@ -166,35 +113,32 @@ def accuracy_rows(name: str, record: WinnerRecord) -> list[AccuracyRow]:
     ]
     compared = best.measurement
     if isinstance(compared, Contender) and compared.max_error is not None:  # on the vendor's inputs
-        beside = row(list(best.launch.extents.values()), compared.max_error, compared.error_bound, None)
-        if vendor is not None:
-            beside = replace(beside, vendor_error=vendor.max_error, vendor_bound=vendor.error_bound)
-        rows.append(beside)
-    return sorted(rows, key=lambda row: row.sum_length or 0)
+        rows.append(row(list(best.launch.extents.values()), compared.max_error, compared.error_bound, None, vendor))
+    return sorted(rows, key=lambda row: row["sum_length"] or 0)
 
 
-def print_accuracy(console: Console, rows: Sequence[AccuracyRow]) -> None:
+def print_accuracy(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     """A row for each case, then the legend."""
     headings = ["problem", "operator", "dtype", "sum of", "error", "bound", "of bound", "integers"]
-    with_vendor = any(row.vendor_error is not None for row in rows)
+    with_vendor = any(row["vendor_error"] is not None for row in rows)
     table = plain_table()
     for heading in [*headings, *(["vendor"] if with_vendor else [])]:
         left = heading in ("problem", "operator", "dtype", "integers")
         table.add_column(heading, no_wrap=heading != "problem", justify="left" if left else "right")
     for row in rows:
-        kind = row.dtype if row.dtype == row.out_dtype else f"{row.dtype} → {row.out_dtype}"
+        kind = row["dtype"] if row["dtype"] == row["out_dtype"] else f"{row['dtype']} → {row['out_dtype']}"
         cells = [
-            row.problem,
-            row.operator,
+            row["problem"],
+            row["operator"],
             kind,
-            shown(row.sum_length, ","),
-            shown(row.max_error, ".1e"),
-            shown(row.error_bound, ".1e"),
-            percent(row.share_of_bound),
-            {True: "equal", False: "differ", None: "-"}[row.integers],
+            shown(row["sum_length"], ","),
+            shown(row["max_error"], ".1e"),
+            shown(row["error_bound"], ".1e"),
+            percent(row["share_of_bound"]),
+            {True: "equal", False: "differ", None: "-"}[row["integers"]],
         ]
         if with_vendor:
-            cells.append(shown(row.vendor_error, ".1e", f" of {shown(row.vendor_bound, '.1e')}"))
+            cells.append(shown(row["vendor_error"], ".1e", f" of {shown(row['vendor_bound'], '.1e')}"))
         table.add_row(*map(Text, cells))
     console.print(table)
     for note in [*_ACCURACY_NOTES, *([_VENDOR] if with_vendor else [])]:

@@ -1,14 +1,17 @@
 """What commands share: arguments (an empty one is refused), consoles (control characters escaped), tables, numbers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 from rich.table import Table
+from rich.text import Text
 
 from cukiln.printable import printable
 
@@ -46,6 +49,49 @@ def day(seconds: float) -> str:
 def plain_table() -> Table:
     """Without borders; its columns are added by the caller."""
     return Table(box=None, pad_edge=False, header_style="bold", padding=(0, GAP, 0, 0))
+
+
+_WIDEST = 40  # characters that a wrapped column gets at least, where it is so long
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading with its cells; `-` in one without a value."""
+
+    heading: str
+    cells: Sequence[str]
+    left: bool = False
+    wrapped: bool = False
+
+    @property
+    def width(self) -> int:
+        needed = max(cell_len(text) for text in [self.heading, *self.cells]) + GAP
+        return min(needed, _WIDEST + GAP) if self.wrapped else needed
+
+
+def columns_of(
+    rows: Sequence[Any], cells: Mapping[str, Callable[[Any], str]], left: Sequence[str] = (), wrapped: str = ""
+) -> list[Column]:
+    """One for each heading, of what its function makes of each row; without those that are empty."""
+    columns = [Column(name, [cell(row) for row in rows], name in left, name == wrapped) for name, cell in cells.items()]
+    return [column for column in columns if any(cell != "-" for cell in column.cells)]
+
+
+def print_columns(console: Console, key: Column, columns: Sequence[Column]) -> None:
+    """A table that begins with `key`; columns that do not fit the terminal follow in another one below."""
+    # The last column of a table needs no gap behind it.
+    for part in fitting([column.width for column in columns], console.width + GAP, taken=key.width):
+        table = plain_table()
+        shown_columns = [key, *(columns[number] for number in part)]
+        for column in shown_columns:
+            if column.wrapped:
+                table.add_column(column.heading, ratio=1)
+            else:
+                table.add_column(column.heading, no_wrap=True, justify="left" if column.left else "right")
+        for row in zip(*(column.cells for column in shown_columns), strict=True):
+            table.add_row(*map(Text, row))
+        console.print(table)
+        console.print()
 
 
 def shown(value: float | None, form: str, unit: str = "") -> str:

@@ -134,7 +134,7 @@ def operator_folders(settings: Any) -> Iterator[Finding]:
     if not settings.operator_folders:
         return
     try:
-        server_module("storage.config.operator_path").check_operator_path(settings)
+        server_module("storage.config.operator_path").load_operator_path(settings, only_check=True)
     except server_module("storage.errors").SettingsError as error:
         yield Finding("operators", "missing", str(error), "correct OPERATOR_PATH, or unset it")
         return

@@ -1,4 +1,4 @@
-"""The command line: its commands, but for those of `cli/stored_data.py`.
+"""The command line: its commands, but for those of `cli/server.py` and `cli/stored_data.py`.
 
 Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problems have no winner; 78 a worker
 cannot start with its settings; 130 interrupted.
@@ -7,7 +7,6 @@ cannot start with its settings; 130 interrupted.
 import json
 import re
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +18,7 @@ from cukiln.cli.console import AsJson, JobId, ProblemName, RequestFile, Url, giv
 from cukiln.cli.doctor import doctor_report
 from cukiln.cli.folders import described, export_bundle, fetch_record, folder_name, import_results, lookup_request
 from cukiln.cli.profile import estimated, print_profile
-from cukiln.cli.server import find_client, find_service, quickstart_file, run_proof, run_server, run_worker
+from cukiln.cli.server import find_client, find_service, quickstart_file, run_proof, server_app
 from cukiln.cli.server import server_module as server
 from cukiln.cli.stored_data import keep_app
 from cukiln.cli.table import print_job, print_lookups
@@ -47,6 +46,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 done, 1 failed, 2 wrong use, 3 some problems have no winner, 78 a worker cannot start, "
     "130 interrupted.",
 )
+app.add_typer(server_app)
 app.add_typer(keep_app)
 
 
@@ -220,7 +220,7 @@ def accuracy(
         won = [problem for problem in client.job(job).problems if problem.winner is not None]
         rows = [row for problem in won for row in accuracy_rows(problem.name, client.kernel(problem.key))]
     if as_json:
-        typer.echo(json.dumps({"job": job, "accuracy": [asdict(row) for row in rows]}))
+        typer.echo(json.dumps({"job": job, "accuracy": rows}))
     elif rows:
         print_accuracy(console, rows)
     else:
@@ -364,37 +364,6 @@ def doctor(
     else:
         report.print_to(make_console())
     raise typer.Exit(0 if report.healthy else FAILED)
-
-
-@app.command()
-def serve(
-    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: CUKILN_HOST, else loopback.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. Default: CUKILN_PORT, else 8765.")] = None,
-    workers: Annotated[int | None, typer.Option(help="Compile workers. Default: one per core.")] = None,
-    data: Annotated[
-        Path | None, typer.Option(parser=given_path, help="Data folder. Default: CUKILN_DATA, else .cukiln.")
-    ] = None,
-) -> None:
-    """Run the service with its queue, database and workers, until Ctrl-C."""
-    options = {"host": host, "port": port, "workers": workers, "data_dir": data}
-    raise typer.Exit(run_server({name: value for name, value in options.items() if value is not None}))
-
-
-@app.command()
-def worker(
-    kind: Annotated[str, typer.Argument(help="plan, compile, gpu or reconcile.")],
-    target: Annotated[list[str] | None, typer.Option(help="compile: for this target only; may be repeated.")] = None,
-    device: Annotated[
-        str | None, typer.Option(help="gpu: its UUID, or its number in the driver's order. Default: 0.")
-    ] = None,
-) -> None:
-    """Run one worker beside a service.
-
-    plan: problems become candidates. compile: groups, verification and winners. gpu: measuring on one GPU; exit code 69
-    when it stopped answering. reconcile: tasks of dead workers and missing wake-ups.
-    """
-    options = [*(f"--target={name}" for name in target or ()), *([] if device is None else [f"--device={device}"])]
-    raise typer.Exit(run_worker([kind, *options]))
 
 
 def _complain(error: CukilnError, code: int) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cukiln.cli.console import GAP, fitting, plain_table
+from cukiln.cli.console import Column, columns_of, plain_table, print_columns
 from cukiln.cli.server import server_module
 from cukiln.cli.table import microseconds, schedule_text
 from cukiln.errors import UsageError
@@ -46,7 +46,10 @@ def print_profile(console: Console, operators: Sequence[ProfileOperator], filter
         levels = [(0, row.counts)]
         for kernel in row.kernels:
             levels += [(1, kernel.counts), *((2, part) for part in kernel.primitives)]
-        headings |= _print_rows(console, levels)
+        columns = columns_of([counts for _, counts in levels], _CELLS)
+        names = Column("", [f"{INDENT * level}{counts.name}" for level, counts in levels], left=True)
+        print_columns(console, names, columns)
+        headings |= {column.heading for column in columns}
         if row.ring_forms:
             console.print(Text("the same layer in other forms", style="dim"))
             _print_forms(console, row)
@@ -55,36 +58,19 @@ def print_profile(console: Console, operators: Sequence[ProfileOperator], filter
             console.print(Text(note.format(filters=filters, opened=_OPENED[opened]), style="dim"))
 
 
-def _print_rows(console: Console, levels: Sequence[tuple[int, ProfileCounts]]) -> set[str]:
-    """The headings of what was printed: columns that are empty throughout are left out."""
-    values: dict[str, Callable[[ProfileCounts], str]] = {
-        "times": lambda c: f"{c.times:,}",
-        "time": _time,
-        "products": lambda c: _count(c.multiplications),
-        "executed": lambda c: _count(c.executed),
-        "limbs": lambda c: _count(c.limb_products),
-        "truncations": lambda c: _count(c.truncations),
-        "read": lambda c: _count(c.bytes_read),
-        "written": lambda c: _count(c.bytes_written),
-        "launches": lambda c: _count(c.launches),
-        "workspace": lambda c: _count(c.workspace_bytes),
-        "ring bytes": lambda c: _count(c.ring_bytes),
-    }
-    names = [f"{INDENT * level}{counts.name}" for level, counts in levels]
-    columns = [(heading, [cell(counts) for _, counts in levels]) for heading, cell in values.items()]
-    columns = [(heading, cells) for heading, cells in columns if any(cell != "-" for cell in cells)]
-    widths = [max(map(len, (heading, *cells))) + GAP for heading, cells in columns]
-    first = max(map(len, names)) + GAP
-    for part in fitting(widths, console.width + GAP, taken=first):
-        table = plain_table()
-        table.add_column("")
-        for number in part:
-            table.add_column(columns[number][0], no_wrap=True, justify="right")
-        for place, name in enumerate(names):
-            table.add_row(Text(name), *(Text(columns[number][1][place]) for number in part))
-        console.print(table)
-        console.print()
-    return {heading for heading, _ in columns}
+_CELLS: dict[str, Callable[[ProfileCounts], str]] = {
+    "times": lambda c: f"{c.times:,}",
+    "time": lambda c: _time(c),
+    "products": lambda c: _count(c.multiplications),
+    "executed": lambda c: _count(c.executed),
+    "limbs": lambda c: _count(c.limb_products),
+    "truncations": lambda c: _count(c.truncations),
+    "read": lambda c: _count(c.bytes_read),
+    "written": lambda c: _count(c.bytes_written),
+    "launches": lambda c: _count(c.launches),
+    "workspace": lambda c: _count(c.workspace_bytes),
+    "ring bytes": lambda c: _count(c.ring_bytes),
+}
 
 
 def _print_forms(console: Console, row: ProfileOperator) -> None:

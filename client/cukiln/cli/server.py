@@ -8,9 +8,11 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from cukiln.cli.console import make_console
+import typer
+
+from cukiln.cli.console import given_path, make_console
 from cukiln.client import Client
 from cukiln.errors import CukilnError, ServerFailed, ServerMissing, ServiceFailed, UsageError
 from cukiln.settings import ClientSettings
@@ -129,16 +131,39 @@ def quickstart_file() -> Path:
     raise UsageError("examples/quickstart.json is not here; run this in a checkout of cukiln")
 
 
-def run_server(overrides: dict[str, Any]) -> int:
-    """`cukiln serve`; returns the exit code."""
-    code: int = server_module("workers.supervisor.serve").serve(load_settings(overrides))
-    return code
+server_app = typer.Typer()
 
 
-def run_worker(arguments: list[str]) -> int:
-    """`cukiln worker`; returns the exit code."""
-    code: int = server_module("workers.worker.main").main(arguments)
-    return code
+@server_app.command()
+def serve(
+    host: Annotated[str | None, typer.Option(help="Address to listen on. Default: CUKILN_HOST, else loopback.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 takes a free one. Default: CUKILN_PORT, else 8765.")] = None,
+    workers: Annotated[int | None, typer.Option(help="Compile workers. Default: one per core.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(parser=given_path, help="Data folder. Default: CUKILN_DATA, else .cukiln.")
+    ] = None,
+) -> None:
+    """Run the service with its queue, database and workers, until Ctrl-C."""
+    options = {"host": host, "port": port, "workers": workers, "data_dir": data}
+    settings = load_settings({name: value for name, value in options.items() if value is not None})
+    raise typer.Exit(server_module("workers.supervisor.serve").serve(settings))
+
+
+@server_app.command()
+def worker(
+    kind: Annotated[str, typer.Argument(help="plan, compile, gpu or reconcile.")],
+    target: Annotated[list[str] | None, typer.Option(help="compile: for this target only; may be repeated.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="gpu: its UUID, or its number in the driver's order. Default: 0.")
+    ] = None,
+) -> None:
+    """Run one worker beside a service.
+
+    plan: problems become candidates. compile: groups, verification and winners. gpu: measuring on one GPU; exit code 69
+    when it stopped answering. reconcile: tasks of dead workers and missing wake-ups.
+    """
+    options = [*(f"--target={name}" for name in target or ()), *([] if device is None else [f"--device={device}"])]
+    raise typer.Exit(server_module("workers.worker.main").main([kind, *options]))
 
 
 def run_proof(request: dict[str, Any], part: dict[str, Any], options: dict[str, Any]) -> int:

@@ -83,9 +83,9 @@ def test_stored_records_are_the_json_that_was_published(database: Database) -> N
     publish(database, winner_record(KEY, "c1", updated_at=1.0), "t1")
     with database.read() as session:
         assert stored_winners(session, []) == winner_stamps(session, []) == {}
-        (stored,) = stored_winners(session, [KEY, "missing", KEY]).values()
-        assert stored.stamp == winner_stamps(session, [KEY])[KEY] == (1, "t1")
-        assert WinnerRecord.model_validate_json(stored.json) == get_winners(session, [KEY])[KEY]
+        ((stamp, stored),) = stored_winners(session, [KEY, "missing", KEY]).values()
+        assert stamp == winner_stamps(session, [KEY])[KEY] == (1, "t1")
+        assert WinnerRecord.model_validate_json(stored) == get_winners(session, [KEY])[KEY]
 
 
 def test_a_number_that_json_cannot_hold_is_published_as_none(database: Database) -> None:
@@ -93,8 +93,8 @@ def test_a_number_that_json_cannot_hold_is_published_as_none(database: Database)
     front = [endless.front[0].model_copy(update={"predicted_us": math.inf})]
     publish(database, endless.model_copy(update={"front": front}), "t1")
     with database.read() as session:
-        (stored,) = stored_winners(session, [KEY]).values()
-    (entry,) = json.loads(stored.json, parse_constant=lambda name: pytest.fail(name))["front"]
+        ((_, stored),) = stored_winners(session, [KEY]).values()
+    (entry,) = json.loads(stored, parse_constant=lambda name: pytest.fail(name))["front"]
     assert entry["predicted_us"] is None
 
 

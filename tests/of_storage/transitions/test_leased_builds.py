@@ -510,7 +510,7 @@ def test_a_failed_file_is_charged_to_the_jobs_that_it_was_for(database: Database
     seconds = [problem.seconds["compile"]["wall"] for problem in spent if problem]
     assert seconds == [pytest.approx(6.0), pytest.approx(3.0)]
     assert trace is not None
-    assert [(task.kind, task.attempts[0].how) for task in trace.tasks] == [("plan", "done"), ("compile", "done")]
+    assert [(task.kind, task.attempts[0].state) for task in trace.tasks] == [("plan", "done"), ("compile", "done")]
 
 
 @pytest.mark.parametrize("cancelled", [False, True])

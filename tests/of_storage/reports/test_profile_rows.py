@@ -11,16 +11,17 @@ from codegen.operators import operator
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.convolution.ring_forms import ring_forms
 from codegen.predict.predict_uncompiled import estimate, predict_before
-from codegen.predict.profile import Profile, profile
 from codegen.search.search import Search
 from codegen.targets import target
+from cukiln.types import ProfileOperator
+from storage.reports.profile import profile_row
 from tests.support.fixtures_codegen import default_candidate, matmul
 
 SM_80 = target("sm_80")
 
 
-def of(candidate: Candidate, measured_us: float | None = None) -> Profile:
-    return profile(candidate, SM_80, estimate(candidate, SM_80), Openings(), measured_us)
+def of(candidate: Candidate, measured_us: float | None = None) -> ProfileOperator:
+    return profile_row("p", "predicted:sm_80", candidate, SM_80, estimate(candidate, SM_80), Openings(), measured_us)
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def test_an_operator_that_counts_nothing_of_its_own_has_what_its_problem_costs(f
     assert (counts.bytes_read, counts.bytes_written, counts.launches) == (
         cost.bytes_read, cost.bytes_written, cost.launches,
     )  # fmt: skip
-    assert counts.ring_bytes is None and row.ring_forms == ()
+    assert counts.ring_bytes is None and row.ring_forms == []
     assert (counts.executed > 0) == (fields["operator"] == "conv2d")
 
 
