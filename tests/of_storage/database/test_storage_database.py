@@ -18,14 +18,16 @@ from typing import Any
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect, text
+from sqlalchemy import inspect, select, text
 
 from codegen.identity import problem_digest
 from cukiln.types import StageSeconds
 from storage.database.session import HEAD, MIGRATIONS, Database, Session
-from storage.database.tables import Base, BlobRow
+from storage.database.tables import Base, BlobRow, JobProblemRow, WinnerRow
 from storage.entities.candidates import candidates_of_problem
 from storage.entities.heartbeats import live_toolchains, register_toolchain
+from storage.entities.jobs import job_state
+from storage.entities.searches import search_entry
 from storage.entities.winners import Elsewhere, get_winners, measured_elsewhere, used_by
 from storage.errors import (
     BadCursor,
@@ -37,12 +39,13 @@ from storage.errors import (
 )
 from storage.queue import tasks
 from storage.queue.new_tasks import measure_ref
+from storage.reports.times import job_trace
 from storage.transitions import end_attempt, take_work
 from storage.transitions.end_jobs import finish_problem
 from storage.transitions.groups import builds_to_verify
 from storage.transitions.measure import record_compared
 from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_measuring import COMPARISON, CPU_CLASS
+from tests.support.fixtures_measuring import COMPARISON, CPU_CLASS, add
 from tests.support.fixtures_storage import (
     CPU_PLAN,
     DRIVER,
@@ -50,11 +53,14 @@ from tests.support.fixtures_storage import (
     TARGET,
     TOOLCHAIN,
     VERSIONS,
+    cancel,
     compile_leased,
+    end_budgets,
     measure_leased,
     measured,
     measurement,
     new_build,
+    plan_next,
     record,
     to_measure,
     verify_leased,
@@ -100,7 +106,7 @@ def test_a_migrated_database_is_ready_and_an_empty_one_says_what_to_do(database_
     database.dispose()
 
 
-@pytest.mark.parametrize("revision", ["9999", "0007", "0015"])
+@pytest.mark.parametrize("revision", ["9999", "0006", "0015"])
 def test_a_schema_of_another_release_is_refused_and_left_alone(database_url: str, revision: str) -> None:
     database = Database(database_url)
     database.migrate()
@@ -135,8 +141,8 @@ def test_a_database_server_that_is_away_is_named_without_its_password() -> None:
 
 
 def make_older(database: Database) -> None:
-    """The tables of revision 0008 in an empty database."""
-    statements = (Path(__file__).parent / "schema_0008.sql").read_text()
+    """The tables of revision 0007 in an empty database."""
+    statements = (Path(__file__).parent / "schema_0007.sql").read_text()
     if not database.is_sqlite:
         statements = statements.replace("BOOLEAN DEFAULT 0", "BOOLEAN DEFAULT false").replace(
             "  id INTEGER", "  id SERIAL"
@@ -149,7 +155,7 @@ def make_older(database: Database) -> None:
 
 @pytest.fixture
 def older(database_url: str, clock: FakeClock) -> Iterator[Database]:
-    """A database of the oldest release that is migrated."""
+    """A database of the release before this one."""
     database = Database(database_url, clock)
     make_older(database)
     yield database
@@ -167,8 +173,57 @@ def test_records_of_an_older_release_are_found_by_their_files_and_code(older: Da
     assert uses == {digit * 64: ["a" * 64, "b" * 64] for digit in "1234"}
 
 
+def test_what_was_to_be_screened_is_planned_anew_and_what_only_was_is_skipped(
+    older: Database, clock: FakeClock
+) -> None:
+    screened = {"level": 1, "screening": 1}
+    with older.write() as session:
+        before = Older(session, clock.now())
+        (ended,) = before.job("ended", CPU_CLASS, state="done", problem="done", search=screened)
+        before.group("made", "ended", "compiled", "a", "b", "e", item=None)
+        for build in ("a", "b", "e"):
+            before.build(build, "made")
+        before.proved("slice-e", "cpu")
+        before.candidate(ended, "a", "ok", screening_build="fast-a")
+        before.candidate(ended, "b", "ok", screening_build="b", predicted_us=4.0)
+        (judged,) = before.job("judged", CPU_CLASS, search=screened)
+        before.candidate(judged, "e", "ok", screening_build="fast-e")
+        before.item("finish", judged, "judged", "waiting", TARGET)
+        before.job("queued", CPU_CLASS, state="queued", problem="queued", plan="waiting", search=screened)
+        searches = [search_entry(search, "g", None) for search in ({"level": 1}, {"level": 2, "screening": 1})]
+        before.winner(KEY, "c-a", searches)
+        before.insert("toolchains", digest="fast", description={}, targets=[], seen_at=clock.now())
+        before.insert("toolchains", digest=TOOLCHAIN, description={}, targets=[TARGET], seen_at=clock.now())
+    older.migrate()
+    older.check()
+    with older.read() as session:
+        candidates = session.execute(
+            text("SELECT candidate, verdict, message FROM candidates ORDER BY candidate")
+        ).all()
+        waiting = session.execute(text("SELECT kind, state FROM tasks WHERE state IN ('waiting', 'leased')")).all()
+        builds = session.scalars(text("SELECT id FROM builds ORDER BY id")).all()
+        (published,) = get_winners(session, [KEY]).values()
+        row = session.scalars(select(WinnerRow)).one()
+        problems = session.scalars(select(JobProblemRow.search)).all()
+        alive = [toolchain.digest for toolchain in live_toolchains(session, 60)]
+    assert [(row.candidate, row.verdict, "only screened" in str(row.message)) for row in candidates] == [
+        ("c-a", "ok", False),
+        ("c-b", "skipped", True),
+    ]
+    assert ([tuple(row) for row in waiting], builds) == ([("plan", "waiting")] * 2, ["a", "e"])
+    assert (
+        [entry["search"] for entry in published.searches]
+        == [entry["search"] for entry in row.searches]
+        == [{"level": 1}]
+    )
+    assert (problems, alive) == ([{"level": 1}] * 3, [TOOLCHAIN])
+    done = drive(older, {id_of("judged"): ["e"], id_of("queued"): ["c", "d"]})
+    assert done == {"compile": ["c", "d"], "verify": ["c", "d"], "measure": []}  # the text of `e` was verified
+    assert states(older) == dict.fromkeys(("ended", "judged", "queued"), "done")
+
+
 class Older:
-    """Rows of a database at revision 0008, written as the release of that revision wrote them."""
+    """Rows of a database at revision 0007, written as the release of that revision wrote them."""
 
     def __init__(self, session: Session, now: float) -> None:
         self.session, self.now = session, now
@@ -185,6 +240,7 @@ class Older:
         state: str = "running",
         problem: str = "running",
         plan: str | None = "done",
+        search: dict[str, Any] | None = None,
         **job: Any,
     ) -> list[int]:
         """A job with a problem per device class, in this state, and its plan task; returns the problems' ids."""
@@ -204,10 +260,11 @@ class Older:
                 target=TARGET,
                 device_class=device_class,
                 key=f"{name:k>64}",
-                search={"level": 1},
+                search=search or {"level": 1},
                 state=problem,
                 cached=False,
                 planned=planned,
+                screening=False,
                 space_size=4,
                 candidate_count=2,
                 rejections={},
@@ -221,12 +278,14 @@ class Older:
         return list(self.session.scalars(query, {"job": id_of(name)}))
 
     def item(self, kind: str, ref: object, job: str, state: str, target: str | None = None) -> None:
-        leased, begun = state == "claimed", state in ("claimed", "done")
+        leased, begun = state == "claimed", state in ("claimed", "done", "joined")
         self.insert(
             "items",
             kind=kind,
             target=target,
             ref=str(ref),
+            job_id=id_of(job),
+            priority=10,
             predicted_seconds=1.0,
             state=state,
             attempt=1 if begun else 0,
@@ -238,20 +297,21 @@ class Older:
             finished_at=None if state in ("waiting", "claimed") else self.now - 10,
             past=[],
         )
-        found = {"kind": kind, "ref": str(ref)}
-        item = self.session.scalar(text("SELECT id FROM items WHERE kind = :kind AND ref = :ref"), found)
-        self.insert("item_jobs", item_id=item, job_id=id_of(job), wanted=True)
 
-    def group(self, name: str, job: str, state: str, *builds: str, item: str) -> None:
+    def group(
+        self, name: str, job: str, state: str, *builds: str, item: str | None, joined_to: str | None = None
+    ) -> None:
         """With its compile task; these builds are in its file, as a rule made by it."""
         kernels = [new_build(build) for build in builds]
         compiled = state == "compiled"
         self.insert(
             "groups",
             id=id_of(name),
+            job_id=id_of(job),
             target=TARGET,
             toolchain=TOOLCHAIN,
             state=state,
+            joined_to=joined_to and id_of(joined_to),
             kernels=[
                 {
                     "build": kernel.id,
@@ -271,11 +331,12 @@ class Older:
             created_at=self.now - 30,
             finished_at=self.now - 10 if compiled else None,
         )
-        self.item("compile", id_of(name), job, item, TARGET)
+        if item is not None:
+            self.item("compile", id_of(name), job, item, TARGET)
 
     def build(self, name: str, group: str | None, state: str = "ok", **changes: Any) -> None:
         made = new_build(name)
-        ok, unbuilt = state == "ok", state in ("pending", "compiling")
+        ok = state == "ok"
         row = {
             "id": name,
             "kernel": made.kernel,
@@ -283,21 +344,15 @@ class Older:
             "toolchain": TOOLCHAIN,
             "target": TARGET,
             "group_id": group and id_of(group),
+            "verify_group_id": group and id_of(group),
             "state": state,
             "code_digest": f"code-{name}" if ok else None,
             "library": f"library-{group}" if ok else None,
             "resources": {"registers": 32} if ok else None,
-            "log": None if ok or unbuilt else "x.cu(7): error: no such thing",
-            "kernel_json": made.kernel_json if unbuilt else None,
-            "predicted_seconds": 1.0 if unbuilt else 0.0,
-            "predicted_bytes": 1.0 if unbuilt else 0.0,
+            "log": None if ok else "x.cu(7): error: no such thing",
             "created_at": self.now - 30,
         }
         self.insert("builds", **{**row, **changes})
-
-    def demand(self, job: str, build: str) -> None:
-        of_build = {"build": build, "target": TARGET, "toolchain": TOOLCHAIN, "predicted_seconds": 1.0}
-        self.insert("demands", job_id=id_of(job), **of_build, wanted_at=self.now - 30)
 
     def candidate(self, problem: int, build: str, verdict: str | None = None, **changes: Any) -> None:
         row = {"schedule": {"n": build}, "kernel": new_build(build).kernel, "build": build, "verdict": verdict}
@@ -353,30 +408,36 @@ def id_of(name: str) -> str:
 
 def fill(older: Older) -> dict[str, list[str]]:
     """Jobs in every state that one could be in; returns by job the builds that its unfinished problems need."""
-    # Pending, and in a file that a worker has leased.
+    # Pending: in a group that waits, in one that is leased, and in one that joined the latter.
     (problem,) = older.job("waiting", CPU_CLASS)
-    older.build("w", None, "pending")
-    older.demand("waiting", "w")
+    older.group("waits", "waiting", "waiting", "w", item="waiting")
+    older.build("w", "waits", "pending", log=None)
     older.candidate(problem, "w")
-    (problem,) = older.job("compiling", CPU_CLASS)
-    older.group("file", "compiling", "compiling", "f", item="claimed")
-    older.build("f", "file", "compiling")
-    older.demand("compiling", "f")
+    (problem,) = older.job("claimed", CPU_CLASS)
+    older.group("file", "claimed", "waiting", "f", "j", item="claimed")
+    older.build("f", "file", "pending", log=None)
     older.candidate(problem, "f")
-    # Compiled.
+    (problem,) = older.job("joined", CPU_CLASS)
+    older.group("joins", "joined", "joined", "j", item="joined", joined_to="file")
+    older.build("j", "file", "pending", log=None)
+    older.candidate(problem, "j")
+    # Compiled: its own group proves it, or one that was made for that.
     (problem,) = older.job("compiled", CPU_CLASS)
-    older.group("made", "compiled", "compiled", "v", "x", "u", item="done")
+    older.group("made", "compiled", "compiled", "v", "x", "u", "s", item="done")
     older.build("x", "made", "compile_error")
-    for build in ("v", "u"):
+    for build in ("v", "u", "s"):
         older.build(build, "made")
     older.proved("slice-u", "cpu")
+    older.proved("slice-s", "cpu")
     older.item("verify", id_of("made"), "compiled", "waiting", TARGET)
     for build, verdict in (("v", None), ("x", "compile_error"), ("u", "ok")):
         older.candidate(problem, build, verdict)
     (problem,) = older.job("proving", CPU_CLASS)
     older.group("proved", "proving", "compiled", "p", item="done")
-    older.build("p", "proved")
-    older.item("verify", id_of("proved"), "proving", "claimed", TARGET)
+    older.build("p", "proved", verify_group_id=id_of("proves"))
+    older.item("verify", id_of("proved"), "proving", "done", TARGET)
+    older.group("proves", "proving", "compiled", "p", item=None)
+    older.item("verify", id_of("proves"), "proving", "claimed", TARGET)
     older.candidate(problem, "p")
     # On a GPU.
     (problem,) = older.job("measuring", GPU_CLASS)
@@ -392,6 +453,10 @@ def fill(older: Older) -> dict[str, list[str]]:
     older.candidate(problem, "m", "ok", measured_us=7.0, measurement=measurement(7.0))
     older.item("compare", problem, "comparing", "claimed", GPU_CLASS)
     # Verified.
+    (problem,) = older.job("refining", CPU_CLASS)
+    older.session.execute(text("UPDATE job_problems SET screening = :yes WHERE id = :id"), {"yes": True, "id": problem})
+    older.candidate(problem, "s", "ok", screening_build="s")
+    older.item("refine", problem, "refining", "waiting")
     for name, state in (("finishing", "waiting"), ("closing", "claimed")):
         (problem,) = older.job(name, CPU_CLASS)
         older.candidate(problem, "u", "ok", predicted_us=4.0)
@@ -407,7 +472,6 @@ def fill(older: Older) -> dict[str, list[str]]:
     older.session.execute(
         text("UPDATE job_problems SET state = 'done', winner = :winner, finished_at = :now WHERE id = :id"), ending
     )
-    older.demand("half", "w")
     older.candidate(problem, "w")
     # Imported: all is verified, and there never was a plan.
     problems = older.job("imported", GPU_CLASS, GPU_CLASS, plan=None)
@@ -425,14 +489,17 @@ def fill(older: Older) -> dict[str, list[str]]:
     (problem,) = older.job("failed", CPU_CLASS, state="failed", problem="failed", error="none was right")
     older.candidate(problem, "x", "compile_error")
     (problem,) = older.job("cancelled", CPU_CLASS, state="cancelled", problem="cancelled")
+    older.group("given up", "cancelled", "cancelled", "gone", item="cancelled")
     older.candidate(problem, "gone", "skipped", message="the job was cancelled")
     return {
         "waiting": ["w"],
-        "compiling": ["f"],
+        "claimed": ["f"],
+        "joined": ["j"],
         "compiled": ["v", "x", "u"],
         "proving": ["p"],
         "measuring": ["m", "n"],
         "comparing": ["m"],
+        "refining": ["s"],
         "finishing": ["u"],
         "closing": ["u"],
         "queued": ["q"],
@@ -441,20 +508,30 @@ def fill(older: Older) -> dict[str, list[str]]:
     }
 
 
-KEPT = (
-    *("winners", "verdicts", "measurements", "jobs", "job_problems", "candidates", "builds", "groups"),
-    *("items", "item_jobs", "demands"),
-)
-"""What no migration may change; a lease is another word by now."""
-CALLED = {"items": "tasks", "item_jobs": "task_jobs", "demands": "pending_builds"}
+OF_ENDED = f"(SELECT id FROM job_problems WHERE state NOT IN {LIVE})"
+KEPT = {
+    "winners": "true",
+    "verdicts": "true",
+    "measurements": "true",
+    "jobs": "true",
+    "job_problems": f"state NOT IN {LIVE}",
+    "candidates": f"job_problem_id IN {OF_ENDED}",
+    "builds": "state NOT IN ('pending', 'compiling')",
+    "groups": "state IN ('compiled', 'cancelled')",
+    "items": "kind IN ('finish', 'compile') AND state IN ('done', 'cancelled')",
+}
+"""What no migration may change, by table."""
 
 
 def kept(database: Database, names: Mapping[str, str]) -> dict[str, list[dict[str, Any]]]:
     """By table; `names`: of tables that are called otherwise by now."""
     with database.read() as session:
         return {
-            table: [dict(row) for row in session.execute(text(f"SELECT * FROM {names.get(table, table)}")).mappings()]
-            for table in KEPT
+            table: [
+                dict(row)
+                for row in session.execute(text(f"SELECT * FROM {names.get(table, table)} WHERE {which}")).mappings()
+            ]
+            for table, which in KEPT.items()
         }
 
 
@@ -464,7 +541,7 @@ def assert_kept(before: dict[str, list[dict[str, Any]]], after: dict[str, list[d
         assert rows, f"there is nothing of {table} to be kept"
         columns = sorted(set(rows[0]) & set(after[table][0]))
         assert len(columns) > len(rows[0]) / 2
-        cells = [[{"leased": "claimed"}.get(str(row[name]), row[name]) for name in columns] for row in after[table]]
+        cells = [[row[name] for name in columns] for row in after[table]]
         assert [row for row in rows if [row[name] for name in columns] not in cells] == [], table
 
 
@@ -513,15 +590,30 @@ def states(database: Database) -> dict[str, str]:
     return {name.lstrip("-"): state for name, state in rows}
 
 
-def test_unfinished_work_of_an_older_release_comes_to_its_end(older: Database, clock: FakeClock) -> None:
+def test_unfinished_work_of_the_release_before_is_planned_anew_and_comes_to_its_end(
+    older: Database, clock: FakeClock
+) -> None:
     with older.write() as session:
         builds = fill(Older(session, clock.now()))
     before = kept(older, {})
     older.migrate()
     older.check()
-    assert_kept(before, kept(older, CALLED))
+    assert_kept(before, kept(older, {"items": "tasks"}))
     with older.read() as session:
         assert get_winners(session, [f"{'done':k>64}"]).popitem()[1].front[0].candidate == "c-u"
+        unended = session.execute(
+            text("SELECT kind, state, token, started_at FROM tasks WHERE state IN ('waiting', 'leased')")
+        ).all()
+        gone = [
+            session.scalar(text(f"SELECT count(*) FROM {table} WHERE state IN ('pending', 'waiting', 'joined')"))
+            for table in ("builds", "groups")
+        ]
+        trace = job_trace(session, id_of("planning"))
+    # Nothing is left of the work that came of a plan, nor of a plan that was under way.
+    assert {row.kind for row in unended} == {"plan", "finish"}
+    assert [tuple(row) for row in unended if row.kind == "plan"] == [("plan", "waiting", None, None)] * len(builds)
+    assert gone == [0, 0]
+    assert trace is not None and [task.attempts[-1].how for task in trace.tasks] == ["waiting"]
 
     clock.advance(100)
     with older.write() as session:
@@ -530,9 +622,46 @@ def test_unfinished_work_of_an_older_release_comes_to_its_end(older: Database, c
     clock.advance(1)
     done = drive(older, {id_of(job): names for job, names in builds.items()})
     # What was compiled, verified or measured before is not again.
-    assert done == {"compile": ["f", "q", "w"], "verify": ["f", "p", "q", "v", "w"], "measure": ["n"]}
+    assert done == {"compile": ["f", "j", "q", "w"], "verify": ["f", "j", "p", "q", "v", "w"], "measure": ["n"]}
     ended = {"failed": "failed", "cancelled": "cancelled"}
     assert states(older) == {name: ended.get(name, "done") for name in (*builds, "imported", "done", *ended)}
+
+
+def test_a_build_that_the_release_before_was_compiling_again_is_still_verified(
+    older: Database, clock: FakeClock
+) -> None:
+    """Its library was lost, and with the job that needed it the group that was to compile it anew is gone."""
+    with older.write() as session:
+        before = Older(session, clock.now())
+        (problem,) = before.job("again", GPU_CLASS)
+        before.group("anew", "again", "waiting", "r", item="waiting")
+        before.build("r", "anew", "pending", code_digest="code-r", library=None, resources={"registers": 32}, log=None)
+        before.candidate(problem, "r")
+    older.migrate()
+    cancel(older, id_of("again"))
+    later = add(older, CPU_CLASS)
+    plan_next(older, "r")
+    assert drive(older, {})["verify"] == ["r"]
+    with older.read() as session:
+        ended = job_state(session, later.id)
+    assert ended is not None and ended.state == "done"
+
+
+def test_what_the_release_before_had_only_to_finish_is_finished_though_its_budget_is_spent(
+    older: Database, clock: FakeClock
+) -> None:
+    with older.write() as session:
+        before = Older(session, clock.now())
+        (problem,) = before.job("late", CPU_CLASS, budget_seconds=30.0, deadline=clock.now() - 10)
+        before.group("made", "late", "compiled", "u", item="done")
+        before.build("u", "made")
+        before.proved("slice-u", "cpu")
+        before.candidate(problem, "u", "ok", predicted_us=4.0)
+        before.item("finish", problem, "late", "waiting", TARGET)
+    older.migrate()
+    end_budgets(older)
+    drive(older, {id_of("late"): ["u"]})
+    assert states(older) == {"late": "done"}
 
 
 def _migrate(url: str, barrier: object) -> None:
@@ -540,7 +669,7 @@ def _migrate(url: str, barrier: object) -> None:
     Database(url).migrate()
 
 
-def test_what_an_older_release_had_measured_is_found_by_its_problem(older: Database, clock: FakeClock) -> None:
+def test_what_the_release_before_had_measured_is_found_by_its_problem(older: Database, clock: FakeClock) -> None:
     with older.write() as session:
         before = Older(session, clock.now())
         before.winner("a" * 64, "c-a", device_class=GPU_CLASS)

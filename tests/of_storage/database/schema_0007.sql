@@ -1,4 +1,4 @@
--- The tables of revision 0008, the oldest that is migrated, as SQLite has them.
+-- The tables of the release before this one, revision 0007, as SQLite has them.
 CREATE TABLE alembic_version (
   version_num VARCHAR(32) NOT NULL,
   CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
@@ -10,6 +10,27 @@ CREATE TABLE blobs (
   created_at FLOAT NOT NULL,
   CONSTRAINT pk_blobs PRIMARY KEY (digest)
 );
+CREATE TABLE builds (
+  id VARCHAR(64) NOT NULL,
+  kernel VARCHAR(64) NOT NULL,
+  slice VARCHAR(64) NOT NULL,
+  toolchain VARCHAR(64) NOT NULL,
+  target VARCHAR(16) NOT NULL,
+  group_id VARCHAR(32),
+  verify_group_id VARCHAR(32),
+  state VARCHAR(20) NOT NULL,
+  code_digest VARCHAR(64),
+  resources JSON,
+  log TEXT,
+  created_at FLOAT NOT NULL,
+  library VARCHAR(64),
+  CONSTRAINT pk_builds PRIMARY KEY (id)
+);
+CREATE INDEX ix_builds_code_digest ON builds (code_digest);
+CREATE INDEX ix_builds_group_id ON builds (group_id);
+CREATE INDEX ix_builds_kernel ON builds (kernel);
+CREATE INDEX ix_builds_slice ON builds (slice);
+CREATE INDEX ix_builds_verify_group_id ON builds (verify_group_id);
 CREATE TABLE jobs (
   id VARCHAR(32) NOT NULL,
   state VARCHAR(16) NOT NULL,
@@ -23,8 +44,6 @@ CREATE TABLE jobs (
   finished_at FLOAT,
   error TEXT,
   deterministic BOOLEAN DEFAULT 0 NOT NULL,
-  used_seconds FLOAT DEFAULT 0 NOT NULL,
-  turn_seconds FLOAT DEFAULT 0 NOT NULL,
   CONSTRAINT pk_jobs PRIMARY KEY (id)
 );
 CREATE INDEX ix_jobs_created_at ON jobs (created_at);
@@ -77,6 +96,32 @@ CREATE TABLE winners (
 );
 CREATE INDEX ix_winners_operator ON winners (operator);
 CREATE INDEX ix_winners_updated_at ON winners (updated_at);
+CREATE TABLE groups (
+  id VARCHAR(32) NOT NULL,
+  job_id VARCHAR(32),
+  target VARCHAR(16) NOT NULL,
+  toolchain VARCHAR(64),
+  state VARCHAR(16) NOT NULL,
+  kernels JSON NOT NULL,
+  predicted_seconds FLOAT NOT NULL,
+  source VARCHAR(64),
+  log VARCHAR(64),
+  library VARCHAR(64),
+  cubin VARCHAR(64),
+  phases JSON NOT NULL,
+  codegen_seconds JSON NOT NULL,
+  compile_seconds JSON NOT NULL,
+  verify_seconds JSON NOT NULL,
+  created_at FLOAT NOT NULL,
+  started_at FLOAT,
+  finished_at FLOAT,
+  ptx VARCHAR(64),
+  sass VARCHAR(64),
+  joined_to VARCHAR(32),
+  CONSTRAINT pk_groups PRIMARY KEY (id),
+  CONSTRAINT fk_groups_job_id_jobs FOREIGN KEY(job_id) REFERENCES jobs (id) ON DELETE SET NULL
+);
+CREATE INDEX ix_groups_job_id ON groups (job_id);
 CREATE TABLE job_problems (
   id INTEGER NOT NULL,
   job_id VARCHAR(32) NOT NULL,
@@ -100,6 +145,7 @@ CREATE TABLE job_problems (
   started_at FLOAT,
   finished_at FLOAT,
   comparison JSON,
+  screening BOOLEAN DEFAULT 0 NOT NULL,
   CONSTRAINT pk_job_problems PRIMARY KEY (id),
   CONSTRAINT fk_job_problems_job_id_jobs FOREIGN KEY(job_id) REFERENCES jobs (id) ON DELETE CASCADE,
   CONSTRAINT uq_job_problems_job_id_position UNIQUE (job_id, position)
@@ -119,6 +165,7 @@ CREATE TABLE candidates (
   prediction JSON,
   measured_us FLOAT,
   measurement JSON,
+  screening_build VARCHAR(64),
   CONSTRAINT pk_candidates PRIMARY KEY (job_problem_id, candidate),
   CONSTRAINT fk_candidates_job_problem_id_job_problems FOREIGN KEY(job_problem_id) REFERENCES job_problems (id) ON DELETE CASCADE
 );
@@ -147,17 +194,13 @@ CREATE TABLE devices (
 );
 CREATE INDEX ix_devices_device_class ON devices (device_class);
 CREATE INDEX ix_winners_device_class ON winners (device_class);
-CREATE TABLE library_builders (
-  library VARCHAR(64) NOT NULL,
-  item_id INTEGER NOT NULL,
-  token VARCHAR(32) NOT NULL,
-  CONSTRAINT pk_library_builders PRIMARY KEY (library)
-);
-CREATE TABLE "items" (
+CREATE TABLE items (
   id INTEGER NOT NULL,
   kind VARCHAR(16) NOT NULL,
   target VARCHAR(128),
   ref VARCHAR(64) NOT NULL,
+  job_id VARCHAR(32),
+  priority INTEGER NOT NULL,
   predicted_seconds FLOAT NOT NULL,
   state VARCHAR(16) NOT NULL,
   attempt INTEGER NOT NULL,
@@ -172,81 +215,26 @@ CREATE TABLE "items" (
   phases JSON,
   past JSON DEFAULT '[]' NOT NULL,
   CONSTRAINT pk_items PRIMARY KEY (id),
-  CONSTRAINT uq_items_kind_ref UNIQUE (kind, ref)
+  CONSTRAINT uq_items_kind_ref UNIQUE (kind, ref),
+  CONSTRAINT fk_items_job_id_jobs FOREIGN KEY(job_id) REFERENCES jobs (id) ON DELETE CASCADE
 );
+CREATE INDEX ix_items_job_id ON items (job_id);
 CREATE INDEX ix_items_lease_expires_at ON items (lease_expires_at);
-CREATE INDEX ix_items_waiting ON items (state, kind);
 CREATE INDEX ix_items_state ON items (state);
-CREATE TABLE "groups" (
-  id VARCHAR(32) NOT NULL,
-  target VARCHAR(16) NOT NULL,
-  toolchain VARCHAR(64),
-  state VARCHAR(16) NOT NULL,
-  kernels JSON NOT NULL,
-  predicted_seconds FLOAT NOT NULL,
-  source VARCHAR(64),
-  log VARCHAR(64),
-  library VARCHAR(64),
-  cubin VARCHAR(64),
-  phases JSON NOT NULL,
-  codegen_seconds JSON NOT NULL,
-  compile_seconds JSON NOT NULL,
-  verify_seconds JSON NOT NULL,
-  created_at FLOAT NOT NULL,
-  finished_at FLOAT,
-  ptx VARCHAR(64),
-  sass VARCHAR(64),
-  CONSTRAINT pk_groups PRIMARY KEY (id)
+CREATE INDEX ix_items_best ON items (state, kind, priority DESC,
+  predicted_seconds DESC, id);
+CREATE TABLE compile_models (
+  toolchain VARCHAR(64) NOT NULL,
+  family VARCHAR(128) NOT NULL,
+  records JSON NOT NULL,
+  updated_at FLOAT NOT NULL,
+  CONSTRAINT pk_compile_models PRIMARY KEY (toolchain, family)
 );
-CREATE TABLE item_jobs (
+CREATE TABLE library_builders (
+  library VARCHAR(64) NOT NULL,
   item_id INTEGER NOT NULL,
-  job_id VARCHAR(32) NOT NULL,
-  wanted BOOLEAN NOT NULL,
-  waited_seconds FLOAT DEFAULT 0 NOT NULL,
-  CONSTRAINT pk_item_jobs PRIMARY KEY (item_id, job_id),
-  CONSTRAINT fk_item_jobs_item_id_items FOREIGN KEY(item_id) REFERENCES items (id) ON DELETE CASCADE,
-  CONSTRAINT fk_item_jobs_job_id_jobs FOREIGN KEY(job_id) REFERENCES jobs (id) ON DELETE CASCADE
+  token VARCHAR(32) NOT NULL,
+  CONSTRAINT pk_library_builders PRIMARY KEY (library)
 );
-CREATE INDEX ix_item_jobs_job_id ON item_jobs (job_id);
-CREATE TABLE "builds" (
-  id VARCHAR(64) NOT NULL,
-  kernel VARCHAR(64) NOT NULL,
-  slice VARCHAR(64) NOT NULL,
-  toolchain VARCHAR(64) NOT NULL,
-  target VARCHAR(16) NOT NULL,
-  group_id VARCHAR(32),
-  state VARCHAR(20) NOT NULL,
-  code_digest VARCHAR(64),
-  resources JSON,
-  log TEXT,
-  created_at FLOAT NOT NULL,
-  library VARCHAR(64),
-  kernel_json JSON,
-  predicted_seconds FLOAT DEFAULT 0 NOT NULL,
-  predicted_bytes FLOAT DEFAULT 0 NOT NULL,
-  suspect VARCHAR(64),
-  attempts INTEGER DEFAULT 0 NOT NULL,
-  CONSTRAINT pk_builds PRIMARY KEY (id)
-);
-CREATE INDEX ix_builds_group_id ON builds (group_id);
-CREATE INDEX ix_builds_code_digest ON builds (code_digest);
-CREATE INDEX ix_builds_slice ON builds (slice);
-CREATE INDEX ix_builds_kernel ON builds (kernel);
-CREATE INDEX ix_builds_suspect ON builds (suspect);
-CREATE INDEX ix_builds_unbuilt ON builds (state, target, toolchain) WHERE state IN ('pending', 'given_up');
-CREATE TABLE demands (
-  job_id VARCHAR(32) NOT NULL,
-  build VARCHAR(64) NOT NULL,
-  target VARCHAR(16) NOT NULL,
-  toolchain VARCHAR(64) NOT NULL,
-  predicted_seconds FLOAT NOT NULL,
-  wanted_at FLOAT NOT NULL,
-  CONSTRAINT pk_demands PRIMARY KEY (job_id, build),
-  CONSTRAINT fk_demands_build_builds FOREIGN KEY(build) REFERENCES builds (id) ON DELETE CASCADE,
-  CONSTRAINT fk_demands_job_id_jobs FOREIGN KEY(job_id) REFERENCES jobs (id) ON DELETE CASCADE
-);
-CREATE INDEX ix_demands_build ON demands (build);
-CREATE INDEX ix_demands_longest ON demands (job_id, target, toolchain, predicted_seconds DESC);
-CREATE INDEX ix_candidates_unjudged ON candidates (job_problem_id) WHERE verdict IS NULL;
-CREATE INDEX ix_candidates_unjudged_build ON candidates (build) WHERE verdict IS NULL;
-INSERT INTO alembic_version VALUES ('0008');
+CREATE INDEX ix_groups_joined_to ON groups (joined_to);
+INSERT INTO alembic_version VALUES ('0007');

@@ -1,6 +1,6 @@
 """The oldest schema that is migrated. It is never made: `Database.migrate` gives a new database the tables of today."""
 
-revision = "0008"
+revision = "0007"
 down_revision = None
 
 
