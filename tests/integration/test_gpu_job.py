@@ -56,10 +56,14 @@ class World:
     def record(self, job: Job, number: int = 0) -> WinnerRecord:
         return self.client.kernel(job.problems[number].key)
 
-    def tasks(self, *kinds: str) -> Sequence[RowMapping]:
+    def tasks(self, *kinds: str, after: int = 0) -> Sequence[RowMapping]:
         with self.database.read() as session:
-            query = select(core(TaskRow)).where(TaskRow.kind.in_(kinds)).order_by(TaskRow.id)
+            query = select(core(TaskRow)).where(TaskRow.kind.in_(kinds), TaskRow.id > after).order_by(TaskRow.id)
             return session.execute(query).mappings().all()
+
+    def last_task(self) -> int:
+        with self.database.read() as session:
+            return session.scalar(select(func.max(TaskRow.id))) or 0
 
     def measurements(self) -> int:
         with self.database.read() as session:
@@ -222,40 +226,40 @@ def test_a_larger_search_measures_only_what_is_new(world: World, job: Job) -> No
     assert world.record(larger).revision == 2
 
 
-# ---- deaths. Each has a service of its own, as each leaves one behind that has seen worse.
+# ---- deaths, each of a job with kernels of its own
 
 
-def leased(world: World, kind: str) -> bool:
-    return any(row["state"] == "leased" for row in world.tasks(kind))
+def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(world: World, job: Job) -> None:
+    measurements, last = world.measurements(), world.last_task()
+    submitted = world.submit({**MATMUL, "name": "first", "layout": "nn"})
+    wait_for(
+        lambda: any(row["state"] == "leased" for row in world.tasks("measure", after=last)),
+        SECONDS,
+        "the measuring to begin",
+    )
+    os.kill(world.gpu_worker().pid, signal.SIGKILL)
+    ended = world.client.wait(submitted)
+    assert ended.state == "done", world.logs()
+    assert ended.problems[0].verdicts == {"ok": 4}
+    assert world.measurements() == measurements + 4
+    assert [(row["attempt"], row["losses"]) for row in world.tasks("measure", after=last)] == [(1, 1)]
+    record = world.record(ended)
+    assert (record.revision, record.ranked_by) == (1, "measured")
+    assert any("gpu worker 1 was killed by SIGKILL" in words for words in world.told)
 
 
-def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(tmp_path: Path) -> None:
-    with serving(tmp_path) as world:
-        job = world.submit({**MATMUL, "name": "first"})
-        wait_for(lambda: leased(world, "measure"), SECONDS, "the measuring to begin")
-        os.kill(world.gpu_worker().pid, signal.SIGKILL)
-        ended = world.client.wait(job)
-        assert ended.state == "done", world.logs()
-        assert ended.problems[0].verdicts == {"ok": 4}
-        assert world.measurements() == 4
-        assert [(row["attempt"], row["losses"]) for row in world.tasks("measure")] == [(1, 1)]
-        record = world.record(ended)
-        assert (record.revision, record.ranked_by) == (1, "measured")
-        assert any("gpu worker 1 was killed by SIGKILL" in words for words in world.told)
-
-
-def test_a_gpu_that_is_gone_is_drained_and_its_job_waits_until_it_is_back(tmp_path: Path) -> None:
-    with serving(tmp_path) as world:
-        configure(world.gpu, open="missing")
-        job = world.submit({**MATMUL, "name": "first"})
-        wait_for(lambda: world.devices()[0].drained is not None, SECONDS, "the GPU to be drained")
-        wait_for(lambda: any("gpu worker 1 ended with 69" in words for words in world.told), SECONDS, str(world.told))
-        assert "fallen off the bus" in str(world.devices()[0].drained)
-        waiting_for = str(world.client.job(job.job).progress.waiting_for)
-        assert waiting_for.startswith(f"no live worker measures on {NAME}: {UUID} was drained: ")
-        assert [(row["state"], row["attempt"]) for row in world.tasks("measure")] == [("waiting", 0)]
-        configure(world.gpu, noise=0.001)
-        ended = world.client.wait(job)
-        assert ended.state == "done", world.logs()
-        assert ended.problems[0].winner is not None and ended.problems[0].winner.ranked_by == "measured"
-        assert world.devices()[0].drained is None
+def test_a_gpu_that_is_gone_is_drained_and_its_job_waits_until_it_is_back(world: World, job: Job) -> None:
+    last = world.last_task()
+    configure(world.gpu, open="missing")
+    waiting = world.submit({**MATMUL, "name": "first", "layout": "tt"})
+    wait_for(lambda: world.devices()[0].drained is not None, SECONDS, "the GPU to be drained")
+    wait_for(lambda: any("gpu worker 1 ended with 69" in words for words in world.told), SECONDS, str(world.told))
+    assert "fallen off the bus" in str(world.devices()[0].drained)
+    waiting_for = str(world.client.job(waiting.job).progress.waiting_for)
+    assert waiting_for.startswith(f"no live worker measures on {NAME}: {UUID} was drained: ")
+    assert [(row["state"], row["attempt"]) for row in world.tasks("measure", after=last)] == [("waiting", 0)]
+    configure(world.gpu, noise=0.001)
+    ended = world.client.wait(waiting)
+    assert ended.state == "done", world.logs()
+    assert ended.problems[0].winner is not None and ended.problems[0].winner.ranked_by == "measured"
+    assert world.devices()[0].drained is None

@@ -96,17 +96,6 @@ def test_a_cancelled_job_ends_its_compilers_and_their_folders(world: World) -> N
     assert world.client.cancel(job.job).state == "cancelled"
 
 
-def test_a_job_that_shares_kernels_with_a_cancelled_one_still_ends(world: World) -> None:
-    first = world.submit(matmul(40), limit=6)
-    world.in_compiler()
-    second = world.submit(matmul(80), limit=6)
-    wait_for(lambda: world.client.job(second.job).progress.lower.done == 1, what="the second job to be planned")
-    assert world.client.cancel(first.job).state == "cancelled"
-    ended = world.client.wait(second.job, timeout=60)
-    assert ended.state == "done"
-    assert ended.problems[0].verdicts == {"ok": 6}
-
-
 # ---- budget
 
 
@@ -142,34 +131,36 @@ def test_an_urgent_job_overtakes_one_that_runs(world: World) -> None:
 
 
 def test_the_job_of_a_killed_compile_worker_ends_right(world: World) -> None:
-    job = world.submit(matmul(48, "tn"), limit=5)
+    job = world.submit(matmul(48, "tn"), limit=2)
     worker, worker_child = world.worker_and_child(world.in_compiler())
     worker.kill()
     worker_child.kill()
     ended = world.client.wait(job.job, timeout=60)
-    assert (ended.state, ended.problems[0].verdicts) == ("done", {"ok": 5})
+    assert (ended.state, ended.problems[0].verdicts) == ("done", {"ok": 2})
 
 
 def test_a_compiler_that_was_killed_from_outside_says_nothing_about_its_kernels(world: World) -> None:
-    job = world.submit(matmul(56, "nt"), limit=5)
+    job = world.submit(matmul(56, "nt"), limit=2)
     world.in_compiler().kill()
     ended = world.client.wait(job.job, timeout=60)
-    assert (ended.state, ended.problems[0].verdicts) == ("done", {"ok": 5})
+    assert (ended.state, ended.problems[0].verdicts) == ("done", {"ok": 2})
 
 
 def test_a_job_survives_a_flushed_queue(world: World) -> None:
     redis = wake_ups.connect(world.running.redis_url)
-    job = world.submit(matmul(72, "tt"), limit=3)
+    job = world.submit(matmul(72, "tt"), limit=2)
     redis.flushall()
     world.in_compiler()
     redis.flushall()
     redis.close()
-    assert world.client.wait(job.job, timeout=60).problems[0].verdicts == {"ok": 3}
+    assert world.client.wait(job.job, timeout=60).problems[0].verdicts == {"ok": 2}
 
 
 # ---- a power cut
 
 
+# Of `make test` a killed supervisor is part, which ends all of it: `test_faults`, `test_serve`.
+@pytest.mark.long
 def test_an_accepted_job_survives_the_death_of_everything(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path / "data", port=0, workers=1, lease_seconds=2.0)
     temporary = tmp_path / "tmp"

@@ -226,7 +226,9 @@ def _publish(database: Database, blobs: BlobStore, key: str, text: str) -> Itera
 
 # A failing order is made short for up to five minutes, and then printed.
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("orders", [8, pytest.param(60, marks=pytest.mark.long)])
 def test_winners_keep_their_files_and_jobs_end_whatever_is_removed(
+    orders: int,
     migrated_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -235,7 +237,7 @@ def test_winners_keep_their_files_and_jobs_end_whatever_is_removed(
     monkeypatch.setattr(end_jobs, "CLEARED_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(retention, "ROWS_AT_ONCE", AT_ONCE)
     monkeypatch.setattr(retention, "PROBLEMS_AT_ONCE", 1)
-    examples = int(os.environ.get("CUKILN_TEST_JOB_ORDERS", "15"))
+    examples = int(os.environ.get("CUKILN_TEST_JOB_ORDERS", orders))
     chosen = settings(
         max_examples=examples,
         stateful_step_count=40,

@@ -453,7 +453,9 @@ class Jobs(RuleBasedStateMachine):
 
 # A failing order is made short for up to five minutes, and then printed.
 @pytest.mark.timeout(1200)
+@pytest.mark.parametrize("orders", [8, pytest.param(60, marks=pytest.mark.long)])
 def test_every_job_ends_whatever_happens(
+    orders: int,
     migrated_file: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -464,7 +466,7 @@ def test_every_job_ends_whatever_happens(
     # Few enough that all of it happens in few steps.
     for name, most in (("TOGETHER", 1), ("ALONE", 1), ("MOST", 2)):
         monkeypatch.setattr(losses, name, most)
-    examples = int(os.environ.get("CUKILN_TEST_JOB_ORDERS", "15"))
+    examples = int(os.environ.get("CUKILN_TEST_JOB_ORDERS", orders))
     quiet = list(HealthCheck)
     chosen = settings(
         max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=quiet, database=None
