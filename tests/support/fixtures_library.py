@@ -17,6 +17,7 @@ from cukiln.types import Launch
 from tests.support.fixtures_compile import LIMITS, SM_90A, probe_candidate
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
+from workers.steps import winner_library
 from workers.steps.winner_library import WinnerBuild, build_winner, plan_launch
 
 FAKES = Path(__file__).parent / "fake_cuda"
@@ -46,7 +47,9 @@ def fake_driver(folder: Path, toolchain: Toolchain, processes: Processes) -> Pat
 
 
 def build(candidate: Candidate, folder: Path, toolchain: Toolchain, processes: Processes) -> Built:
-    made = build_winner(candidate, SM_90A, toolchain, processes, LIMITS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(winner_library, "disassemble", lambda *_: None)  # which takes as long as nvcc, and is not called
+        made = build_winner(candidate, SM_90A, toolchain, processes, LIMITS)
     path = folder / f"{candidate.id}.so"
     path.write_bytes(made.library)
     return Built(candidate, made, plan_launch(candidate, toolchain, processes, LIMITS), path)

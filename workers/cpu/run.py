@@ -8,6 +8,7 @@ whole plan is wanted. Before a kernel runs, `{"start": id}`; after it `{"kernel"
 damaged this process; the parent starts another child for the rest.
 """
 
+import gc
 import json
 import sys
 import time
@@ -66,8 +67,9 @@ def run_kernels(request: dict[str, Any], say: Callable[[dict[str, Any]], None]) 
 
 
 def prepare() -> None:
-    """Where this module is forked: import the operators once."""
+    """Where this module is forked: import the operators once, and no fork collects them again."""
     operators()
+    gc.freeze()
 
 
 def main() -> None:

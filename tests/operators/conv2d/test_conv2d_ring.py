@@ -607,7 +607,7 @@ def declared(name: str) -> declare.Declarations:
             draws=partial(draws, name=name),
             properties=properties,
             spread=SPREAD if name == "conv2d_wgrad" else {**SPREAD, **SPREAD_OF_WINOGRAD},
-            each_run=9,  # of each of the three: they share a text
+            each_run=12 if name == "conv2d_wgrad" else 6,
         ),
         machine_code=declare.MachineCode(
             kernels=partial(compiled, name),

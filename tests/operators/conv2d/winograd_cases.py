@@ -28,7 +28,7 @@ from tests.support.cpu_helpers import MMA_K, SMALL_TENSOR_TILE, SMALL_TILE, TILE
 
 OWN: dict[str, int | str] = {"algorithm": "winograd", "output_tile": 2, "transform_width": 2}
 DIVIDED = ("split", "static_k")
-EACH_RUN = 13  # of each of the two operators: they share a text
+EACH_RUN = 6
 ATTEMPTS = 300  # schedules that are looked at for one that is accepted; another problem comes after them
 MOST_PRODUCTS = 400_000  # of the convolution: those of the places and their tiles are padded
 FORMS = ("f2", "f4")

@@ -20,6 +20,7 @@ from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.limb_planes import LIMB_SPLIT
 from codegen.operators.matmul.limbs import UNCHAINED_K
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.plan.verification_plan import Part
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule
@@ -401,7 +402,10 @@ def test_the_main_loop_by_limbs_has_no_bank_conflicts(dtype: str) -> None:
         layout: ring_kernel(layout, dtype, algorithm="limbs", tile_m=64, tile_n=32, warps_m=4, warps_n=2, tile_k=tile_k)
         for layout, tile_k in zip(LAYOUTS, (32, 64, 64, 32), strict=True)
     }
-    for layout, verdict in zip(kernels, verify(list(kernels.values())), strict=True):
+    # Each launch once: other runs are not race-checked.
+    verdicts = verify(list(kernels.values()), part=Part(order="ascending"))
+    for layout, verdict in zip(kernels, verdicts, strict=True):
+        assert (verdict.verdict, verdict.message) == ("ok", "")
         counted = {site["site"]: (site["wavefronts"], site["ideal"]) for site in verdict.details["shared_memory"]}
         reads = {site: counts for site, counts in counted.items() if site.startswith("gemm/limbs.cuh")}
         assert len(reads) == (1 if layout in ("nt", "tn") else 2)
@@ -673,7 +677,7 @@ DECLARED = (
             wrong=WRONG,
             definitions={"swizzle": 0},
         ),
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, extents=4),
+        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, extents=4, each_run=12),
         machine_code=MACHINE_CODE,
         launches=declare.Launches(
             planned={

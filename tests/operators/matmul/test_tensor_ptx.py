@@ -174,8 +174,8 @@ def test_a_sample_of_level_1_neither_spills_nor_uses_local_memory(
     arch: str, dtype: str, layout: str, epilogue: list[Any], tmp_path: Path, toolchain: Toolchain, processes: Processes
 ) -> None:
     # Schedules that differ only at launch share a kernel.
-    kernels = kernels_of_search(cube(dtype, layout, epilogue=epilogue), arch, Search(level=1, limit=8, seed=3))
-    assert len(kernels) >= 4
+    kernels = kernels_of_search(cube(dtype, layout, epilogue=epilogue), arch, Search(level=1, limit=5, seed=3))
+    assert len(kernels) >= 3
     require_no_spills(kernels, arch, tmp_path, toolchain, processes)
 
 
