@@ -52,12 +52,14 @@ class RingForm:
 @dataclass(frozen=True)
 class LaunchCounts:
     """Of `times` launches of one function. `multiplications`: of what it computes, with zeros of the padding, without
-    what tiles add."""
+    what tiles add. `once_for`: the operand that it alone reads, where the library exports it (`Operator.transformed`):
+    many calls with that operand need it once."""
 
     function: str
     primitives: tuple[Primitive, ...]
     multiplications: int = 0
     times: int = 1
+    once_for: str | None = None
 
     @property
     def executed(self) -> int:

@@ -209,6 +209,16 @@ class Operator(ABC):
         each calls the operator's device function of that name."""
         return ("run",)
 
+    def transformed(self, kernel: Kernel) -> str | None:
+        """The operand that the first of the kernel's functions alone reads, where a caller may have that function run
+        once for many calls: the library exports it (`binding/transform.h`), and the operator's text has
+        `transformed_bytes` and `use_transformed`."""
+        return None
+
+    def transformed_bytes(self, problem: Problem, schedule: Schedule) -> int:
+        """Of what it writes, exactly as the launch code has it."""
+        return 0
+
     def deterministic(self, kernel: Kernel) -> bool:
         """Whether two runs on the same inputs give the same bits. A kernel that adds by atomics does not."""
         return True

@@ -65,6 +65,7 @@ class Kernel:
         attributes: tuple[int, ...] | None = None,
         scalars: tuple[float, ...] | None = None,
         workspace: Any = None,
+        transformed: Any = None,
         stream: int | None = None,
     ) -> None:
         """Run the kernel; returns when it is queued.
@@ -74,16 +75,13 @@ class Kernel:
         int64, uint8 (a mask; bool is as good). `attributes` (stride, padding) and `scalars` (the epilogue's numbers):
         default those of the record. `workspace`: a GPU tensor of at least
         `workspace_bytes` bytes; by default a buffer that all calls on the stream share (`cukiln.workspace_pool`), where
-        that is not 0. `stream`: a raw CUDA stream handle; default: PyTorch's current stream for its tensors, else the
+        that is not 0. `transformed`: what `transform` has written of one operand, of which the call then reads nothing
+        but the shape. `stream`: a raw CUDA stream handle; default: PyTorch's current stream for its tensors, else the
         default stream.
         Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, and `DeviceError`.
         """
-        launch = None if self.entry is None else self.entry.launch
-        if attributes is None:
-            attributes = tuple(launch.attributes.values()) if launch else ()
-        if scalars is None:
-            scalars = tuple(launch.scalars) if launch else ()
-        numbers = (*attributes, *scalars)
+        numbers = self._numbers(attributes, scalars)
+        run, more = (self._run, ()) if transformed is None else (self._function("run_transformed"), (transformed,))
         like = tensors[0] if tensors else None
         try:
             if stream is not None:
@@ -92,14 +90,53 @@ class Kernel:
             needed = 0 if workspace is not None else int(self._module.get_function("workspace_bytes")(*tensors))
             if needed == 0:
                 with _on_stream(tensors, stream):
-                    self._run(*tensors, *(() if workspace is None else (workspace,)), *numbers)
+                    run(*tensors, *(() if workspace is None else (workspace,)), *more, *numbers)
                 return
             device = _device_of(tensors)
             queue = _current_stream(device, tensors) if stream is None else stream
             with POOL.lend(device, queue, needed, like) as address, _on_stream(tensors, stream):
-                self._run(*tensors, address, *numbers)
+                run(*tensors, address, *more, *numbers)
         except RuntimeError as error:
             raise DeviceError(f"the kernel could not run: {_reason(error)}") from error
+
+    def transformed_bytes(self, *tensors: Any) -> int:
+        """Bytes that `transform` writes for these operands. Raises `UsageError` where the library has no transform."""
+        return int(self._function("transformed_bytes")(*tensors))
+
+    def transform(
+        self,
+        *tensors: Any,
+        transformed: Any,
+        attributes: tuple[int, ...] | None = None,
+        stream: int | None = None,
+    ) -> None:
+        """Write what the kernel makes of one operand alone (the record's `launch.transform`: of Winograd the filters)
+        to `transformed`, a GPU tensor of `transformed_bytes` bytes or its address, for any number of calls; returns
+        when it is queued. `tensors`: as of a call; the others are not read. Raises what a call does, and
+        `UsageError`."""
+        transform, numbers = self._function("transform"), self._numbers(attributes, None)
+        try:
+            if stream is not None:
+                tensors = tuple(map(_own_tensor, tensors))
+            with _on_stream(tensors, stream):
+                transform(*tensors, transformed, *numbers)
+        except RuntimeError as error:
+            raise DeviceError(f"the transform could not run: {_reason(error)}") from error
+
+    def _numbers(self, attributes: tuple[int, ...] | None, scalars: tuple[float, ...] | None) -> tuple[float, ...]:
+        """Those of a call; what is not given is the record's."""
+        launch = None if self.entry is None else self.entry.launch
+        if attributes is None:
+            attributes = tuple(launch.attributes.values()) if launch else ()
+        if scalars is None:
+            scalars = tuple(launch.scalars) if launch else ()
+        return (*attributes, *scalars)
+
+    def _function(self, name: str) -> Any:
+        try:
+            return self._module.get_function(name)
+        except AttributeError as error:
+            raise UsageError(f"{self!r} has no {name}: no launch of this kernel reads one operand alone") from error
 
 
 def _own_tensor(tensor: Any) -> Any:

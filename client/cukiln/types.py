@@ -287,6 +287,7 @@ class ProfileCounts(Answer):
     launches: int
     workspace_bytes: int | None = None
     ring_bytes: int | None = None  # that one party of a two-party evaluation sends; comparisons are not in it
+    once_for: str | None = None  # of a launch that many calls with this operand may share (`transform` of the library)
 
 
 class RingForm(Answer):
@@ -410,6 +411,14 @@ class LaunchFunction(Answer):
     shared_bytes: int
 
 
+class LaunchTransform(Answer):
+    """The first of `functions` alone reads this operand. The library exports `transform`, which writes that many bytes,
+    and `run_transformed`, which takes them in the operand's place, so that many calls share one transform."""
+
+    operand: str
+    bytes: int
+
+
 class Launch(Answer):
     """How to call the library. The plain C entry is
     `int cukiln_launch(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars,
@@ -424,6 +433,7 @@ class Launch(Answer):
     scalars: list[float]
     functions: list[LaunchFunction]
     workspace_bytes: int
+    transform: LaunchTransform | None = None
 
 
 class ImportHead(Answer):

@@ -1,6 +1,6 @@
 """Render the host side of a shared library: launch code, loader and entry points, as one self-contained C++ file.
 
-Winner libraries export `winner_exports()`, group libraries `group_exports(kernels)`, and nothing else.
+Winner libraries export `winner_exports(kernel)`, group libraries `group_exports(kernels)`, and nothing else.
 """
 
 import re
@@ -33,14 +33,13 @@ cukiln_cubin:
 """
 
 
-def winner_exports() -> frozenset[str]:
+def winner_exports(kernel: Kernel) -> frozenset[str]:
     """Exports of a library that holds one kernel: plain C, and tvm-ffi's `__tvm_ffi_<name>`."""
-    plain = ("launch", "prepare", "workspace_bytes", "last_error")
-    return frozenset(f"cukiln_{name}" for name in plain) | {
-        "__tvm_ffi_run",
-        "__tvm_ffi_prepare",
-        "__tvm_ffi_workspace_bytes",
-    }
+    plain, ffi = ["launch", "prepare", "workspace_bytes", "last_error"], ["run", "prepare", "workspace_bytes"]
+    if operator(kernel.operator).transformed(kernel):
+        plain += ["transform", "transformed_bytes", "launch_transformed"]
+        ffi += ["transform", "transformed_bytes", "run_transformed"]
+    return frozenset([*(f"cukiln_{name}" for name in plain), *(f"__tvm_ffi_{name}" for name in ffi)])
 
 
 def group_exports(kernels: Sequence[Kernel]) -> frozenset[str]:
@@ -75,7 +74,11 @@ def render_library(kernels: Sequence[Kernel], *, target: str, launch: Sequence[i
     if launch is not None:
         (kernel,) = kernels
         exports = [_launch_exports(kernel, ""), f"CUKILN_TVM_FFI_EXPORTS({kernel.namespace}::Binding)\n"]
-        return "\n".join([*parts, header_text("binding/tvm_ffi.h"), *blocks, *exports])
+        headers = [header_text("binding/tvm_ffi.h")]
+        if operator(kernel.operator).transformed(kernel):
+            headers.append(header_text("binding/transform.h"))
+            exports.append(f"CUKILN_TRANSFORM_EXPORTS({kernel.namespace}::Binding)\n")
+        return "\n".join([*parts, *headers, *blocks, *exports])
     return "\n".join([*parts, *blocks, *(_launch_exports(kernel, "_" + kernel.id[:16]) for kernel in kernels)])
 
 
@@ -104,6 +107,8 @@ def _kernel_block(kernel: Kernel, first_function: int, launch: Sequence[int], *,
     problem = op.test_problems(kernel)[0]
     space = f"::{op.namespace}"
     check = _CHECK.replace("SPACE", space) if for_tensors else ""
+    if for_tensors and (operand := op.transformed(kernel)):
+        check += _TRANSFORM.replace("SPACE", space).replace("OPERAND", _quoted(operand))
     return f"""\
 namespace {kernel.namespace} {{
 {render_config(kernel)}
@@ -132,6 +137,13 @@ _CHECK = """\
   static bool check(const cukiln::TensorView* tensors, int count, int64_t* extents, cukiln::Complaint complaint) {
     return SPACE::check<Config>(tensors, count, extents, complaint);
   }
+"""
+
+
+_TRANSFORM = """\
+  static constexpr const char* transformed = OPERAND;
+  static int64_t transformed_bytes(const int64_t* extents) { return SPACE::transformed_bytes<Config>(extents); }
+  static void use_transformed(Arguments& arguments, void* place) { SPACE::use_transformed<Config>(arguments, place); }
 """
 
 

@@ -79,7 +79,7 @@ def profile_row(
 
 
 def _counts(
-    name: str, parts: Sequence[LaunchCounts], us: float | None, us_from: RankedBy = "predicted", **others: int | None
+    name: str, parts: Sequence[LaunchCounts], us: float | None, us_from: RankedBy = "predicted", **others: Any
 ) -> ProfileCounts:
     """A row of what these launches do, or these parts of them, in so many microseconds."""
     names = ("executed", "limb_products", "truncations", "bytes_read", "bytes_written")
@@ -107,7 +107,9 @@ def _kernel(launch: LaunchCounts, us: float | None, prediction: Prediction) -> P
         return _counts(part.name, alone, us_of(part), times=part.times, launches=0, multiplications=products)
 
     times, products = launch.times, launch.multiplications
-    whole = _counts(launch.function, [launch], us, times=times, launches=times, multiplications=products)
+    whole = _counts(
+        launch.function, [launch], us, times=times, launches=times, multiplications=products, once_for=launch.once_for
+    )
     return ProfileKernel(counts=whole, primitives=[row(part) for part in launch.primitives])
 
 

@@ -192,7 +192,9 @@ def test_a_file_is_estimated_without_a_service(
     assert {dense.counts.seconds_from, f2.counts.seconds_from} == {"predicted"}
     assert dense.counts.multiplications == 16 * 24 * 40 and dense.counts.truncations == 16 * 24
     assert (f2.schedule["algorithm"], f2.counts.launches) == ("winograd", 4)
-    assert "(p)" in printed(capsys, "profile", str(file), monkeypatch=monkeypatch)[1]
+    assert [kernel.counts.once_for for kernel in f2.kernels] == ["w", None, None, None]
+    text = printed(capsys, "profile", str(file), monkeypatch=monkeypatch)[1]
+    assert "(p)" in text and "transform_filters (once for w)" in text
 
 
 def test_what_is_wrong_with_a_file_is_said_as_the_service_says_it(

@@ -122,6 +122,6 @@ def launches(log: list[str]) -> list[dict[str, Any]]:
             grid, block = (tuple(map(int, match[i].split(","))) for i in (1, 2))
             answers.append(
                 {"grid": grid, "block": block, "shared": int(match[3]), "context": int(match[4]), "peek": int(match[5]),
-                 "first": int(match[6], 16), "function": int(match[7]), "stream": int(match[8])}
+                 "first": int(match[6].replace("(nil)", "0"), 16), "function": int(match[7]), "stream": int(match[8])}
             )  # fmt: skip
     return answers

@@ -19,7 +19,7 @@ from codegen.text.ptxas_report import Resources
 from codegen.text.render_group import render_device, slice_digest, symbols
 from codegen.text.render_library import render_library, render_plan, winner_exports
 from codegen.text.scan_functions import assert_unique
-from cukiln.types import Launch, LaunchFunction
+from cukiln.types import Launch, LaunchFunction, LaunchTransform
 from cukiln.types import Operand as OperandAnswer
 from storage.entities.libraries import (
     Library,
@@ -96,7 +96,7 @@ def build_winner(
         compiler = FileCompiler(folder, toolchain, processes, limits, cancel, stopwatch or Stopwatch())
         try:
             code = compiler.compile_device(group.text, target.name, group.symbols)
-            library = compiler.link_library(text, winner_exports())
+            library = compiler.link_library(text, winner_exports(kernel))
         except CompileFault as fault:
             raise WinnerNotBuilt(candidate.id, fault.log) from fault
     names = symbols(kernel)
@@ -164,7 +164,15 @@ def plan_launch(
         scalars=op.scalars(problem),
         functions=functions,
         workspace_bytes=workspace[0],
+        transform=_transform(candidate),
     )
+
+
+def _transform(candidate: Candidate) -> LaunchTransform | None:
+    op = operator(candidate.kernel.operator)
+    operand = op.transformed(candidate.kernel)
+    needed = op.transformed_bytes(candidate.problem, candidate.schedule)
+    return LaunchTransform(operand=operand, bytes=needed) if operand else None
 
 
 def disassemble(

@@ -47,7 +47,7 @@ def print_profile(console: Console, operators: Sequence[ProfileOperator], filter
         for kernel in row.kernels:
             levels += [(1, kernel.counts), *((2, part) for part in kernel.primitives)]
         columns = columns_of([counts for _, counts in levels], _CELLS)
-        names = Column("", [f"{INDENT * level}{counts.name}" for level, counts in levels], left=True)
+        names = Column("", [f"{INDENT * level}{_name(counts)}" for level, counts in levels], left=True)
         print_columns(console, names, columns)
         headings |= {column.heading for column in columns}
         if row.ring_forms:
@@ -83,6 +83,10 @@ def _print_forms(console: Console, row: ProfileOperator) -> None:
         table.add_row(Text(name), Text(form.filters), *(Text(f"{count:,}") for count in counts))
     console.print(table)
     console.print()
+
+
+def _name(counts: ProfileCounts) -> str:
+    return f"{counts.name} (once for {counts.once_for})" if counts.once_for else counts.name
 
 
 def _time(counts: ProfileCounts) -> str:

@@ -510,6 +510,15 @@ int plan(const Plan& kernel, const gemm::Plan& product, bool channels_last, cons
   return 4;
 }
 
+// Bytes of the filters' matrices, which a caller may have transformed once ahead (binding/transform.h).
+inline int64_t transformed_bytes(const Plan& kernel, const Shape& shape) { return Extents(kernel, shape).filter_bytes(kernel); }
+
+// Has them written and read there, not in the workspace.
+template <class C, class Arguments>
+void use_transformed(Arguments& arguments, void* filters) {
+  (C::channels_last ? arguments.b : arguments.a) = filters;
+}
+
 // Of a call's tensors: whether this kernel computes filters of that size.
 template <class C>
 bool check_filters(const Shape& shape, Complaint complaint) {

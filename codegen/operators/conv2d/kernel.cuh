@@ -227,6 +227,17 @@ int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
   return gemm::workspace_bytes(plan_of<C>.product, shape.product(C::channels_last), launch);
 }
 
+// Of Winograd alone.
+template <class C>
+int64_t transformed_bytes(const int64_t* extents) {
+  return conv::winograd::transformed_bytes(plan_of<C>.winograd, Shape(extents));
+}
+
+template <class C>
+void use_transformed(Arguments& arguments, void* filters) {
+  conv::winograd::use_transformed<C>(arguments, filters);
+}
+
 // Elements between which a kernel reaches with 32 bits: of all images where their pixels are rows, else of one product's; and
 // padding counts as if it were there.
 inline int64_t reached(const Plan& kernel, const Arguments& a) {

@@ -246,6 +246,17 @@ int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
                                                            along_of(shape.width, shape.filter_width, 1, 0, 0, 1)), launch);
 }
 
+// Of Winograd alone.
+template <class C>
+int64_t transformed_bytes(const int64_t* extents) {
+  return conv::winograd::transformed_bytes(plan_of<C>.winograd, layer_shape(Shape(extents)));
+}
+
+template <class C>
+void use_transformed(Arguments& arguments, void* filters) {
+  conv::winograd::use_transformed<C>(arguments, filters);
+}
+
 // Rows of dy between which a phase reaches: of its windows the first begin, and the last end, outside of it.
 inline int64_t rows_reached(int64_t extent, const Along& along) {
   return extent + 2 * (int64_t(along.taps - 1) * along.dilation / along.stride + 1);

@@ -51,6 +51,8 @@ _UNDIVIDED: dict[str, Any] = {"split": "none", "split_k": 1, "stream_blocks": 0,
 TENSOR_TUNABLES = (*OWN_TUNABLES, *(t for t in tensor_space.TUNABLES if t.name not in _UNDIVIDED))
 SIMT_TUNABLES = (*OWN_TUNABLES, *(t for t in simt_space.TUNABLES if t.name not in _UNDIVIDED))
 FUNCTIONS = ("transform_filters", "transform_image", "run", "inverse")
+# What the first of them alone reads.
+FILTERS = "w"
 
 # As `unit` in winograd.cuh: what extents of the matrices are multiples of.
 UNIT = 8

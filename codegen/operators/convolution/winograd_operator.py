@@ -82,6 +82,14 @@ class WinogradOperator(ConvolutionOperator):
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
         return winograd.FUNCTIONS if winograd.is_winograd(kernel) else super().functions(kernel)
 
+    def transformed(self, kernel: Kernel) -> str | None:
+        return winograd.FILTERS if winograd.is_winograd(kernel) else None
+
+    def transformed_bytes(self, problem: Problem, schedule: Schedule) -> int:
+        if not winograd.computes(schedule.as_dict()):
+            return 0
+        return winograd.workspace_parts(self.layer(self.own(problem)), int(schedule.get("output_tile")))[1]
+
     def config(self, kernel: Kernel) -> Config:
         return winograd.config(kernel, self.flags) if winograd.is_winograd(kernel) else super().config(kernel)
 

@@ -118,7 +118,10 @@ def launches(problem: AllowsWinograd, schedule: Schedule) -> tuple[LaunchCounts,
     if over_ring(p):
         epilogue += counts.in_fixed_point(p, results, whole=True)
     return (
-        _counted("transform_filters", load(read * p.k * p.taps, read), store(filters, size)),
+        replace(
+            _counted("transform_filters", load(read * p.k * p.taps, read), store(filters, size)),
+            once_for=winograd.FILTERS,
+        ),
         _counted(
             "transform_image", load(read * p.n * rows * columns * p.c, read * wide_in), store(image, size * wide_in)
         ),

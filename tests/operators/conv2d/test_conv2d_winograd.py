@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,9 @@ from codegen.search.rules import ACCEPTED
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.targets import target
+from codegen.text.cubin import exported_symbols
+from codegen.text.render_library import winner_exports
+from cukiln.types import LaunchTransform
 from tests.operators.conv2d import convolutions, winograd_cases
 from tests.operators.conv2d.convolutions import DO_NOT_FIT, LAYOUTS, OUT, REGISTERS, WIDE
 from tests.operators.conv2d.kernels import SIZES, Kernels, conv2d
@@ -27,6 +32,9 @@ from tests.operators.harness import declarations as declare
 from tests.operators.harness import machine_code as claim
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Fields, Inputs, Rejection
+from tests.support.fixtures_library import Built, Child, calls, launches
+from tests.support.places import ROOT
+from workers.processes.processes import Processes
 
 NAME = "conv2d"
 OP, OF = operator(NAME), Kernels(NAME)
@@ -469,6 +477,7 @@ def planned(layout: str, form: str, **fields: Any) -> list[Candidate]:
     return [*made, candidate(form, plain, layout=layout, dtype="float32", **fields)]
 
 
+FILTERS_AT = "8"  # of `b`, in which the filters' matrices are, in cukiln::conv2d::Arguments
 CALLS = {
     "winner": declare.Library(
         candidate=lambda: candidate(
@@ -496,6 +505,60 @@ CALLS = {
         },
     )
 }  # fmt: skip
+
+
+def test_filters_are_transformed_once_for_many_calls(
+    built: Mapping[tuple[str, str], Built], folder: Path, processes: Processes, fake_driver: Path
+) -> None:
+    """The first launch alone, into memory of the caller's; then calls without it, which read that memory."""
+    winner = built[NAME, "winner"]
+    bytes_ = 16 * 24 * 16 * 2
+    assert winner.launch.transform == LaunchTransform(operand="w", bytes=bytes_)
+    assert exported_symbols(winner.build.library) == winner_exports(winner.candidate.kernel)
+    body = f"""
+    from pathlib import Path
+    sys.path.insert(0, {str(ROOT / "client")!r})
+    from cukiln.load_kernel import Kernel
+    operands = [T(shape, "float16") for shape in ((2, 12, 10, 16), (24, 3, 3, 16), (24,), (2, 12, 10, 24))]
+    ones = (1,) * 8
+    kernel = Kernel(library, Path("winner.so"), None)
+    kernel.transform(*operands, transformed=0x74000000, attributes=ones)
+    kernel(*operands, workspace=0x60000000, transformed=0x74000000, attributes=ones)
+    import ctypes
+    plain = ctypes.CDLL({str(winner.path)!r})
+    pointers = (ctypes.c_void_p * 4)()
+    extents = (ctypes.c_int64 * 18)(2, 12, 10, 16, 24, 3, 3, 12, 10, 1, *ones)
+    transformed, workspace = ctypes.c_void_p(0x75000000), ctypes.c_void_p(0x60000000)
+    answer = [
+        kernel.transformed_bytes(*operands),
+        plain.cukiln_transform(pointers, extents, transformed, None),
+        plain.cukiln_launch_transformed(pointers, extents, None, None, workspace, transformed, None),
+        attempt("run", *operands, 0x60000000, *ones),
+        attempt("run_transformed", *operands, 0x60000000, *ones),
+        attempt("transform", *operands, T(({bytes_ - 1},), "uint8"), *ones),
+        attempt("transform", *operands, 0, *ones),
+        attempt("run_transformed", *operands, 0, 0x74000000, *ones),
+        attempt("transform", *operands, 0x74000000, 2, *ones[1:]),
+    ]
+    """
+    environment = {"FAKE_CUDA_PEEK": FILTERS_AT, "FAKE_CUDA_CURRENT": "0"}
+    answer, log = Child(folder, processes)(calls(winner.path, body), driver=fake_driver, **environment)
+    assert answer[:4] == [bytes_, 0, 0, None]
+    assert answer[-1][0] == "ValueError" and DO_NOT_FIT in answer[-1][1]
+    assert [words for _, words in answer[4:-1]] == [
+        "13 arguments were given; this call takes 4 tensors, the workspace, the transformed w, then 8 numbers",
+        f"the transformed w must be a tensor of {bytes_} bytes on cuda:0, or its address",
+        "the transformed w begins at (nil); a multiple of 16 bytes is allowed, and no null",
+        "the workspace begins at (nil); a multiple of 16 bytes is allowed, and no null",
+    ]
+    seen = launches(log)
+    first, *others = winner.launch.functions
+    grids = [tuple(function.grid) for function in (first, *others)]
+    assert [launch["grid"] for launch in seen] == grids * 3
+    assert [launch["function"] - seen[0]["function"] for launch in seen] == [0, 1, 2, 3] * 3
+    in_workspace = 0x60000000 + 16 * 64 * 16 * 2
+    assert [launch["peek"] for launch in seen] == [0x74000000] * 4 + [0x75000000] * 4 + [in_workspace] * 4
+
 
 DECLARED = (
     declare.Declarations(
