@@ -6,7 +6,7 @@ from typing import Any
 
 from codegen.alignment import needs_cuda_cores, power_of_two, widest
 from codegen.dtypes import dtype
-from codegen.operator import ConfigField, Cost, Work, constants
+from codegen.operator import Constants, Cost, Work, constants
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import grid
 from codegen.operators.matmul.traffic import node_seconds
@@ -52,15 +52,12 @@ LOAD_INSTRUCTIONS, TAP_INSTRUCTIONS = 12.0, 20.0
 WINDOW_LOAD_INSTRUCTIONS = 9.5
 
 
-def fields(s: Mapping[str, Any], t: Mapping[str, Any], out_align: int) -> list[ConfigField]:
+def fields(s: Mapping[str, Any], t: Mapping[str, Any], out_align: int) -> Constants:
     """Vectors are of filters, and of their channels where each has its own: with channels first single elements."""
     last = s["layout"] == "nhwc"
-    aligns = {"a": s["align_x"] if last and s["depthwise"] else 1, "b": 1, "c": out_align if last else 1}
-    return [
-        ConfigField("bool", "tensor_cores", False),
-        *(ConfigField("int", f"align_{name}", value) for name, value in aligns.items()),
-        *constants(TUNABLES, t),
-    ]
+    align_a, align_c = s["align_x"] if last and s["depthwise"] else 1, out_align if last else 1
+    own = {"tensor_cores": False, "align_a": align_a, "align_b": 1, "align_c": align_c}
+    return {**own, **constants(TUNABLES, t)}
 
 
 def block(tunables: Mapping[str, Any]) -> tuple[int, int]:

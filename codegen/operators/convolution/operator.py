@@ -17,7 +17,7 @@ from codegen.epilogue import Bias, structures, tensor_nodes, words_of_mask
 from codegen.fixed_point import FIELDS, over_ring, shift_of
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
-from codegen.operator import CONV, GEMM, Array, ConfigField, Cost, Float64, InputKind, LaunchBounds, Operand, Work
+from codegen.operator import CONV, GEMM, Array, Constants, Cost, Float64, InputKind, LaunchBounds, Operand, Work
 from codegen.operators.convolution import implicit, inputs, reference
 from codegen.operators.convolution.direct import LARGEST_INDEX
 from codegen.operators.convolution.problem import Convolution
@@ -50,7 +50,7 @@ class Direct(Protocol):
 
     TUNABLES: tuple[Tunable, ...]
 
-    def fields(self, s: Fields, t: Fields, out_align: int, /) -> list[ConfigField]: ...
+    def fields(self, s: Fields, t: Fields, out_align: int, /) -> Constants: ...
     def registers(self, s: Fields, t: Fields, /) -> int: ...
     def shared_bytes(self, s: Fields, t: Fields, /) -> int: ...
     def compile_seconds(self, t: Fields, epilogue: tuple[str, ...], /) -> float: ...
@@ -227,12 +227,12 @@ class ConvolutionOperator(ProductOperator):
 
     # ---- the kernel
 
-    def fields(self, s: Fields, t: Fields) -> list[ConfigField]:
+    def fields(self, s: Fields, t: Fields) -> Constants:
         flags = {"direct": is_direct(t), "channels_last": s["layout"] == "nhwc", **{n: s[n] for n in self.flags}}
-        fields, out = [ConfigField("bool", name, value) for name, value in flags.items()], self.out_align(s, t)
+        out = self.out_align(s, t)
         if is_direct(t):
-            return fields + self.direct.fields(s, t, out)
-        return fields + product_fields(s, t, self.stored(s).layout, (*self.product_aligns(s), out))
+            return {**flags, **self.direct.fields(s, t, out)}
+        return {**flags, **product_fields(s, t, self.stored(s).layout, (*self.product_aligns(s), out))}
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         t = kernel.tunables.as_dict()
