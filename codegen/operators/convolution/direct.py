@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, product
-from typing import Any
+from typing import Any, Protocol
 
 from codegen.alignment import needs_cuda_cores, power_of_two, widest
 from codegen.dtypes import dtype
@@ -14,6 +14,21 @@ from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_acce
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Tunable
 from codegen.targets import Target
+
+Fields = Mapping[str, Any]
+
+
+class Direct(Protocol):
+    """A module with a kernel of the algorithm `direct`, by signature `s` and tunables `t`: what its code reads, an
+    estimate of a thread's registers, shared memory of a block, CPU seconds of nvcc."""
+
+    TUNABLES: tuple[Tunable, ...]
+
+    def fields(self, s: Fields, t: Fields, out_align: int, /) -> Constants: ...
+    def registers(self, s: Fields, t: Fields, /) -> int: ...
+    def shared_bytes(self, s: Fields, t: Fields, /) -> int: ...
+    def compile_seconds(self, t: Fields, epilogue: tuple[str, ...], /) -> float: ...
+
 
 ALGORITHM = Tunable("algorithm", ("direct",), False, "how the convolution is computed", "direct", constant=False)
 THREADS, THREADS_K = (64, 96, 128, 192, 256), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)

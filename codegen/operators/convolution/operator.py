@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import CONV, GEMM, Array, Constants, Cost, Float64, InputKind, LaunchBounds, Operand, Work
 from codegen.operators.convolution import implicit, inputs, reference
-from codegen.operators.convolution.direct import LARGEST_INDEX
+from codegen.operators.convolution.direct import LARGEST_INDEX, Direct
 from codegen.operators.convolution.problem import Convolution
+from codegen.operators.convolution.reduced import Reduced
 from codegen.operators.matmul import counts, ring_space, traffic
 from codegen.operators.matmul.kernel_family import Stored
 from codegen.operators.matmul.problem import Layout, MatmulProblem
@@ -42,25 +43,6 @@ Admit = Callable[[Schedule], Accepted | Rejected]
 MANY_FILTERS = 8
 # How a kernel of `direct` divides its sums where it has no tunables for that.
 UNDIVIDED: Fields = {"split": "none", "split_k": 1}
-
-
-class Direct(Protocol):
-    """A module with a kernel of the algorithm `direct`, by signature `s` and tunables `t`: what its code reads, an
-    estimate of a thread's registers, shared memory of a block, CPU seconds of nvcc."""
-
-    TUNABLES: tuple[Tunable, ...]
-
-    def fields(self, s: Fields, t: Fields, out_align: int, /) -> Constants: ...
-    def registers(self, s: Fields, t: Fields, /) -> int: ...
-    def shared_bytes(self, s: Fields, t: Fields, /) -> int: ...
-    def compile_seconds(self, t: Fields, epilogue: tuple[str, ...], /) -> float: ...
-
-
-class Reduced(Protocol):
-    """A module with test problems: one that is about as a reduced problem of the product, and those of `direct`."""
-
-    def of_product(self, kind: type[Any], s: Fields, number: int, matmul: MatmulProblem, /) -> Problem: ...
-    def directly(self, kind: type[Any], s: Fields, t: Fields, /) -> list[Problem]: ...
 
 
 class ConvolutionOperator(ProductOperator):
