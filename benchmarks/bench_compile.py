@@ -1,6 +1,6 @@
 """Seconds to compile many kernels: one `.cu` per kernel, hidet's rule, and ours, beside the least that is possible.
 
-Of every operator that is present, the first kernels by index of level 2 of its named public shapes (`CASES`). The ways
+Of every operator the first kernels by index of level 2 of its named public shapes (`CASES`). The ways
 are interleaved, round by round, and must produce the same machine code, kernel by kernel. All start from the same
 rendered text and headers, with as many compiler processes as there are cores, and nvcc keeps its intermediate files:
 
@@ -30,6 +30,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ from benchmarks.keep_result import keep_result, options
 from benchmarks.shapes import public_shape, shape_sets
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
-from codegen.operators import operator, operators
+from codegen.operators import operator
 from codegen.predict.compile_cost import MAX_BYTES
 from codegen.search.rules import Rejected
 from codegen.search.schedule import Schedule
@@ -192,17 +193,13 @@ def cutlass_headers(named: Path | None) -> Path | None:
     return next((place for place in places if (place / "cutlass/cutlass.h").is_file()), None)
 
 
-def our_kernel(sheet: Target) -> Kernel:
-    """Ours with CUTLASS' tile."""
+def cutlass_seconds(headers: Path, ways: Ways, processes: Processes, sheet: Target) -> dict[str, Any]:
+    """Medians of three rounds, ours with CUTLASS' tile, the two interleaved, one compiler at a time."""
     op = operator("matmul")
     problem = op.parse(public_shape(CUTLASS_SHAPE))
     values = op.space(problem, sheet, Search(level=0)).by_index(0).as_dict()
-    return op.candidate(problem, Schedule.of({**values, **SAME_TILE})).kernel
-
-
-def cutlass_seconds(headers: Path, ways: Ways, processes: Processes, sheet: Target) -> dict[str, Any]:
-    """Medians of three rounds, the two interleaved, one compiler at a time."""
-    texts = {"cutlass": CUTLASS, "ours": render_device([our_kernel(sheet)]).text}
+    ours = op.candidate(problem, Schedule.of({**values, **SAME_TILE})).kernel
+    texts = {"cutlass": CUTLASS, "ours": render_device([ours]).text}
     runs: dict[str, list[Finished]] = {name: [] for name in texts}
     for _ in range(CUTLASS_ROUNDS):
         for name, text in texts.items():
@@ -212,12 +209,9 @@ def cutlass_seconds(headers: Path, ways: Ways, processes: Processes, sheet: Targ
     cpu = {name: statistics.median(run.cpu_seconds for run in own) for name, own in runs.items()}
     figures: dict[str, Any] = {f"{name}_s": round(seconds, 2) for name, seconds in wall.items()}
     figures |= {f"{name}_cpu_s": round(seconds, 2) for name, seconds in cpu.items()}
-    return {**figures, "ratio_cpu": round(cpu["cutlass"] / cpu["ours"], 2), "version": cutlass_version(headers)}
-
-
-def cutlass_version(headers: Path) -> str:
-    text = (headers / "cutlass/version.h").read_text(encoding="utf-8")
-    return ".".join(re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH)\s+(\d+)", text))
+    version = (headers / "cutlass/version.h").read_text(encoding="utf-8")
+    numbers = re.findall(r"#define CUTLASS_(?:MAJOR|MINOR|PATCH)\s+(\d+)", version)
+    return {**figures, "ratio_cpu": round(cpu["cutlass"] / cpu["ours"], 2), "version": ".".join(numbers)}
 
 
 TARGET = "sm_90a"
@@ -235,7 +229,7 @@ class Case:
     model: str | None = None
 
 
-# An operator that does not exist is left out. Half of matmul's kernels run on the CUDA cores, half on tensor cores. The
+# Half of matmul's kernels run on the CUDA cores, half on tensor cores. The
 # latter are measured alone too: each takes nvcc twice as long, so the fixed cost of a file, which grouping saves, is a
 # smaller part of theirs.
 CASES = {
@@ -249,7 +243,6 @@ CASES = {
     "layer_norm": Case("layer_norm", ("bert_base/layer_norm",), 24),
     "rms_norm": Case("rms_norm", ("llama3_8b/rms_norm",), 24),
     "masked_activation": Case("masked_activation", ("partial/relu", "partial/gelu_bytes"), 24),
-    "attention": Case("attention", ("bert_base/attn", "llama3_8b/prefill2048"), 24, "bert_base_b8_s128"),
 }
 
 
@@ -283,14 +276,11 @@ def first_kernels(case: Case, sheet: Target) -> tuple[list[Kernel], int]:
 
 def model_candidates(case: Case, sheet: Target, limit: int) -> list[Candidate]:
     """Of all problems of the case's model that are of its operator."""
-    if case.model is None:
-        return []
-    problems = [problem for problem in shape_sets()[case.model] if problem["operator"] == case.operator]
-    candidates: list[Candidate] = []
-    for problem in problems:
-        parsed = operator(case.operator).parse(public_shape(problem["name"]))
-        candidates += lower(parsed, sheet, Search(level=LEVEL, limit=limit)).candidates
-    return candidates
+    shapes = shape_sets()[case.model] if case.model is not None else []
+    names = [problem["name"] for problem in shapes if problem["operator"] == case.operator]
+    problems = (operator(case.operator).parse(public_shape(name)) for name in names)
+    search = Search(level=LEVEL, limit=limit)
+    return [candidate for problem in problems for candidate in lower(problem, sheet, search).candidates]
 
 
 def require_equal_code(ways: Mapping[str, Compiled]) -> None:
@@ -375,14 +365,13 @@ def main() -> None:
     )
     arguments = parser.parse_args()
     whole = arguments.kernels is None and arguments.limit == CANDIDATES_PER_PROBLEM
-    begins = tuple(arguments.only) or ("",)
-    sheet, cores, processes = target(TARGET), len(os.sched_getaffinity(0)), Processes()
+    sheet, cores = target(TARGET), len(os.sched_getaffinity(0))
     results: dict[str, Any] = {}
-    try:
+    with closing(Processes()) as processes:
         toolchain = find_toolchain(processes)
         ways = Ways(toolchain, sheet, processes, cores)
         for name, case in CASES.items():
-            if case.operator not in operators() or not name.startswith(begins):
+            if not name.startswith(tuple(arguments.only) or ("",)):
                 continue
             case = replace(case, kernels=arguments.kernels or case.kernels)
             kernels, candidates = first_kernels(case, sheet)
@@ -396,8 +385,6 @@ def main() -> None:
             print(f"{name}: {results[name]}", flush=True)
         headers = cutlass_headers(arguments.cutlass)
         cutlass = cutlass_seconds(headers, ways, processes, sheet) if headers is not None else None
-    finally:
-        processes.close()
     result = {
         "benchmark": "-".join(["compile", *arguments.only]),
         "operators": results,

@@ -38,13 +38,7 @@ GEMM = (
 CONV = ("conv/gather.cuh", "conv/direct.cuh", "conv/window.cuh", "conv/launch.cuh")
 
 
-@dataclass(frozen=True)
-class ConfigField:
-    """One `static constexpr` member of a kernel's Config."""
-
-    cxx_type: Literal["int", "bool"]
-    name: str
-    value: int | bool
+Constants = Mapping[str, int | bool]
 
 
 @dataclass(frozen=True)
@@ -52,28 +46,26 @@ class Config:
     """A kernel's Config: constants, element types, and the type that its epilogue makes (from typed nodes, never from
     text).
 
-    `epilogue`: structures of the nodes. `types`: (name, dtype) of element types, rendered as `using Input = …`.
-    `operand_dtype`: of the epilogue's biases and residuals in memory.
+    `fields`: `static constexpr` members, int or bool as their values are. `epilogue`: structures of the nodes. `types`:
+    (name, dtype) of element types, rendered as `using Input = …`. `operand_dtype`: of the epilogue's biases and
+    residuals in memory.
     """
 
-    fields: tuple[ConfigField, ...]
+    fields: Constants
     epilogue: tuple[str, ...]
     types: tuple[tuple[str, str], ...] = ()
     operand_dtype: str = "float32"
 
 
-def constants(tunables: Iterable[Tunable], values: Mapping[str, Value]) -> list[ConfigField]:
+def constants(tunables: Iterable[Tunable], values: Mapping[str, Value]) -> Constants:
     """The Config's members of the tunables that code depends on."""
     own = (tunable for tunable in tunables if tunable.constant and not tunable.launch_time)
-    return [ConfigField("int", tunable.name, tunable.number(values)) for tunable in own]
+    return {tunable.name: tunable.number(values) for tunable in own}
 
 
-def shift_fields(signature: Mapping[str, Any]) -> list[ConfigField]:
+def shift_fields(signature: Mapping[str, Any]) -> Constants:
     """The Config's members of a ring's truncation (gemm/ring.cuh)."""
-    return [
-        ConfigField("int", "fraction_bits", signature["fraction_bits"]),
-        ConfigField("bool", "nearest", signature["rounding"] == "nearest"),
-    ]
+    return {"fraction_bits": signature["fraction_bits"], "nearest": signature["rounding"] == "nearest"}
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from codegen.kernel import Kernel
 from codegen.operator import (
     Array,
     Config,
-    ConfigField,
     Cost,
     Float64,
     InputKind,
@@ -136,12 +135,8 @@ class RowOperator(Operator):
 
     def config(self, kernel: Kernel) -> Config:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        fields = (
-            *constants(self.tunables, {"steps": 1, "loads": 1, **t}),
-            ConfigField("bool", "scale", s["scale"]),
-            ConfigField("bool", "shift", s["shift"]),
-            ConfigField("bool", "epsilon", issubclass(self.problem_type, NormProblem)),
-        )
+        own = {"scale": s["scale"], "shift": s["shift"], "epsilon": issubclass(self.problem_type, NormProblem)}
+        fields = {**constants(self.tunables, {"steps": 1, "loads": 1, **t}), **own}
         return Config(fields, (), (("Input", s["dtype"]), ("Output", s["out_dtype"])))
 
     def scalars(self, problem: Problem) -> list[float]:

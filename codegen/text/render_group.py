@@ -17,7 +17,7 @@ from codegen.epilogue import chain_type
 from codegen.errors import TextError
 from codegen.identity import slice_id
 from codegen.kernel import Kernel
-from codegen.operator import ConfigField, LaunchBounds
+from codegen.operator import LaunchBounds
 from codegen.operators import operator
 from codegen.primitives import confirmed_primitives, primitives
 
@@ -146,7 +146,7 @@ def headers_digest(name: str) -> str:
 def render_config(kernel: Kernel) -> str:
     """`struct Config { ... };`: numbers, element types, and one type that only the epilogue's typed nodes decide."""
     config = operator(kernel.operator).config(kernel)
-    members = [f"static constexpr {field.cxx_type} {field.name} = {_literal(field)};" for field in config.fields]
+    members = [_constant(name, value) for name, value in config.fields.items()]
     members += [f"using {_type_name(name)} = {dtype(element).cxx};" for name, element in config.types]
     members.append(f"using Epilogue = {chain_type(config.epilogue, config.operand_dtype)};")
     return "struct Config {\n" + "".join(f"  {member}\n" for member in members) + "};\n"
@@ -158,15 +158,15 @@ def _type_name(name: str) -> str:
     return name
 
 
-def _literal(field: ConfigField) -> str:
+def _constant(name: str, value: int | bool) -> str:
     # The last gate before text: a name is an identifier, a value is a Python int or bool and nothing else.
-    if not _IDENTIFIER.match(field.name):
-        raise TextError(f"{field.name!r} is no name of a Config member")
-    if field.cxx_type == "bool" and type(field.value) is bool:
-        return "true" if field.value else "false"
-    if field.cxx_type == "int" and type(field.value) is int and -(2**31) < field.value < 2**31:
-        return str(field.value)
-    raise TextError(f"{field.name} = {field.value!r} is no {field.cxx_type} constant")
+    if not _IDENTIFIER.match(name):
+        raise TextError(f"{name!r} is no name of a Config member")
+    if type(value) is bool:
+        return f"static constexpr bool {name} = {'true' if value else 'false'};"
+    if type(value) is int and -(2**31) < value < 2**31:
+        return f"static constexpr int {name} = {value};"
+    raise TextError(f"{name} = {value!r} is no constant")
 
 
 def verified_label(operator_name: str) -> Literal["cpu", "cpu-unconfirmed"]:

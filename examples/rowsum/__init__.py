@@ -63,7 +63,7 @@ class Rowsum(Operator):
         )
 
     def config(self, kernel: Kernel) -> Config:
-        return Config(tuple(constants(self.tunables, kernel.tunables.as_dict())), ())
+        return Config(constants(self.tunables, kernel.tunables.as_dict()), ())
 
     def extents(self, problem: Problem) -> list[int]:
         assert isinstance(problem, RowsumProblem)

@@ -55,12 +55,14 @@ def change(session: Session, table: type[Base] | Table, *which: ColumnElement[bo
     session.execute(update(core(table)).where(*which).values(**values))
 
 
-def change_each(session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]]) -> None:
-    """Update each row by its primary key, all in the same columns. One that is gone is left out."""
+def change_each(
+    session: Session, table: type[Base], rows: Sequence[Mapping[str, Any]], *which: ColumnElement[bool]
+) -> None:
+    """Update each row by its primary key, all in the same columns. One that is gone, or is not such, is left out."""
     if not rows:
         return
     key = core(table).primary_key.columns
-    statement = update(core(table)).where(*(column == bindparam(f"key_{column.name}") for column in key))
+    statement = update(core(table)).where(*which, *(column == bindparam(f"key_{column.name}") for column in key))
     values = [{f"key_{name}" if name in key else name: value for name, value in row.items()} for row in rows]
     session.execute(statement, values)
 

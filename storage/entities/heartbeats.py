@@ -21,27 +21,10 @@ def measures_under(device: LiveDevice, operator: str) -> MeasuredUnder:
     return MeasuredUnder(device.driver, device.description.get("plan_versions", {}).get(operator))
 
 
-def register_device(
-    session: Session,
-    *,
-    uuid: str,
-    device_class: str,
-    capability: str,
-    driver: str,
-    description: dict[str, Any],
-    worker: str,
-    fresh: bool = False,
-) -> None:
-    """The heartbeat of a worker. `fresh`: its GPU has just computed a right result, which ends a drain."""
-    values: dict[str, Any] = {
-        "device_class": device_class,
-        "capability": capability,
-        "driver": driver,
-        "description": description,
-        "worker": worker,
-        "seen_at": clock_of(session).now(),
-        **({"drained": None} if fresh else {}),
-    }
+def register_device(session: Session, uuid: str, *, fresh: bool = False, **device: Any) -> None:
+    """The heartbeat of a worker, by the columns of its GPU's row. `fresh`: the GPU has just computed a right result,
+    which ends a drain."""
+    values = {**device, "seen_at": clock_of(session).now(), **({"drained": None} if fresh else {})}
     insert_new(session, DeviceRow, [{"uuid": uuid, **values}])
     change(session, DeviceRow, DeviceRow.uuid == uuid, **values)
 

@@ -2,16 +2,16 @@
 verdicts, and their report."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from sqlalchemy import bindparam, select, update
+from sqlalchemy import select
 
 from codegen.identity import PlanVersions
 from cukiln.types import AttributedSeconds, GroupReport, StageSeconds
 from cukiln.types import GroupKernel as GroupKernelReport
 from storage.database.session import Session, clock_of
-from storage.database.sql import asks_predicted, change, core
+from storage.database.sql import asks_predicted, change, change_each, core
 from storage.database.tables import LIVE, BuildRow, CandidateRow, GroupRow, JobProblemRow
 from storage.entities.groups import (
     FILES_OF_GROUPS,
@@ -79,38 +79,10 @@ def record_builds(session: Session, lease: Lease, outcomes: Sequence[BuildOutcom
     require_lease(session, lease)
     if lacking := [outcome.build for outcome in outcomes if outcome.state == "ok" and outcome.library is None]:
         raise ValueError(f"group {lease.ref}: compiled, but without a library: {', '.join(lacking)}")
-    if outcomes:
-        _write_outcomes(session, lease, outcomes)
+    rows = [{"id": outcome.build, "suspect": None, **asdict(outcome)} for outcome in outcomes]
+    rows = [{name: value for name, value in row.items() if name != "build"} for row in rows]
+    change_each(session, BuildRow, rows, BuildRow.state == "compiling", BuildRow.group_id == lease.ref)
     fulfil(session, [outcome.build for outcome in outcomes])
-
-
-def _write_outcomes(session: Session, lease: Lease, outcomes: Sequence[BuildOutcome]) -> None:
-    build = core(BuildRow)
-    session.execute(
-        update(build)
-        .where(build.c.id == bindparam("of_build"), build.c.state == "compiling", build.c.group_id == lease.ref)
-        .values(
-            state=bindparam("became"),
-            suspect=None,
-            code_digest=bindparam("code"),
-            library=bindparam("holds"),
-            resources=bindparam("report", type_=build.c.resources.type),
-            log=bindparam("message"),
-            reached=bindparam("limit", type_=build.c.reached.type),
-        ),
-        [
-            {
-                "of_build": outcome.build,
-                "became": outcome.state,
-                "code": outcome.code_digest,
-                "holds": outcome.library,
-                "report": dict(outcome.resources) if outcome.resources is not None else None,
-                "message": outcome.log,
-                "limit": dict(outcome.reached) if outcome.reached is not None else None,
-            }
-            for outcome in outcomes
-        ],
-    )
 
 
 def apply_group_verdicts(session: Session, lease: Lease, versions: Versions) -> tuple[list[NextStep], bool]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,13 +16,12 @@ from benchmarks.bench_compile import (
     Compiled,
     Ways,
     cutlass_headers,
-    cutlass_version,
+    cutlass_seconds,
     figures,
     first_kernels,
     fit_line,
     hidet_groups,
     model_candidates,
-    our_kernel,
     require_equal_code,
 )
 from benchmarks.bench_tune import MODELS, problems_of, require_equal_winners
@@ -162,11 +162,23 @@ def test_cutlass_is_looked_for_where_it_was_named(tmp_path: Any) -> None:
     assert cutlass_headers(tmp_path) is None
     (tmp_path / "cutlass").mkdir()
     (tmp_path / "cutlass/cutlass.h").write_text("")
-    lines = [f"#define CUTLASS_{part} {number}" for part, number in (("MAJOR", 4), ("MINOR", 2), ("PATCH", 0))]
-    (tmp_path / "cutlass/version.h").write_text("\n".join(lines))
     assert cutlass_headers(tmp_path) == tmp_path
-    assert cutlass_version(tmp_path) == "4.2.0"
-    assert our_kernel(H100).tunables.get("tile_m") == 128
+
+
+def test_cutlass_is_compiled_beside_a_kernel_of_the_same_tile(tmp_path: Any, processes: Processes) -> None:
+    (tmp_path / "cutlass").mkdir()
+    lines = [f"#define CUTLASS_{part} {number}\n" for part, number in (("MAJOR", 4), ("MINOR", 2), ("PATCH", 0))]
+    (tmp_path / "cutlass/version.h").write_text("".join(lines))
+    texts: list[str] = []
+
+    def library(text: str, folder: Any, include: Any) -> Any:
+        texts.append(text)
+        return SimpleNamespace(wall_seconds=1.0, cpu_seconds=3.0 if include else 2.0)
+
+    ways: Any = SimpleNamespace(library=library)
+    found = cutlass_seconds(tmp_path, ways, processes, H100)
+    assert (found["version"], found["ratio_cpu"]) == ("4.2.0", 1.5)
+    assert "static constexpr int tile_m = 128;" in texts[1]
 
 
 def test_a_models_problems_are_those_whose_operator_exists() -> None:

@@ -15,7 +15,7 @@ from codegen.counts import LaunchCounts, RingForm
 from codegen.dtypes import dtype
 from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
-from codegen.operator import Array, Config, ConfigField, Cost, Work
+from codegen.operator import Array, Config, Cost, Work
 from codegen.operators.conv2d import reduced, unfused_epilogue
 from codegen.operators.conv2d.problem import Conv2dProblem as Conv2dProblem
 from codegen.operators.convolution import direct, implicit, winograd
@@ -149,8 +149,8 @@ class Conv2d(WinogradOperator):
 
     def config(self, kernel: Kernel) -> Config:
         whole = super().config(kernel)
-        separate = ConfigField("bool", "separate", unfused_epilogue.is_separate(kernel.tunables.as_dict()))
-        return replace(whole, fields=(separate, *whole.fields))
+        separate = unfused_epilogue.is_separate(kernel.tunables.as_dict())
+        return replace(whole, fields={"separate": separate, **whole.fields})
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
         if not unfused_epilogue.is_separate(kernel.tunables.as_dict()):

@@ -8,7 +8,7 @@ from typing import Any
 
 from codegen.alignment import power_of_two
 from codegen.dtypes import dtype
-from codegen.operator import ConfigField, Cost, Work
+from codegen.operator import Constants, Cost, Work
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.conv2d_wgrad.space import fill, level_slices
 from codegen.operators.convolution.direct import filter_rules
@@ -53,17 +53,17 @@ def of_product(tunables: Mapping[str, Any]) -> dict[str, Any]:
     return {**t, **sizes, "raster": 0, "stream_blocks": 0}
 
 
-def fields(s: Mapping[str, Any], t: Mapping[str, Any], out_align: int) -> list[ConfigField]:
+def fields(s: Mapping[str, Any], t: Mapping[str, Any], out_align: int) -> Constants:
     """Vectors are of filters, and of their channels where each has its own: with channels first single elements."""
     sizes = of_product(t)
-    numbers = {
+    return {
+        "tensor_cores": False,
         "align_a": s["align_dy"] if s["layout"] == "nhwc" else 1,
         "align_b": s["align_x"] if s["depthwise"] else 1,
         "align_c": out_align,
         **{name: sizes[name] for name in ("tile_m", "tile_n", "tile_k", "threads", "threads_k", "filters")},
         "split": split.SPLIT.number(t),
     }
-    return [ConfigField("bool", "tensor_cores", False), *(ConfigField("int", name, v) for name, v in numbers.items())]
 
 
 def lanes(tunables: Mapping[str, Any], channels_last: bool) -> int:

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain, product
-from typing import Any
+from typing import Any, Protocol
 
 from codegen.alignment import needs_cuda_cores, power_of_two, widest
 from codegen.dtypes import dtype
-from codegen.operator import ConfigField, Cost, Work, constants
+from codegen.operator import Constants, Cost, Work, constants
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import grid
 from codegen.operators.matmul.traffic import node_seconds
@@ -14,6 +14,21 @@ from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_acce
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Tunable
 from codegen.targets import Target
+
+Fields = Mapping[str, Any]
+
+
+class Direct(Protocol):
+    """A module with a kernel of the algorithm `direct`, by signature `s` and tunables `t`: what its code reads, an
+    estimate of a thread's registers, shared memory of a block, CPU seconds of nvcc."""
+
+    TUNABLES: tuple[Tunable, ...]
+
+    def fields(self, s: Fields, t: Fields, out_align: int, /) -> Constants: ...
+    def registers(self, s: Fields, t: Fields, /) -> int: ...
+    def shared_bytes(self, s: Fields, t: Fields, /) -> int: ...
+    def compile_seconds(self, t: Fields, epilogue: tuple[str, ...], /) -> float: ...
+
 
 ALGORITHM = Tunable("algorithm", ("direct",), False, "how the convolution is computed", "direct", constant=False)
 THREADS, THREADS_K = (64, 96, 128, 192, 256), (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64)
@@ -52,15 +67,12 @@ LOAD_INSTRUCTIONS, TAP_INSTRUCTIONS = 12.0, 20.0
 WINDOW_LOAD_INSTRUCTIONS = 9.5
 
 
-def fields(s: Mapping[str, Any], t: Mapping[str, Any], out_align: int) -> list[ConfigField]:
+def fields(s: Mapping[str, Any], t: Mapping[str, Any], out_align: int) -> Constants:
     """Vectors are of filters, and of their channels where each has its own: with channels first single elements."""
     last = s["layout"] == "nhwc"
-    aligns = {"a": s["align_x"] if last and s["depthwise"] else 1, "b": 1, "c": out_align if last else 1}
-    return [
-        ConfigField("bool", "tensor_cores", False),
-        *(ConfigField("int", f"align_{name}", value) for name, value in aligns.items()),
-        *constants(TUNABLES, t),
-    ]
+    align_a, align_c = s["align_x"] if last and s["depthwise"] else 1, out_align if last else 1
+    own = {"tensor_cores": False, "align_a": align_a, "align_b": 1, "align_c": align_c}
+    return {**own, **constants(TUNABLES, t)}
 
 
 def block(tunables: Mapping[str, Any]) -> tuple[int, int]:

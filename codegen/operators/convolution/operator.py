@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -17,10 +17,11 @@ from codegen.epilogue import Bias, structures, tensor_nodes, words_of_mask
 from codegen.fixed_point import FIELDS, over_ring, shift_of
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
-from codegen.operator import CONV, GEMM, Array, ConfigField, Cost, Float64, InputKind, LaunchBounds, Operand, Work
+from codegen.operator import CONV, GEMM, Array, Constants, Cost, Float64, InputKind, LaunchBounds, Operand, Work
 from codegen.operators.convolution import implicit, inputs, reference
-from codegen.operators.convolution.direct import LARGEST_INDEX
+from codegen.operators.convolution.direct import LARGEST_INDEX, Direct
 from codegen.operators.convolution.problem import Convolution
+from codegen.operators.convolution.reduced import Reduced
 from codegen.operators.matmul import counts, ring_space, traffic
 from codegen.operators.matmul.kernel_family import Stored
 from codegen.operators.matmul.problem import Layout, MatmulProblem
@@ -42,25 +43,6 @@ Admit = Callable[[Schedule], Accepted | Rejected]
 MANY_FILTERS = 8
 # How a kernel of `direct` divides its sums where it has no tunables for that.
 UNDIVIDED: Fields = {"split": "none", "split_k": 1}
-
-
-class Direct(Protocol):
-    """A module with a kernel of the algorithm `direct`, by signature `s` and tunables `t`: what its code reads, an
-    estimate of a thread's registers, shared memory of a block, CPU seconds of nvcc."""
-
-    TUNABLES: tuple[Tunable, ...]
-
-    def fields(self, s: Fields, t: Fields, out_align: int, /) -> list[ConfigField]: ...
-    def registers(self, s: Fields, t: Fields, /) -> int: ...
-    def shared_bytes(self, s: Fields, t: Fields, /) -> int: ...
-    def compile_seconds(self, t: Fields, epilogue: tuple[str, ...], /) -> float: ...
-
-
-class Reduced(Protocol):
-    """A module with test problems: one that is about as a reduced problem of the product, and those of `direct`."""
-
-    def of_product(self, kind: type[Any], s: Fields, number: int, matmul: MatmulProblem, /) -> Problem: ...
-    def directly(self, kind: type[Any], s: Fields, t: Fields, /) -> list[Problem]: ...
 
 
 class ConvolutionOperator(ProductOperator):
@@ -227,12 +209,12 @@ class ConvolutionOperator(ProductOperator):
 
     # ---- the kernel
 
-    def fields(self, s: Fields, t: Fields) -> list[ConfigField]:
+    def fields(self, s: Fields, t: Fields) -> Constants:
         flags = {"direct": is_direct(t), "channels_last": s["layout"] == "nhwc", **{n: s[n] for n in self.flags}}
-        fields, out = [ConfigField("bool", name, value) for name, value in flags.items()], self.out_align(s, t)
+        out = self.out_align(s, t)
         if is_direct(t):
-            return fields + self.direct.fields(s, t, out)
-        return fields + product_fields(s, t, self.stored(s).layout, (*self.product_aligns(s), out))
+            return {**flags, **self.direct.fields(s, t, out)}
+        return {**flags, **product_fields(s, t, self.stored(s).layout, (*self.product_aligns(s), out))}
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         t = kernel.tunables.as_dict()

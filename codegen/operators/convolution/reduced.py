@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import Any, Protocol
 
 from codegen.alignment import needs_cuda_cores, widest
 from codegen.epilogue import AnyNode as MatrixNode
@@ -12,11 +12,19 @@ from codegen.epilogue import Bias
 from codegen.fixed_point import FIELDS
 from codegen.operators.convolution.problem import AnyNode, ChannelBias, Convolution, Padding
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.problem import Problem
 
 # Extents beyond the wished one among which one of the right class is searched.
 ROOM = 128
 # Of the problems of `direct` in turn: images, whole blocks of them, what is left over, groups.
 DIRECT = ((1, 1, 0, 1), (2, 2, 3, 3), (1, 0, 0, 2), (3, 1, 1, 1))
+
+
+class Reduced(Protocol):
+    """A module with test problems: one that is about as a reduced problem of the product, and those of `direct`."""
+
+    def of_product(self, kind: type[Any], s: Mapping[str, Any], number: int, matmul: MatmulProblem, /) -> Problem: ...
+    def directly(self, kind: type[Any], s: Mapping[str, Any], t: Mapping[str, Any], /) -> list[Problem]: ...
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from codegen.alignment import needs_cuda_cores, round_up, widest
 from codegen.dtypes import dtype
 from codegen.fixed_point import WINOGRAD_RINGS, bits_of, over_ring
 from codegen.kernel import Kernel
-from codegen.operator import Config, ConfigField
+from codegen.operator import Config
 from codegen.operators.convolution import implicit
 from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd
 from codegen.operators.matmul import ring_space, simt_space, space, tensor_space
@@ -270,11 +270,7 @@ def config(kernel: Kernel, flags: Sequence[str]) -> Config:
     own = {"output_tile": int(t["output_tile"]), "image_width": image, "out_width": out}
     aligned = product_aligns(s["dtype"], s["allow_tf32"])
     bools = {"direct": False, "channels_last": last, **dict.fromkeys(flags, False)}
-    fields = (
-        *(ConfigField("bool", name, value) for name, value in bools.items()),
-        *(ConfigField("int", name, value) for name, value in own.items()),
-        *product_fields(s, as_matmul(t), "nt" if last else "nn", aligned),
-    )
+    fields = {**bools, **own, **product_fields(s, as_matmul(t), "nt" if last else "nn", aligned)}
     types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
     return Config(fields, tuple(s["epilogue"]), types, s["out_dtype"])
 

@@ -20,7 +20,6 @@ from codegen.kernel import Kernel
 from codegen.operator import (
     Array,
     Config,
-    ConfigField,
     Cost,
     Float64,
     InputKind,
@@ -149,13 +148,10 @@ class MaskedActivation(Operator):
 
     def config(self, kernel: Kernel) -> Config:
         s, t = kernel.signature_dict, _full(kernel.tunables.as_dict())
-        fields = (
-            ConfigField("bool", "gather_scatter", not _is_vectorised(t)),
-            *constants(self.tunables, t),
-        )
+        fields = {"gather_scatter": not _is_vectorised(t), **constants(self.tunables, t)}
         types: tuple[tuple[str, str], ...] = (("Element", s["dtype"]),)
         if s["dtype"] in RINGS:
-            fields, types = (*fields, *shift_fields(s)), (*types, ("Output", s["dtype"]))
+            fields, types = {**fields, **shift_fields(s)}, (*types, ("Output", s["dtype"]))
         return Config(fields, (s["node"],), types, s["dtype"])
 
     def scalars(self, problem: Problem) -> list[float]:

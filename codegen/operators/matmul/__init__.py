@@ -11,7 +11,7 @@ from codegen.dtypes import dtype
 from codegen.epilogue import structures, tensor_nodes, words_of_mask
 from codegen.fixed_point import shift_of
 from codegen.kernel import Kernel
-from codegen.operator import Array, ConfigField, Cost, Float64, InputKind, Operand, Work
+from codegen.operator import Array, Constants, Cost, Float64, InputKind, Operand, Work
 from codegen.operators.matmul import (
     counts,
     inputs,
@@ -66,7 +66,7 @@ class Matmul(ProductOperator):
     def stored(self, s: Fields) -> Stored:
         return Stored(dtype(s["dtype"]).bytes, (s["align_a"], s["align_b"]), s["layout"])
 
-    def fields(self, s: Fields, t: Fields) -> list[ConfigField]:
+    def fields(self, s: Fields, t: Fields) -> Constants:
         return product_fields(s, t, s["layout"], (s["align_a"], s["align_b"], s["align_c"]))
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:

@@ -8,7 +8,7 @@ from codegen.counts import Openings
 from codegen.dtypes import dtype
 from codegen.fixed_point import RINGS, over_ring, products
 from codegen.kernel import Kernel
-from codegen.operator import GEMM, Config, ConfigField, Cost, LaunchBounds, Operator, Work, constants, shift_fields
+from codegen.operator import GEMM, Config, Constants, Cost, LaunchBounds, Operator, Work, constants, shift_fields
 from codegen.operators.matmul import counts, limbs, ring_space, simt, simt_space, split, tensor, tensor_space
 from codegen.operators.matmul.kernel_family import Stored, is_limbs, is_tensor
 from codegen.operators.matmul.problem import MatmulProblem
@@ -56,25 +56,22 @@ def rules(
     return family(t).rules(problem, aligns, schedule, target, workspace_limit)
 
 
-def product_fields(s: Fields, t: Fields, layout: str, aligns: tuple[int, int, int]) -> list[ConfigField]:
+def product_fields(s: Fields, t: Fields, layout: str, aligns: tuple[int, int, int]) -> Constants:
     """What the code of `device/gemm` reads. `aligns`: elements per global access of A, B and out."""
-    return [
-        ConfigField("bool", "tensor_cores", is_tensor(t)),
-        ConfigField("bool", "a_transposed", layout[0] == "t"),
-        ConfigField("bool", "b_transposed", layout[1] == "t"),
-        *(ConfigField("int", f"align_{operand}", align) for operand, align in zip("abc", aligns, strict=True)),
-        *constants(tensor_space.TUNABLES if is_tensor(t) else simt_space.TUNABLES, t),
-        ConfigField("int", "threads", family(t).threads(t)),
-        *(ring_fields(s, t) if s["dtype"] in RINGS else ()),
-    ]
+    return {
+        "tensor_cores": is_tensor(t),
+        "a_transposed": layout[0] == "t",
+        "b_transposed": layout[1] == "t",
+        **{f"align_{operand}": align for operand, align in zip("abc", aligns, strict=True)},
+        **constants(tensor_space.TUNABLES if is_tensor(t) else simt_space.TUNABLES, t),
+        "threads": family(t).threads(t),
+        **(ring_fields(s, t) if s["dtype"] in RINGS else {}),
+    }
 
 
-def ring_fields(s: Fields, t: Fields) -> list[ConfigField]:
+def ring_fields(s: Fields, t: Fields) -> Constants:
     """What the code of rings reads beside that: the shift, and where it is done."""
-    return [
-        *shift_fields(s),
-        *constants((tunable for tunable in ring_space.OWN if tunable.name in t), t),
-    ]
+    return {**shift_fields(s), **constants((tunable for tunable in ring_space.OWN if tunable.name in t), t)}
 
 
 class ProductOperator(Operator):
@@ -92,7 +89,7 @@ class ProductOperator(Operator):
         """How the product's A and B lie in memory, by the kernel's signature."""
 
     @abstractmethod
-    def fields(self, s: Fields, t: Fields) -> list[ConfigField]:
+    def fields(self, s: Fields, t: Fields) -> Constants:
         """Of the Config, by the kernel's signature and tunables."""
 
     def values(self, schedule: Schedule) -> dict[str, Any]:
@@ -108,7 +105,7 @@ class ProductOperator(Operator):
     def config(self, kernel: Kernel) -> Config:
         s = kernel.signature_dict
         types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
-        return Config(tuple(self.fields(s, self.values(kernel.tunables))), tuple(s["epilogue"]), types, s["out_dtype"])
+        return Config(self.fields(s, self.values(kernel.tunables)), tuple(s["epilogue"]), types, s["out_dtype"])
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         t = self.values(kernel.tunables)

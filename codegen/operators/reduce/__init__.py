@@ -16,7 +16,6 @@ from codegen.operand import packed_strides
 from codegen.operator import (
     Array,
     Config,
-    ConfigField,
     Cost,
     Float64,
     InputKind,
@@ -130,11 +129,8 @@ class Reduce(Operator):
             "fn": FUNCTIONS.index(s["fn"]), "map": MAPS.index(s["map"]),
             "kept_axes": s["kept_axes"], "reduced_axes": s["reduced_axes"],
         }  # fmt: skip
-        fields = [ConfigField("bool", name, bool(value)) for name, value in flags.items()]
-        fields += [ConfigField("int", name, value) for name, value in numbers.items()]
-        fields += constants(space.REST, t)
         types = (("Input", s["dtype"]), ("Output", s["out_dtype"]))
-        return Config(tuple(fields), tuple(s["epilogue"]), types, s["out_dtype"])
+        return Config({**flags, **numbers, **constants(space.REST, t)}, tuple(s["epilogue"]), types, s["out_dtype"])
 
     def extents(self, problem: Problem) -> list[int]:
         """Missing axes come first."""

@@ -613,7 +613,7 @@ def test_unfinished_work_of_the_release_before_is_planned_anew_and_comes_to_its_
     assert {row.kind for row in unended} == {"plan", "finish"}
     assert [tuple(row) for row in unended if row.kind == "plan"] == [("plan", "waiting", None, None)] * len(builds)
     assert gone == [0, 0]
-    assert trace is not None and [task.attempts[-1].how for task in trace.tasks] == ["waiting"]
+    assert trace is not None and [task.attempts[-1].state for task in trace.tasks] == ["waiting"]
 
     clock.advance(100)
     with older.write() as session:

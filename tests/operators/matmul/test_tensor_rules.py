@@ -110,7 +110,7 @@ def test_integer_sums_are_deterministic_in_any_order() -> None:
 def test_the_config_has_what_the_code_depends_on() -> None:
     schedule = Schedule.of({**GOOD, "split": "workspace", "split_k": 4, "maxnreg": 128, "raster": 1})
     config = OP.config(OP.candidate(matmul(**CUBE, out_dtype="float32"), schedule).kernel)
-    assert [(field.name, field.value) for field in config.fields] == [
+    assert list(config.fields.items()) == [
         ("tensor_cores", True), ("a_transposed", False), ("b_transposed", False),
         ("align_a", 8), ("align_b", 8), ("align_c", 4),
         ("tile_m", 64), ("tile_n", 64), ("tile_k", 32), ("warps_m", 2), ("warps_n", 2), ("stages", 3), ("fragments", 2),

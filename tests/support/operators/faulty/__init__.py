@@ -12,7 +12,6 @@ from codegen.kernel import Kernel
 from codegen.operator import (
     Array,
     Config,
-    ConfigField,
     Cost,
     Float64,
     InputKind,
@@ -62,7 +61,7 @@ class Faulty(Operator):
         return check(fault != REJECTED, "fault", f"fault {fault} is the one that the rules reject") or Accepted()
 
     def config(self, kernel: Kernel) -> Config:
-        return Config((ConfigField("int", "fault", int(kernel.tunables.get("fault"))),), ())
+        return Config({"fault": int(kernel.tunables.get("fault"))}, ())
 
     def deterministic(self, kernel: Kernel) -> bool:
         return kernel.tunables.get("fault") != DECLARED

@@ -16,7 +16,6 @@ from codegen.kernel import Kernel
 from codegen.operator import (
     Array,
     Config,
-    ConfigField,
     Cost,
     Float64,
     InputKind,
@@ -91,7 +90,7 @@ class Probe(Operator):
     def config(self, kernel: Kernel) -> Config:
         values = kernel.tunables.as_dict()
         numbers = {**values, "fault": FAULTS[str(values["fault"])], "way": WAYS[str(values["way"])]}
-        fields = tuple(ConfigField("int", name, int(numbers[name])) for name in sorted(numbers))
+        fields = {name: int(numbers[name]) for name in sorted(numbers)}
         return Config(fields, (), types=(("Element", "float32"),))
 
     def extents(self, problem: Problem) -> list[int]:
