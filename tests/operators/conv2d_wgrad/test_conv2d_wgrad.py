@@ -313,13 +313,15 @@ def proved() -> dict[str, Kernel]:
         # 2-byte elements that are gathered one by one are too narrow for cp.async.
         copy = REGISTERS if layout == "nchw" and dtype != "float32" else {}
         by_name[f"tensor {layout} {dtype}"] = OF.tensor({**words, "epilogue": ("bias", "relu", "residual")}, **copy)
+        by_name[f"direct {layout} {dtype}"] = OF.direct({**words, "align": (4, 1, 1)}, filters=2)
+        if dtype == "bfloat16":  # has a conversion and an mma of its own, which these two call
+            continue
         by_name[f"tensor {layout} {dtype}, 1 element"] = OF.tensor(
             {**words, "align": (1, 1, 1)}, **REGISTERS, epilogue_path="shared"
         )
         by_name[f"tensor {layout} {dtype}, fp32 out"] = OF.tensor(
             {**words, "out_dtype": "float32"}, **copy, **WORKSPACE, epilogue_path="shared"
         )
-        by_name[f"direct {layout} {dtype}"] = OF.direct({**words, "align": (4, 1, 1)}, filters=2)
         align = (4, 4 if layout == "nhwc" else 1, 1)
         by_name[f"direct {layout} {dtype}, depthwise"] = OF.direct(
             {**words, "align": align, "depthwise": True, "epilogue": ("bias", "clip")}, **WORKSPACE
