@@ -135,7 +135,7 @@ def main() -> None:
     place.mkdir(mode=0o711)
     place.chmod(0o711)
     with house(place) as home:
-        processes = processes_with(place, (home.data,), **less)
+        processes = processes_with(place, (home.data,), own_python=False, **less)
         if way == "kernel":
             processes.keep_warm(CHILD, ENVIRONMENT)
         with contextlib.closing(processes):
