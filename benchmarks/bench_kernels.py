@@ -34,6 +34,7 @@ from workers.gpu.interface import Device, GpuMissing, choose_device, open_gpu
 from workers.gpu.lease import take_lease
 from workers.gpu.measure_on_gpu import child_environment, probe
 from workers.offline import measure_bundle
+from workers.offline.measure_all import lease_of, say
 from workers.offline.measure_bundle import best_of, vendor_off, vendor_us
 from workers.offline.measured import RESULTS_FILE, write_whole
 from workers.processes.processes import Limits, Processes
@@ -136,16 +137,16 @@ def ceilings_of(module: str, device: Device, out: Path, processes: Processes) ->
         earlier = json.loads(path.read_bytes())
         if (earlier["uuid"], earlier["driver"]) == (device.uuid, device.driver):
             return dict(earlier["ceilings"])
-    lease = measure_bundle.lease_of(device.uuid)
+    lease = lease_of(device.uuid)
     with processes.private_folder("ceilings") as folder:
         command = [sys.executable, "-m", "benchmarks.bench_kernels", "--ceilings", module, device.uuid, str(lease)]
         finished = processes.run(command, cwd=folder, limits=LIMITS, env=child_environment(out / "cache"), device=True)
     if not finished.ok:
-        measure_bundle.say(f"no ceilings of this device: {finished.text().strip()[-500:]}")
+        say(f"no ceilings of this device: {finished.text().strip()[-500:]}")
         return {}
     ceilings: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
     write_whole(path, json.dumps({"uuid": device.uuid, "driver": device.driver, "ceilings": ceilings}).encode())
-    measure_bundle.say("ceilings: " + ", ".join(f"{name} {rate:.0f}" for name, rate in ceilings.items()))
+    say("ceilings: " + ", ".join(f"{name} {rate:.0f}" for name, rate in ceilings.items()))
     return ceilings
 
 

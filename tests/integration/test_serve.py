@@ -80,7 +80,7 @@ class Serving:
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     monkeypatch.setenv("TEST_JOURNAL", str(tmp_path / "journal"))
-    return load_settings(data_dir=tmp_path / "data", port=0, workers=1, max_attempts=50, gpus="none")
+    return load_settings(data_dir=tmp_path / "data", port=0, workers=1, max_attempts=50, gpus="none", lease_seconds=2.0)
 
 
 @pytest.fixture

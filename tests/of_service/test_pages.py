@@ -35,7 +35,7 @@ STAGES: list[StageName] = ["lower", "codegen", "compile", "verify", "measure"]
 PROBLEM = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt"}
 REQUEST: dict[str, Any] = {
     "target": "sm_80",
-    "search": {"level": 1, "limit": 6, "seed": 1},
+    "search": {"level": 1, "limit": 2, "seed": 1},
     "problems": [
         {"name": "plain", **PROBLEM},
         {"name": "fused", **PROBLEM, "epilogue": [{"op": "bias", "axis": "n"}, {"op": "relu"}]},
@@ -186,7 +186,9 @@ def test_the_time_axis_has_a_bar_for_each_wait_and_each_step(service: str, job: 
 @needs_chromium
 def test_a_running_job_is_followed_without_a_reload(service: str, job: str, open_page: Open) -> None:
     with cukiln.Client(service) as client:
-        new = client.submit({**REQUEST, "problems": [{"name": "new", **PROBLEM, "m": 41, "layout": "nn"}]})
+        search = {"level": 1, "limit": 6, "seed": 1}
+        problem = {"name": "new", **PROBLEM, "m": 41, "layout": "nn", "search": search}
+        new = client.submit({**REQUEST, "problems": [problem]})
         page = drawn(open_page(f"{service}/jobs/{new.job}"))
         overview = drawn(open_page(service))
         for one in (page, overview):

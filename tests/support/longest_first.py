@@ -9,16 +9,20 @@ from tests.support.places import ROOT
 # By CPU seconds, children included: each takes ten or more.
 LONGEST = (
     "integration/test_faults.py",
-    "of_workers/gpu/test_gpu_hostile.py",
-    "integration/test_fair_jobs.py",
-    "of_workers/offline/test_measure_bundle.py",
+    "operators/test_every_operator.py",
     "integration/test_serve.py",
+    "of_workers/processes/test_cause.py",
+    "integration/test_main_job.py",
+    "integration/test_fair_jobs.py",
+    "of_service/test_pages.py",
+    "integration/test_cli_real_service.py",
+    "of_workers/gpu/test_gpu_hostile.py",
+    "integration/test_job_control.py",
+    "of_workers/offline/test_measure_bundle.py",
     "operators/matmul/test_tensor_ptx.py",
     "operators/conv2d/test_conv2d_ring.py",
     "operators/conv2d/test_conv2d.py",
     "operators/conv2d/test_conv2d_winograd.py",
-    "integration/test_cli_real_service.py",
-    "operators/test_every_operator.py",
     "operators/conv2d_dgrad/test_conv2d_dgrad.py",
     "operators/conv2d_wgrad/test_conv2d_wgrad.py",
     "integration/test_older_folder.py",
@@ -35,6 +39,10 @@ LONGEST = (
     "of_workers/gpu/test_gpu_child.py",
     "of_workers/cpu/test_cpu_faults.py",
     "of_codegen/test_device_code.py",
+    "of_service/test_contract.py",
+    "of_storage/maintenance/test_backup.py",
+    "of_storage/transitions/test_storage_state_machine.py",
+    "of_storage/maintenance/test_retention_property.py",
 )
 ORDER = ("integration", "of_workers", "operators", "of_storage", "of_service")
 

@@ -5,19 +5,24 @@ same order. Where there is a budget, all problems have their best predicted cand
 has the rest. What is found is in the journal before the next thing begins.
 """
 
+import argparse
+import os
 import secrets
+import sys
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from codegen.kernel import Candidate
 from cukiln.counted import counted
+from storage.config.files import gpu_lock_folder
 from storage.config.limits import MEASURE_LIMITS
 from workers.compile.toolchain import Toolchain
+from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import GpuGone, run_gpu_task
 from workers.gpu.rank_measured import contenders, point_of
 from workers.gpu.task import TaskKind, Wanted, gpu_task
@@ -36,25 +41,32 @@ BUDGETED_ROUNDS: tuple[int | None, ...] = (4, 16, 64, None)
 Entry = tuple[WorkProblem, Candidate, Built]
 
 
+def say(words: str) -> None:
+    """One line of progress, at once: a log may be all that is left of a run."""
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {words}\n")
+    sys.stdout.flush()
+
+
+def lease_of(uuid: str) -> Path:
+    """The file that each process on this machine locks while using the GPU, services too."""
+    return lease_file(gpu_lock_folder(os.environ.get("CUKILN_GPU_LOCKS")).absolute(), uuid)
+
+
 @dataclass
 class Run:
-    """One run over `work`. `gpu`: the module that drives the device; `seconds`: of one candidate's samples at most;
-    `deadline`: by `time.monotonic()`. `cancel` ends it early: what is known by then stays."""
+    """One run over `work`. `options`: of the command line; `deadline`: by `time.monotonic()`. `cancel` ends it early:
+    what is known by then stays."""
 
     work: Work
     conditions: Conditions
-    gpu: str
-    lease: Path
-    out: Path
-    seconds: float
-    workers: int
+    options: argparse.Namespace
     processes: Processes
     toolchain: Toolchain | None
     deadline: float | None
-    say: Callable[[str], None]
     cancel: threading.Event
 
     def __post_init__(self) -> None:
+        self.out: Path = self.options.out
         self.journal = Journal(self.out, self.conditions)
         self._compiled = CompiledHere(self.out)
         self._written = 0.0
@@ -75,9 +87,9 @@ class Run:
             self._compiled,
             toolchain=self.toolchain,
             processes=self.processes,
-            workers=self.workers,
+            workers=self.options.workers,
             cancel=self.cancel,
-            say=self.say,
+            say=say,
         )
         try:
             for most in BUDGETED_ROUNDS if self.deadline is not None else (None,):
@@ -143,7 +155,7 @@ class Run:
             self._run("measure", some)
             results = [self.journal.result(candidate.id, built.code_digest) for _, candidate, built in some]
             right = sum(result is not None and result["verdict"] == "ok" for result in results)
-            self.say(f"{counted(len(some), 'candidate')} measured, {right} of them right")
+            say(f"{counted(len(some), 'candidate')} measured, {right} of them right")
 
     def _run(self, kind: TaskKind, entries: Sequence[Entry]) -> dict[str, Any] | None:
         """`entries` come problem by problem. Each result is in the journal at once; returns the comparison, if any."""
@@ -165,11 +177,11 @@ class Run:
             kind,
             wanted,
             {key: min(us for us, _, _ in right) for key, own in problems.items() if (right := self._right(own))},
-            gpu=self.gpu,
+            gpu=self.options.gpu_module,
             device=self.conditions.device.uuid,
-            lease=str(self.lease),
+            lease=str(lease_of(self.conditions.device.uuid)),
             seed=secrets.randbits(48),
-            seconds=self.seconds,
+            seconds=self.options.seconds,
         )
         outcome = run_gpu_task(
             task,
@@ -195,12 +207,12 @@ class Run:
             except GpuGone:
                 raise
             except InfrastructureError as error:  # their own medians rank them then
-                self.say(f"{problem.name}: {error}")
+                say(f"{problem.name}: {error}")
                 comparison = None
             if self.cancel.is_set() and comparison is None:
                 return
             self.journal.add_comparison(names, comparison)
-            self.say(f"{problem.name}: {len(names)} compared{_vendor_words(comparison)}")
+            say(f"{problem.name}: {len(names)} compared{_vendor_words(comparison)}")
             if time.monotonic() - self._written > SECONDS_BETWEEN_FILES:
                 self._write()
 

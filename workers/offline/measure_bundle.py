@@ -26,14 +26,12 @@ from typing import Any
 from codegen.errors import CodegenError
 from codegen.operators import load_operators
 from cukiln.counted import counted
-from storage.config.files import gpu_lock_folder
 from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
 from storage.config.own_modules import CHILD, gpu_plans
 from workers.compile.toolchain import Toolchain, ToolchainMissing, find_toolchain, supported_targets
 from workers.gpu.interface import Device, GpuMissing, choose_device
-from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import child_environment, probe
-from workers.offline.measure_all import Run
+from workers.offline.measure_all import Run, say
 from workers.offline.measured import Conditions, write_results
 from workers.offline.work import (
     BundleError,
@@ -82,20 +80,8 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     candidates = sum(len(problem.candidates) for problem in work.problems)
     whole, failure, cancel = False, "", threading.Event()
     with _stopping(cancel) as stopped:
-        run = Run(
-            work,
-            conditions,
-            gpu=options.gpu_module,
-            lease=lease_of(device.uuid),
-            out=out,
-            seconds=options.seconds,
-            workers=options.workers,
-            processes=processes,
-            toolchain=toolchain,
-            deadline=None if options.budget is None else began + options.budget,
-            say=say,
-            cancel=cancel,
-        )
+        deadline = None if options.budget is None else began + options.budget
+        run = Run(work, conditions, options, processes, toolchain, deadline, cancel)
         counts = counted(len(work.problems), "problem"), counted(candidates, "candidate")
         say(f"{', '.join(counts)}, {counted(len(work.waiting), 'kernel')} to compile")
         try:
@@ -114,12 +100,6 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     return DONE if whole and won and not failure else LEFT
 
 
-def say(words: str) -> None:
-    """One line of progress, at once: a log may be all that is left of a run."""
-    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {words}\n")
-    sys.stdout.flush()
-
-
 def _work(options: argparse.Namespace, device: Device, processes: Processes) -> tuple[Work, Toolchain | None]:
     what: Path = options.what
     if what.is_dir():
@@ -135,11 +115,6 @@ def _work(options: argparse.Namespace, device: Device, processes: Processes) -> 
                 f"{toolchain.nvcc} makes no code for {problem.target.name}, which {problem.name} needs"
             )
     return work, toolchain
-
-
-def lease_of(uuid: str) -> Path:
-    """The file that each process on this machine locks while using the GPU, services too."""
-    return lease_file(gpu_lock_folder(os.environ.get("CUKILN_GPU_LOCKS")).absolute(), uuid)
 
 
 def _resolve(options: argparse.Namespace) -> None:

@@ -15,7 +15,7 @@ from storage.config import files, limits
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError
 from workers.offline import compile_ahead, measure_all, measure_bundle
-from workers.offline.measure_bundle import lease_of
+from workers.offline.measure_all import lease_of
 
 KEY = "0123456789abcdef"
 

@@ -67,7 +67,7 @@ def test_a_service_that_is_backed_up_while_jobs_run_is_restored_with_winners_and
     with embedded(load_settings(data_dir=tmp_path / "data", workers=1, port=0)) as running:
         with cukiln.Client(running.url) as client:
             done = client.tune([FIRST], search=search, timeout=240)
-            under_way = client.tune([LATER], search={"level": 1, "limit": 12}, wait=False)
+            under_way = client.tune([LATER], search={"level": 1, "limit": 6}, wait=False)
             record = client.kernel(done.problems[0].key)
         settings = load_settings(data_dir=tmp_path / "data")
         database = Database(settings.database_url)

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.of_workers.processes.test_processes import alive
-from tests.support.doors import ENVIRONMENT, LIMITS, ROOT, build, house, opened
+from tests.support.doors import ENVIRONMENT, LIMITS, MOST_PROCESSES, ROOT, build, house, opened
 from tests.support.fences import machine, processes_with
+from tests.support.running import running_with
 from workers.processes import process_stream
 from workers.processes.fence.means import Means
 from workers.processes.job_files import read_bytes, write_text
@@ -125,8 +125,9 @@ def test_the_doors_that_open_are_those_that_no_means_shuts(
         assert answers == set()
 
 
-def test_a_secret_that_is_handed_over_is_found(tmp_path: Path, folder: Path) -> None:
+def test_a_secret_that_is_handed_over_is_found(tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the probe looks for, it sees."""
+    monkeypatch.setattr(process_stream, "PROCESSES", MOST_PROCESSES // 2)
     place = tmp_path / "house"
     place.mkdir(mode=0o700)
     with house(place) as home:
@@ -199,7 +200,7 @@ def test_too_many_processes_end_their_tree(
     with processes.private_folder() as made:
         finished = processes.run(["sh", "-c", _MANY.format(marker)], cwd=made if is_own else tmp_path, limits=LIMITS)
     assert finished.ended_by == "processes" or "fork" in finished.text()  # looked at, or refused by the kernel
-    assert not finished.ok and alive(marker) == []
+    assert not finished.ok and running_with(marker) == []
 
 
 # ---- what this process reads of it
