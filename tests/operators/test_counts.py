@@ -54,6 +54,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "F(4)": ({**CONV, "winograd": "f4", "epilogue": BIAS}, {"algorithm": "winograd", "output_tile": 4}),
     "F(2), channels first": ({**CONV, "layout": "nchw", "winograd": "f2"}, {"algorithm": "winograd"}),
     "F(2), fp32, 3 channels": ({**CONV, "c": 3, "dtype": "float32", "winograd": "f2"}, {"algorithm": "winograd"}),
+    "F(2), one launch": (
+        {**CONV, "dtype": "float32", "winograd": "f2", "epilogue": BIAS}, {"algorithm": "winograd_fused"}
+    ),
+    "F(4), one launch, channels first": (
+        {**CONV, "dtype": "float32", "c": 19, "layout": "nchw", "winograd": "f4"},
+        {"algorithm": "winograd_fused", "output_tile": 4},
+    ),
     "image's gradient": (DGRAD, {}),
     "image's gradient, stride": ({**DGRAD, "stride": 2}, {}),
     "image's gradient, no taps": ({**DGRAD, "stride": 2, "r": 1, "s": 1, "padding": 0}, {}),

@@ -19,6 +19,11 @@ template <int> struct Present { using type = void; };
 template <class C, class = void> constexpr int outputs_of = 0;
 template <class C> constexpr int outputs_of<C, typename Present<C::output_tile>::type> = C::output_tile;
 
+// Whether one launch does all of it (winograd_fused.cuh).
+template <class C, class = void> constexpr bool is_fused = false;
+template <class C> constexpr bool is_fused<C, typename Present<C::fused>::type> = C::fused != 0;
+template <class C> struct Fused;
+
 // What is multiplied over a ring, and the sums, are of a larger one: its filters are not divided by the scale of their transform, so that
 // a sum is 4 times (576 times, which is 64 times 9) the convolution's. In a ring of 2 (6) more bits that many zeros are its
 // lowest bits; what is above them, times the inverse of 9, is the convolution modulo 2^32 or 2^64.
@@ -251,10 +256,50 @@ struct TileOf {
 // This thread's number among those of a launch.
 __device__ __forceinline__ int64_t item() { return int64_t(blockIdx.x) * gemm::reduce_threads + threadIdx.x; }
 
+// A channel of a filter; zeros where there is none.
+template <class C, class V>
+__device__ __forceinline__ void read_filter(const Layer& layer, int filter, int channel, V (&given)[taps][taps]) {
+  using T = typename C::Input;
+  const bool filter_exists = in_bounds(filter, layer.filters);  // bounds: filter
+  const bool channel_exists = in_bounds(channel, layer.channels);  // bounds: channel of a filter
+  if (filter_exists && channel_exists) {
+    const T* const weights = static_cast<const T*>(layer.weights) + filter * layer.weight_filter + channel * layer.weight_channel;
+#pragma unroll
+    for (int r = 0; r < taps; ++r)
+#pragma unroll
+      for (int s = 0; s < taps; ++s)
+        given[r][s] = Exact<C>::read(load_global<1>(weights + (r * taps + s) * layer.weight_tap).data[0]);
+  }
+}
+
+// `width` channels of what a tile of the output sees of its image; zeros around it, and where there is no tile or channel.
+template <class C, int width, int edge, class V>
+__device__ __forceinline__ void read_image(const Layer& layer, const TileOf& tile, int channel, V (&given)[width][edge][edge]) {
+  using T = typename C::Input;
+  const bool channel_exists = in_bounds(channel, layer.channels);  // bounds: channel of the image
+  const bool wanted = tile.exists && channel_exists;
+  const int top = tile.row - layer.padding_h, left = tile.column - layer.padding_w;
+  const T* const image = static_cast<const T*>(layer.image) + tile.image * layer.image_pitch + channel * layer.channel_pitch;
+#pragma unroll
+  for (int i = 0; i < edge; ++i) {
+    const int row = top + i;
+    const bool row_exists = row >= 0 && in_bounds(row, layer.height);  // bounds: row of the image
+#pragma unroll
+    for (int j = 0; j < edge; ++j) {
+      const int column = left + j;
+      const bool column_exists = column >= 0 && in_bounds(column, layer.width);  // bounds: column of the image
+      if (wanted && row_exists && column_exists) {
+        const Vector<T, width> loaded = load_global<width>(image + row * layer.row_pitch + column * layer.pixel_pitch);
+#pragma unroll
+        for (int w = 0; w < width; ++w) given[w][i][j] = Exact<C>::read(loaded.data[w]);
+      }
+    }
+  }
+}
+
 // One thread for each filter and channel of the matrices.
 template <class C, class Arguments>
 __device__ __forceinline__ void transform_filters(const Arguments& arguments) {
-  using T = typename C::Input;
   using E = Exact<C>;
   using Operand = typename E::Operand;
   using Pass = FilterPass<C::output_tile>;
@@ -263,17 +308,8 @@ __device__ __forceinline__ void transform_filters(const Arguments& arguments) {
   const int64_t index = item();
   if (!in_bounds(index, per_place)) return;  // bounds: filter item
   const int filter = static_cast<int>(index / pitch), channel = static_cast<int>(index % pitch);
-  const Layer& layer = arguments.layer;
-  const bool filter_exists = in_bounds(filter, layer.filters);  // bounds: filter
-  const bool channel_exists = in_bounds(channel, layer.channels);  // bounds: channel of a filter
   typename E::Value given[taps][taps] = {}, result[Pass::out][Pass::out];
-  if (filter_exists && channel_exists) {
-    const T* const weights = static_cast<const T*>(layer.weights) + filter * layer.weight_filter + channel * layer.weight_channel;
-#pragma unroll
-    for (int r = 0; r < taps; ++r)
-#pragma unroll
-      for (int s = 0; s < taps; ++s) given[r][s] = E::read(load_global<1>(weights + (r * taps + s) * layer.weight_tap).data[0]);
-  }
+  read_filter<C>(arguments.layer, filter, channel, given);
   transform<Pass>(given, result);
   Operand* const out = static_cast<Operand*>(const_cast<void*>(C::channels_last ? arguments.b : arguments.a)) + index;
 #pragma unroll
@@ -285,7 +321,6 @@ __device__ __forceinline__ void transform_filters(const Arguments& arguments) {
 // those are last, else neighbouring tiles.
 template <class C, class Arguments>
 __device__ __forceinline__ void transform_image(const Arguments& arguments) {
-  using T = typename C::Input;
   using E = Exact<C>;
   using Operand = typename E::Operand;
   using Pass = ImagePass<C::output_tile>;
@@ -294,31 +329,11 @@ __device__ __forceinline__ void transform_image(const Arguments& arguments) {
   const int64_t per_place = C::channels_last ? arguments.stride_a : arguments.stride_b;
   const int64_t index = item() * width;
   if (!in_bounds(index, per_place)) return;  // bounds: image item
-  const Layer& layer = arguments.layer;
   const int row_of = static_cast<int>(index / pitch), column_of = static_cast<int>(index % pitch);
   const int channel = C::channels_last ? column_of : row_of;
-  const TileOf tile(layer, C::channels_last ? row_of : column_of, C::output_tile);
-  const bool channel_exists = in_bounds(channel, layer.channels);  // bounds: channel of the image
-  const bool wanted = tile.exists && channel_exists;
-  const int top = tile.row - layer.padding_h, left = tile.column - layer.padding_w;
-  const T* const image = static_cast<const T*>(layer.image) + tile.image * layer.image_pitch + channel * layer.channel_pitch;
+  const TileOf tile(arguments.layer, C::channels_last ? row_of : column_of, C::output_tile);
   typename E::Value given[width][Pass::in][Pass::in] = {};
-#pragma unroll
-  for (int i = 0; i < Pass::in; ++i) {
-    const int row = top + i;
-    const bool row_exists = row >= 0 && in_bounds(row, layer.height);  // bounds: row of the image
-#pragma unroll
-    for (int j = 0; j < Pass::in; ++j) {
-      const int column = left + j;
-      const bool column_exists = column >= 0 && in_bounds(column, layer.width);  // bounds: column of the image
-      if (wanted && row_exists && column_exists) {
-        const Vector<T, width> loaded =
-            load_global<width>(image + row * layer.row_pitch + column * layer.pixel_pitch);
-#pragma unroll
-        for (int w = 0; w < width; ++w) given[w][i][j] = E::read(loaded.data[w]);
-      }
-    }
-  }
+  read_image<C>(arguments.layer, tile, channel, given);
   typename E::Value result[width][Pass::out][Pass::out];
 #pragma unroll
   for (int w = 0; w < width; ++w) transform<Pass>(given[w], result[w]);
@@ -335,10 +350,40 @@ __device__ __forceinline__ void transform_image(const Arguments& arguments) {
   }
 }
 
+// The outputs of a tile of `width` filters, with the epilogue.
+template <class C, int width, class Arguments, class V, int outputs>
+__device__ __forceinline__ void write_tile(const Arguments& arguments, const TileOf& tile, int filter,
+                                           const V (&result)[width][outputs][outputs]) {
+  using Output = typename C::Output;
+  using E = Exact<C>;
+  const Layer& layer = arguments.layer;
+  const int64_t first_pixel = C::channels_last ? int64_t(tile.image) * layer.out_height
+                                               : (int64_t(tile.image) * layer.filters + filter) * layer.out_height;
+#pragma unroll
+  for (int i = 0; i < outputs; ++i) {
+    const int row = tile.row + i;
+    if (!in_bounds(row, layer.out_height)) continue;  // bounds: row of the output
+#pragma unroll
+    for (int j = 0; j < outputs; ++j) {
+      const int column = tile.column + j;
+      if (!in_bounds(column, layer.out_width)) continue;  // bounds: column of the output
+      const int64_t pixel = (first_pixel + row) * layer.out_width + column;
+      const int64_t offset = C::channels_last ? pixel * layer.filters + filter : pixel;
+      Vector<typename E::Result, width> value;
+#pragma unroll
+      for (int w = 0; w < width; ++w) value.data[w] = E::result(result[w][i][j]);
+      C::Epilogue::apply(value, Position{filter, filter, offset}, arguments.epilogue);
+      Vector<Output, width> rounded;
+#pragma unroll
+      for (int w = 0; w < width; ++w) rounded.data[w] = E::stored(value.data[w]);
+      store_global<width>(static_cast<Output*>(layer.result) + offset, rounded);
+    }
+  }
+}
+
 // One thread for each tile that exists and `out_width` filters.
 template <class C, class Arguments>
 __device__ __forceinline__ void inverse(const Arguments& arguments) {
-  using Output = typename C::Output;
   using E = Exact<C>;
   using Sum = typename E::Sum;
   using Pass = InversePass<C::output_tile>;
@@ -364,45 +409,30 @@ __device__ __forceinline__ void inverse(const Arguments& arguments) {
   }
 #pragma unroll
   for (int w = 0; w < width; ++w) transform<Pass>(given[w], result[w]);
-  const int64_t first_pixel = C::channels_last ? int64_t(tile.image) * layer.out_height
-                                               : (int64_t(tile.image) * layer.filters + filter) * layer.out_height;
-#pragma unroll
-  for (int i = 0; i < Pass::out; ++i) {
-    const int row = tile.row + i;
-    if (!in_bounds(row, layer.out_height)) continue;  // bounds: row of the output
-#pragma unroll
-    for (int j = 0; j < Pass::out; ++j) {
-      const int column = tile.column + j;
-      if (!in_bounds(column, layer.out_width)) continue;  // bounds: column of the output
-      const int64_t pixel = (first_pixel + row) * layer.out_width + column;
-      const int64_t offset = C::channels_last ? pixel * layer.filters + filter : pixel;
-      Vector<typename E::Result, width> value;
-#pragma unroll
-      for (int w = 0; w < width; ++w) value.data[w] = E::result(result[w][i][j]);
-      C::Epilogue::apply(value, Position{filter, filter, offset}, arguments.epilogue);
-      Vector<Output, width> rounded;
-#pragma unroll
-      for (int w = 0; w < width; ++w) rounded.data[w] = E::stored(value.data[w]);
-      store_global<width>(static_cast<Output*>(layer.result) + offset, rounded);
-    }
-  }
+  write_tile<C>(arguments, tile, filter, result);
 }
 
 #endif  // CUKILN_DEVICE
 
 #if defined(CUKILN_HOST)
 
-// What launches depend on, beside the product's. `outputs` is 0 of a kernel without Winograd.
+// What launches depend on, beside the product's. `outputs` is 0 of a kernel without Winograd; of one launch for all of it
+// there are tiles and filters of a block, and nothing in the workspace.
 struct Plan {
   int outputs, input_bytes, operand_bytes, sum_bytes, image_width, out_width;
+  int tile_m, tile_n, threads;
+  uint32_t shared_bytes;
 };
 
 template <class C>
 constexpr Plan make_plan() {
-  if constexpr (outputs_of<C> > 0) {
+  if constexpr (is_fused<C>) {
+    return {C::output_tile, static_cast<int>(sizeof(typename C::Input)), 0, 0, 1, 1, C::tile_m, C::tile_n, C::threads,
+            Fused<C>::shared_bytes};
+  } else if constexpr (outputs_of<C> > 0) {
     using P = Product<C>;
     return {C::output_tile, static_cast<int>(sizeof(typename C::Input)), static_cast<int>(sizeof(typename P::Input)),
-            static_cast<int>(sizeof(typename P::Accumulator)), C::image_width, C::out_width};
+            static_cast<int>(sizeof(typename P::Accumulator)), C::image_width, C::out_width, 0, 0, 0, 0};
   } else {
     return {};
   }
@@ -503,6 +533,13 @@ template <class Arguments>
 int plan(const Plan& kernel, const gemm::Plan& product, bool channels_last, const Arguments& a, Launch* out) {
   const int64_t image = channels_last ? a.stride_a : a.stride_b, filters = channels_last ? a.stride_b : a.stride_a;
   const int64_t tiles = int64_t(a.layer.images) * a.layer.tiles_h * a.layer.tiles_w;
+  if (kernel.threads) {
+    const int64_t across = ceil_div(tiles, kernel.tile_m), down = ceil_div(a.layer.filters, kernel.tile_n);
+    if (!a.batch || across < 1 || across > INT32_MAX || down < 1 || down > 65535) return 0;
+    const uint32_t threads = static_cast<uint32_t>(kernel.threads);
+    out[0] = Launch{0, {static_cast<uint32_t>(across), static_cast<uint32_t>(down), 1}, {threads, 1, 1}, kernel.shared_bytes};
+    return 1;
+  }
   const bool planned = gemm::plan_items(0, filters, &out[0]) && gemm::plan_items(1, image / kernel.image_width, &out[1]) &&
       gemm::plan(product, a, &out[2]) == 1 && gemm::plan_items(3, tiles * (a.layer.filters / kernel.out_width), &out[3]);
   if (!planned) return 0;

@@ -18,7 +18,7 @@ from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, Work
 from codegen.operators.conv2d import reduced, unfused_epilogue
 from codegen.operators.conv2d.problem import Conv2dProblem as Conv2dProblem
-from codegen.operators.convolution import direct, implicit, winograd
+from codegen.operators.convolution import direct, implicit, winograd, winograd_fused
 from codegen.operators.convolution.operator import Admit, every_tunable, index_check
 from codegen.operators.convolution.problem import with_axes
 from codegen.operators.convolution.reference import padded, windows
@@ -40,7 +40,10 @@ class Conv2d(WinogradOperator):
 
     name = "conv2d"
     problem_type = layer_type = Conv2dProblem
-    tunables = every_tunable((*direct.TUNABLES, unfused_epilogue.TUNABLE, *winograd.OWN_TUNABLES, *winograd.OF_RINGS))
+    tunables = every_tunable((
+        *direct.TUNABLES, unfused_epilogue.TUNABLE, *winograd.OWN_TUNABLES, *winograd_fused.TUNABLES,
+        *winograd.OF_RINGS,
+    ))  # fmt: skip
     beside = (unfused_epilogue.TUNABLE,)
     folder = packaged_files("codegen.operators.conv2d")
     files = ("gather.cuh", "separate.cuh", "kernel.cuh")

@@ -9,7 +9,9 @@ namespace conv2d {
 // A 1 x 1 filter that meets every pixel of the image is a product of stored matrices.
 template <class C>
 __device__ __forceinline__ void multiply(const Arguments& arguments) {
-  if constexpr (conv::winograd::outputs_of<C> > 0) {
+  if constexpr (conv::winograd::is_fused<C>) {
+    conv::winograd::run_fused<C>(arguments);
+  } else if constexpr (conv::winograd::outputs_of<C> > 0) {
     gemm::multiply_stored<conv::winograd::Product<C>>(arguments);
   } else if constexpr (C::direct) {
     conv::direct::run<C>(arguments, static_cast<int>(blockIdx.x));
@@ -130,7 +132,9 @@ constexpr Plan make_plan() {
   plan.depthwise = C::depthwise;
   plan.separate_nodes = C::separate ? C::Epilogue::nodes : 0;
   plan.in_workspace = C::separate && separate::in_workspace<C>;
-  if constexpr (conv::winograd::outputs_of<C> > 0) {
+  if constexpr (conv::winograd::is_fused<C>) {
+    plan.product.tile_k = C::tile_k;
+  } else if constexpr (conv::winograd::outputs_of<C> > 0) {
     plan.product = gemm::plan_of<conv::winograd::Product<C>>;
     plan.taps_of_step = 1;
   } else if constexpr (C::direct) {

@@ -17,7 +17,7 @@ from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.conv2d_dgrad import reduced, work
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.residue_classes import count, largest, phases
-from codegen.operators.convolution import direct, implicit, winograd
+from codegen.operators.convolution import direct, implicit, winograd, winograd_fused
 from codegen.operators.convolution.operator import (
     MANY_FILTERS,
     Admit,
@@ -49,7 +49,7 @@ class Conv2dDgrad(WinogradOperator):
     name = "conv2d_dgrad"
     problem_type = Conv2dDgradProblem
     layer_type = Conv2dProblem
-    tunables = every_tunable((*direct.TUNABLES, *winograd.OWN_TUNABLES, *winograd.OF_RINGS))
+    tunables = every_tunable((*direct.TUNABLES, *winograd.OWN_TUNABLES, *winograd_fused.TUNABLES, *winograd.OF_RINGS))
     flags = ("pointwise", "depthwise", "strided")
     folder = packaged_files("codegen.operators.conv2d_dgrad")
     files = ("phases.cuh", "filters.cuh", "kernel.cuh")

@@ -53,7 +53,9 @@ __device__ __forceinline__ void run_direct(const Arguments& arguments) {
 // A 1 x 1 filter that meets every pixel of the image is a product of stored matrices.
 template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
-  if constexpr (conv::winograd::outputs_of<C> > 0) {
+  if constexpr (conv::winograd::is_fused<C>) {
+    conv::winograd::run_fused<C>(arguments);
+  } else if constexpr (conv::winograd::outputs_of<C> > 0) {
     gemm::multiply_stored<conv::winograd::Product<C>>(arguments);
   } else if constexpr (C::direct) {
     run_direct<C>(arguments);
@@ -123,7 +125,9 @@ constexpr Plan make_plan() {
   plan.pointwise = C::pointwise;
   plan.depthwise = C::depthwise;
   plan.strided = C::strided;
-  if constexpr (conv::winograd::outputs_of<C> > 0) {
+  if constexpr (conv::winograd::is_fused<C>) {
+    plan.product.tile_k = C::tile_k;
+  } else if constexpr (conv::winograd::outputs_of<C> > 0) {
     plan.product = gemm::plan_of<conv::winograd::Product<C>>;
   } else if constexpr (C::direct) {
     plan.threads = C::threads;

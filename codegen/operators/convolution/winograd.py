@@ -148,10 +148,10 @@ def tunables(problem: AllowsWinograd, target: Target) -> tuple[Tunable, ...]:
     return TENSOR_TUNABLES if on_tensor_cores(product(problem, 2), target) else SIMT_TUNABLES
 
 
-def worth(problem: AllowsWinograd, search: Search) -> bool:
-    """Whether a search tries it: where the problem allows it; where it is asked for by name, the rules say what is
-    missing."""
-    named = NAME in (search.tunables or {}).get("algorithm", ())
+def worth(problem: AllowsWinograd, search: Search, name: str = NAME) -> bool:
+    """Whether a search tries it, under this name of an algorithm: where the problem allows it; where it is asked for by
+    name, the rules say what is missing."""
+    named = name in (search.tunables or {}).get("algorithm", ())
     return problem.fits_winograd and (problem.winograd != "none" or named)
 
 
@@ -209,7 +209,7 @@ def rules(
 ) -> Accepted | Rejected:
     """What the problem allows, then matmul's rules for the product."""
     outputs = int(t["output_tile"])
-    if broken := (_truncation_rule(t) if over_ring(problem) else _accuracy_rule(problem, outputs)):
+    if broken := (_truncation_rule(t) if over_ring(problem) else accuracy_rule(problem, outputs)):
         return broken
     if broken := _width_rule(problem, t):
         return broken
@@ -233,7 +233,7 @@ def does_not_fit(problem: AllowsWinograd, outputs: int, others: Sequence[str]) -
     )
 
 
-def _accuracy_rule(problem: AllowsWinograd, outputs: int) -> Rejected | None:
+def accuracy_rule(problem: AllowsWinograd, outputs: int) -> Rejected | None:
     return check(
         outputs in WINOGRAD[problem.winograd],
         "accuracy",

@@ -11,8 +11,8 @@ from codegen.arrays import Float64, namespace_of
 from codegen.counts import LaunchCounts
 from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
-from codegen.operator import Array, Config, Cost, InputKind, Work
-from codegen.operators.convolution import winograd, winograd_plan, winograd_reference, winograd_work
+from codegen.operator import Array, Config, Cost, InputKind, LaunchBounds, Work
+from codegen.operators.convolution import winograd, winograd_fused, winograd_plan, winograd_reference, winograd_work
 from codegen.operators.convolution.operator import ConvolutionOperator
 from codegen.operators.convolution.problem import AllowsWinograd
 from codegen.operators.matmul import ring_space
@@ -30,7 +30,7 @@ class WinogradOperator(ConvolutionOperator):
 
     problem_type: ClassVar[type[AllowsWinograd]]
     layer_type: ClassVar[type[AllowsWinograd]]
-    shared: ClassVar[tuple[str, ...]] = (*ConvolutionOperator.shared, "conv/winograd.cuh")
+    shared: ClassVar[tuple[str, ...]] = (*ConvolutionOperator.shared, "conv/winograd.cuh", "conv/winograd_fused.cuh")
 
     @abstractmethod
     def layer(self, p: Any) -> AllowsWinograd:
@@ -51,14 +51,19 @@ class WinogradOperator(ConvolutionOperator):
     # ---- search
 
     def every_kind(self, p: Any, target: Target) -> dict[Value, tuple[Tunable, ...]]:
-        return {**super().every_kind(p, target), winograd.NAME: winograd.tunables(p, target)}
+        every = {**super().every_kind(p, target), winograd.NAME: winograd.tunables(p, target)}
+        return {**every, winograd_fused.NAME: winograd_fused.TUNABLES}
 
     def ring_kinds(self, p: Any, target: Target) -> dict[Value, Kind]:
         return winograd.ring_kinds(self.layer(p), target) if p.fits_winograd else {}
 
     def kinds(self, p: Any, target: Target, search: Search) -> dict[Value, Kind]:
         kinds = super().kinds(p, target, search)
-        return {**kinds, winograd.NAME: winograd.kind(self.layer(p), target)} if winograd.worth(p, search) else kinds
+        if winograd.worth(p, search):
+            kinds[winograd.NAME] = winograd.kind(self.layer(p), target)
+        if winograd.worth(p, search, winograd_fused.NAME) and winograd_fused.worth(p):
+            kinds[winograd_fused.NAME] = winograd_fused.kind(self.layer(p))
+        return kinds
 
     def rules(
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
@@ -69,7 +74,9 @@ class WinogradOperator(ConvolutionOperator):
         if not p.fits_winograd:
             return winograd.does_not_fit(p, int(t["output_tile"]), self._others(p, target))
         broken = self.index_rule(p, whole=p.channels_last)
-        return broken or winograd.rules(self.layer(p), t, target, workspace_limit)
+        if broken or not winograd_fused.computes(t):
+            return broken or winograd.rules(self.layer(p), t, target, workspace_limit)
+        return winograd_fused.rules(self.layer(p), t, target)
 
     def _others(self, p: Any, target: Target) -> list[str]:
         """The other algorithms that compute a problem."""
@@ -80,28 +87,43 @@ class WinogradOperator(ConvolutionOperator):
     # ---- the kernel
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
-        return winograd.FUNCTIONS if winograd.is_winograd(kernel) else super().functions(kernel)
+        if not winograd.is_winograd(kernel):
+            return super().functions(kernel)
+        return winograd_fused.FUNCTIONS if _fused(kernel) else winograd.FUNCTIONS
 
     def transformed(self, kernel: Kernel) -> str | None:
-        return winograd.FILTERS if winograd.is_winograd(kernel) else None
+        return winograd.FILTERS if winograd.is_winograd(kernel) and not _fused(kernel) else None
 
     def transformed_bytes(self, problem: Problem, schedule: Schedule) -> int:
-        if not winograd.computes(schedule.as_dict()):
+        t = schedule.as_dict()
+        if not winograd.computes(t) or winograd_fused.computes(t):
             return 0
         return winograd.workspace_parts(self.layer(self.own(problem)), int(schedule.get("output_tile")))[1]
 
     def config(self, kernel: Kernel) -> Config:
-        return winograd.config(kernel, self.flags) if winograd.is_winograd(kernel) else super().config(kernel)
+        if not winograd.is_winograd(kernel):
+            return super().config(kernel)
+        return winograd_fused.config(kernel, self.flags) if _fused(kernel) else winograd.config(kernel, self.flags)
+
+    def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
+        if _fused(kernel):
+            return winograd_fused.launch_bounds(kernel.tunables.as_dict())
+        return super().launch_bounds(kernel, function)
 
     def estimated_registers(self, kernel: Kernel) -> int:
+        if _fused(kernel):
+            return winograd_fused.registers(kernel.tunables.as_dict())
         return winograd.registers(kernel) if winograd.is_winograd(kernel) else super().estimated_registers(kernel)
 
     def shared_bytes(self, kernel: Kernel) -> int:
+        if _fused(kernel):
+            return winograd_fused.shared_bytes(kernel.tunables.as_dict())
         return winograd.shared_bytes(kernel) if winograd.is_winograd(kernel) else super().shared_bytes(kernel)
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
-        own = winograd.is_winograd(kernel)
-        return winograd.compile_seconds(kernel) if own else super().predicted_compile_seconds(kernel)
+        if not winograd.is_winograd(kernel):
+            return super().predicted_compile_seconds(kernel)
+        return winograd_fused.compile_seconds(kernel) if _fused(kernel) else winograd.compile_seconds(kernel)
 
     # ---- tests
 
@@ -118,6 +140,8 @@ class WinogradOperator(ConvolutionOperator):
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         if not winograd.is_winograd(kernel):
             return super().test_launches(kernel, problem)
+        if _fused(kernel):
+            return [[0, 0, 0]]
         return winograd_plan.launches_to_test(kernel.tunables.as_dict(), self.layer(self.own(problem)))
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
@@ -147,7 +171,8 @@ class WinogradOperator(ConvolutionOperator):
 
     def cost_of_winograd(self, p: Any, schedule: Schedule, cost: Cost) -> Cost:
         """`cost`, with the launches and the workspace of a schedule of Winograd."""
-        if not winograd.computes(schedule.as_dict()):
+        t = schedule.as_dict()
+        if not winograd.computes(t) or winograd_fused.computes(t):
             return cost
         needed = winograd.workspace_bytes(self.layer(p), int(schedule.get("output_tile")))
         return replace(cost, launches=len(winograd.FUNCTIONS), workspace_bytes=needed)
@@ -155,7 +180,10 @@ class WinogradOperator(ConvolutionOperator):
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
         if not winograd.computes(schedule.as_dict()):
             return super().launches(problem, schedule, target)
-        return winograd_work.launches(self.layer(self.own(problem)), schedule)
+        layer, t = self.layer(self.own(problem)), schedule.as_dict()
+        return (
+            winograd_fused.launches(layer, t) if winograd_fused.computes(t) else winograd_work.launches(layer, schedule)
+        )
 
     def opened(self, p: Any, schedule: Schedule, *, inputs: bool) -> tuple[int, int]:
         """Of Winograd the transformed tiles and filters, without what fills the matrices up."""
@@ -171,4 +199,11 @@ class WinogradOperator(ConvolutionOperator):
         return self.work_of_winograd(self.own(problem), schedule, target)
 
     def work_of_winograd(self, p: Any, schedule: Schedule, target: Target) -> Work:
-        return winograd_work.work(self.layer(p), schedule, self.cost(p, schedule), target)
+        layer, t, least = self.layer(p), schedule.as_dict(), self.cost(p, schedule)
+        if winograd_fused.computes(t):
+            return winograd_fused.work(layer, t, least)
+        return winograd_work.work(layer, schedule, least, target)
+
+
+def _fused(kernel: Kernel) -> bool:
+    return winograd_fused.computes(kernel.tunables.as_dict())

@@ -10,7 +10,7 @@ import numpy as np
 from codegen.epilogue import node_of
 from codegen.fixed_point import FIELDS, as_ring_node
 from codegen.operator import Array
-from codegen.operators.convolution import winograd
+from codegen.operators.convolution import winograd, winograd_fused
 from codegen.operators.convolution.problem import AllowsWinograd, Padding
 from codegen.operators.convolution.reduced import ROOM, class_of, sizes_beyond, with_channel_bias
 from codegen.operators.matmul import split
@@ -57,10 +57,10 @@ def reduced_problems(
 
 
 def _wishes(s: Mapping[str, Any], t: Mapping[str, Any]) -> Iterator[Wish]:
-    outputs, last = int(t["output_tile"]), s["layout"] == "nhwc"
+    outputs, last = int(t["output_tile"]), s["layout"] == "nhwc" or winograd_fused.computes(t)
     of_tiles, of_filters = (int(t[name]) for name in (("tile_m", "tile_n") if last else ("tile_n", "tile_m")))
     depth, both = int(t["tile_k"]), ((1, 1), (1, 1))
-    long = 2 * int(t.get("chain_k", 0)) + depth * (int(t["stages"]) + 1)
+    long = 2 * int(t.get("chain_k", 0)) + depth * (int(t.get("stages", 1)) + 1)
     yield Wish(1, 2 * outputs, outputs * -(-of_tiles // 2), long, of_filters, both)
     half = -(-of_tiles // 4) + 1  # of two images with two rows of tiles each
     yield Wish(2, outputs + 1, outputs * half - 1, depth + 3, of_filters + 5, ((0, 2), (2, 1)))

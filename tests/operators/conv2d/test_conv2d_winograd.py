@@ -27,7 +27,7 @@ from cukiln.types import LaunchTransform
 from tests.operators.conv2d import convolutions, winograd_cases
 from tests.operators.conv2d.convolutions import DO_NOT_FIT, LAYOUTS, OUT, REGISTERS, WIDE
 from tests.operators.conv2d.kernels import SIZES, Kernels, conv2d
-from tests.operators.conv2d.winograd_cases import simt, simt_schedule, tensor, tensor_schedule
+from tests.operators.conv2d.winograd_cases import FUSED, fused, simt, simt_schedule, tensor, tensor_schedule
 from tests.operators.harness import declarations as declare
 from tests.operators.harness import machine_code as claim
 from tests.operators.harness.checks import add_checks
@@ -93,6 +93,7 @@ SEARCHES = declare.Searches(
         ({**LAYER, "winograd": "f4"}, {**TENSOR, **F4}),
         ({**LAYER, "winograd": "f4", "layout": "nchw"}, {**TENSOR, **F4, "transform_width": 1}),
         ({**LAYER, "winograd": "f2", "dtype": "float32"}, simt_schedule(tile_m=64, raster=0)),
+        ({**LAYER, "winograd": "f4", "dtype": "float32"}, {**FUSED, **F4}),
     ],
     rejected=[
         Rejection({**LAYER, "winograd": "f4", **fields}, {**TENSOR, **changes}, rule, said)
@@ -112,12 +113,27 @@ SEARCHES = declare.Searches(
             ({"c": 64}, {"stages": 5}, "stages", "5 stages for 2 steps: k = 64"),
             ({"c": 3}, {}, "stages", "3 stages for 1 steps: k = 8"),
         )
+    ] + [
+        Rejection({**LAYER, "dtype": "float32", "winograd": "f4", **fields}, {**FUSED, **changes}, rule, said, arch)
+        for fields, changes, rule, said, arch in (
+            ({"dtype": "float16"}, {}, "dtype", "winograd_fused is for float32 without allow_tf32", "sm_90a"),
+            ({"allow_tf32": True}, {}, "dtype", "winograd computes this problem", "sm_90a"),
+            ({"winograd": "f2"}, F4, "accuracy", "whose winograd is f2: f4 would allow it", "sm_90a"),
+            ({"stride": 2}, {}, "winograd", "stride 2 x 2", "sm_90a"),
+            ({}, {**F4, "thread_m": 8, "thread_n": 8}, "threads", "36 places of 4 threads each are 144", "sm_90a"),
+            ({}, {**F4, "thread_m": 2}, "threads", "are 1152: whole warps, and at most 1024", "sm_90a"),
+            ({}, {**F4, "tile_m": 32, "tile_n": 32, "thread_m": 8, "thread_n": 8}, "shared_memory",
+             "165888 bytes of shared memory; sm_86 has", "sm_86"),
+            ({"n": 1, "h": 4, "w": 4}, {"tile_m": 32}, "tile_m", "mostly padding for 4 tiles", "sm_90a"),
+            ({"k": 16}, {"tile_n": 32}, "tile_n", "mostly padding for k = 16", "sm_90a"),
+        )
     ],
     nested=[{**LAYER, "winograd": form, "layout": layout} for form in FORMS for layout in LAYOUTS],
     tried=[
         ({**LAYER, "winograd": "none"}, {"implicit_gemm"}),
         *(({**LAYER, "winograd": form}, {"implicit_gemm", "winograd"}) for form in FORMS),
-        ({**LAYER, "winograd": "f2", "layout": "nchw", "dtype": "float32"}, {"implicit_gemm", "winograd"}),
+        ({**LAYER, "winograd": "f2", "layout": "nchw", "dtype": "float32"},
+         {"implicit_gemm", "winograd", "winograd_fused"}),
         ({**LAYER, "winograd": "f2", "c": 3}, {"implicit_gemm", "direct", "winograd"}),
         ({**LAYER, "winograd": "f2", "stride": 2}, {"implicit_gemm"}),
     ],
@@ -330,6 +346,11 @@ def proved() -> dict[str, Kernel]:
         by_name[f"F({outputs}) {layout}, fp32 of fp16, masked"] = tensor(
             OF, {**words, "align": (1, 1, 4)}, **tile, **WIDE, transform_width=4 if layout == "nhwc" else 1
         )
+        words = {"layout": layout, "epilogue": ("bias", "gelu", "residual")}
+        by_name[f"F({outputs}) {layout}, one launch"] = fused(OF, words, **tile, thread_n=8 if outputs == 4 else 4)
+    by_name["F(2) nhwc, one launch of large tiles"] = fused(
+        OF, {"out_dtype": "float16"}, tile_m=32, tile_n=32, tile_k=16, thread_m=8, thread_n=8
+    )
     by_name["F(2) nhwc, 8 channels"] = tensor(OF, {"epilogue": ("residual", "gelu")}, transform_width=8, stages=3)
     by_name["F(4) nhwc, 4 channels"] = tensor(OF, {"epilogue": ("mask",)}, **F4, transform_width=4, fragments=1)
     by_name["F(2) nhwc, 4 channels, CUDA cores"] = simt(OF, {}, transform_width=4, fragments=2, padding=4)
@@ -345,7 +366,11 @@ def test_every_kernel_has_its_estimates(name: str) -> None:
 
 
 def sanitized() -> list[Kernel]:
-    return [tensor(OF, {"epilogue": ("bias", "gelu")}), simt(OF, {"layout": "nchw"}, **F4, transform_width=1)]
+    return [
+        tensor(OF, {"epilogue": ("bias", "gelu")}),
+        fused(OF, {"epilogue": ("bias",)}),
+        simt(OF, {"layout": "nchw"}, **F4, transform_width=1),
+    ]
 
 
 @pytest.mark.parametrize("outputs", [2, 4])
@@ -394,10 +419,12 @@ def mutated(called: str) -> dict[str, Kernel]:
         "F(4) nchw, tf32": tensor(of, {"layout": "nchw", "dtype": "float32"}, **F4, transform_width=1),
         "F(4) nchw, fp16": tensor(of, {"layout": "nchw", "align": (1, 1, 1)}, **F4, transform_width=1),
         "F(4) nhwc, CUDA cores": simt(of, {"epilogue": ("residual",)}, **F4),
+        "F(2) nhwc, one launch": fused(of, {"epilogue": ("bias",)}),
+        "F(4) nchw, one launch": fused(of, {"layout": "nchw"}, **F4, thread_n=8),
     }
 
 
-FILE = "conv/winograd.cuh"
+FILE, ONE_LAUNCH = "conv/winograd.cuh", "conv/winograd_fused.cuh"
 OF_TAP = "weights + (r * taps + s) * layer.weight_tap"
 TURNED, PIXEL = "between[row][column] = after[row];", "(first_pixel + row) * layer.out_width + column"
 PITCH, IMAGES, COLUMNS = "layer.image_pitch", "(shape.images * tiles_h * tiles_w)", "layer.tiles_w * outputs"
@@ -437,11 +464,21 @@ WRONG: dict[str, tuple[str, str]] = {
     "too few tiles": (f"rounded_up{IMAGES}", f"rounded_up({IMAGES} - 8)"),
     "the inverse before the sums": ("out[2].function = 2;", "out[2].function = 3;"),
 }  # fmt: skip
+WRONG_IN_ONE_LAUNCH: dict[str, tuple[str, str]] = {
+    "sums of another place": ("i * C::tile_m + tile", "(i ^ 1) * C::tile_m + tile"),
+    "the first channels alone": ("first_channel < layer.channels", "first_channel < C::tile_k"),
+    "every block has the first tiles": ("static_cast<int>(blockIdx.x) * C::tile_m", "0 * C::tile_m"),
+    "every block has the first filters": ("static_cast<int>(blockIdx.y) * C::tile_n", "0 * C::tile_n"),
+    "sums of one channel": ("sums[i][j] = fma(a[i], b[j], sums[i][j]);", "sums[i][j] = fma(a[i], b[j], 0.0f);"),
+}
 MUTATIONS = declare.Mutations(
     kernels=mutated,
-    files=(FILE,),
-    wrong={name: (FILE, *texts) for name, texts in WRONG.items()},
-    counts={"bounds": 22},
+    files=(FILE, ONE_LAUNCH),
+    wrong={
+        **{name: (FILE, *texts) for name, texts in WRONG.items()},
+        **{name: (ONE_LAUNCH, *texts) for name, texts in WRONG_IN_ONE_LAUNCH.items()},
+    },
+    counts={"bounds": 24},
 )
 
 # ---- winners
@@ -453,6 +490,8 @@ def compiled() -> dict[str, Kernel]:
         "F(4) bf16": tensor(OF, {"dtype": "bfloat16"}, **F4),
         "F(4) tf32 nchw": tensor(OF, {"dtype": "float32", "layout": "nchw"}, **F4, transform_width=1),
         "F(2) fp32": simt(OF, {}, tile_m=64, thread_m=8),
+        "F(2) in one launch": fused(OF, {"epilogue": ("bias", "relu")}, tile_m=32, thread_n=8),
+        "F(4) in one launch": fused(OF, {"layout": "nchw"}, **F4),
         # 8 sums are two accesses.
         "F(2) fp16, 8 channels": tensor(OF, {"epilogue": ("bias", "residual")}, transform_width=8),
         # Rows of 9 channels are aligned in the workspace.
@@ -474,7 +513,8 @@ def planned(layout: str, form: str, **fields: Any) -> list[Candidate]:
     if fields.get("c", 4) % 4:
         width = {"transform_width": 1}
     plain = simt_schedule(tile_m=64, tile_n=64, thread_m=8, stages=2, raster=0, **outputs, **width)
-    return [*made, candidate(form, plain, layout=layout, dtype="float32", **fields)]
+    one_launch = {**FUSED, **outputs}
+    return [*made, *(candidate(form, t, layout=layout, dtype="float32", **fields) for t in (plain, one_launch))]
 
 
 FILTERS_AT = "8"  # of `b`, in which the filters' matrices are, in cukiln::conv2d::Arguments
@@ -583,6 +623,7 @@ DECLARED = (
                 ),
                 "F(4) tf32 nchw": (claim.by_tensor_cores, claim.copies_16_bytes),
                 "F(2) fp32": (claim.on_cuda_cores, claim.loads_16_bytes),
+                **dict.fromkeys(("F(2) in one launch", "F(4) in one launch"), (claim.on_cuda_cores,)),
             },
         ),
         launches=declare.Launches(

@@ -27,6 +27,10 @@ from tests.operators.harness.declarations import Array, Fields, Inputs
 from tests.support.cpu_helpers import MMA_K, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
 
 OWN: dict[str, int | str] = {"algorithm": "winograd", "output_tile": 2, "transform_width": 2}
+FUSED: dict[str, int | str] = {
+    "algorithm": "winograd_fused", "output_tile": 2, "tile_m": 16, "tile_n": 16, "tile_k": 8, "thread_m": 4,
+    "thread_n": 4,
+}  # fmt: skip
 DIVIDED = ("split", "static_k")
 EACH_RUN = 6
 ATTEMPTS = 300  # schedules that are looked at for one that is accepted; another problem comes after them
@@ -50,6 +54,10 @@ def tensor(of: Kernels, words: Mapping[str, Any], **tunables: Any) -> Kernel:
 
 def simt(of: Kernels, words: Mapping[str, Any], **tunables: Any) -> Kernel:
     return of._kernel({"dtype": "float32", "tf32": False, **words}, simt_schedule(**tunables))
+
+
+def fused(of: Kernels, words: Mapping[str, Any], **tunables: Any) -> Kernel:
+    return of._kernel({"dtype": "float32", "tf32": False, **words}, {**FUSED, **tunables})
 
 
 # ---- in NumPy
@@ -142,7 +150,7 @@ def _problem(name: str, number: int, rng: random.Random) -> AllowsWinograd:
     dtype, tf32 = INPUTS[number % 4]
     grain = GRAINS[number // 3 % 5]
     while True:
-        fields: dict[str, Any] = {"n": rng.choice((1, 1, 2, 3)), "layout": LAYOUTS[number // 2 % 2]}
+        fields: dict[str, Any] = {"n": rng.choice((1, 1, 2, 3)), "layout": LAYOUTS[(number + number // 4) % 2]}
         fields |= {name: max(grain, rng.randint(1, 48) // grain * grain) for name in "ck"}
         fields |= {"h": rng.randint(1, 22), "w": rng.randint(1, 22), "dtype": dtype, "allow_tf32": tf32}
         fields["padding"] = [[rng.randint(0, 2), rng.randint(0, 2)] for _ in "hw"]
@@ -160,9 +168,10 @@ def _candidate(problem: AllowsWinograd, arch: str, number: int, rng: random.Rand
     """A random accepted schedule of level 2, or of a wider list."""
     op, where = operator(problem.operator), target(arch)
     space = op.space(problem, where, Search(level=2))
-    (part,) = (part for part in space.parts if part.tunables.get("algorithm") == ("winograd",) and part.size > 1)
-    lists: dict[str, Sequence[Value]] = dict(part.tunables)
-    lists |= {"transform_width": (1, 2, 4, 8)}
+    ways = {part.tunables["algorithm"]: part for part in space.parts if part.size > 1}
+    in_one_launch = ("winograd_fused",) in ways and number // 8 % 2 == 1
+    lists: dict[str, Sequence[Value]] = dict(ways["winograd_fused" if in_one_launch else "winograd",].tunables)
+    lists |= {} if in_one_launch else {"transform_width": (1, 2, 4, 8)}
     if problem.winograd == "f4" and number % 3:
         lists["output_tile"] = (4,)
     if "copy" in lists:
@@ -182,6 +191,7 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
     counts.update(f"{name} {s[name]}" for name in ("align_x", "align_out"))
     counts[f"{min(len(p.epilogue), 2)} or more nodes"] += 1
     counts["tensor cores" if "mma_k" in t else "CUDA cores"] += 1
+    counts[str(t["algorithm"])] += 1
     about = {
         "all nodes": len(p.epilogue) == MAX_NODES,
         "broken tiles": rows % int(t["output_tile"]) > 0 and columns % int(t["output_tile"]) > 0,
@@ -196,7 +206,8 @@ SPREAD: Fields = {
     "target sm_80": 25, "target sm_90a": 25, "target sm_75": 10, "layout nhwc": 40, "layout nchw": 40,
     "inputs float32": 40, "inputs float16": 20, "inputs bfloat16": 20, "out float32": 10, "out float16": 8,
     "out bfloat16": 8, "output_tile 2": 30, "output_tile 4": 25, "transform_width 1": 30, "transform_width 2": 3,
-    "transform_width 4": 2, "tensor cores": 60, "CUDA cores": 20, "copy cp_async": 15, "copy registers": 15,
+    "transform_width 4": 2, "tensor cores": 60, "CUDA cores": 20, "winograd": 70,
+    "winograd_fused": 8, "copy cp_async": 15, "copy registers": 15,
     "align_x 1": 30, "align_x 8": 2, "align_out 1": 20, "align_out 8": 2, "broken tiles": 10,
     "padding of one side": 50, "several images": 25, "0 or more nodes": 10, "1 or more nodes": 10,
     "2 or more nodes": 30, "all nodes": 10,

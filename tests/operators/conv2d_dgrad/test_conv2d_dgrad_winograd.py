@@ -19,7 +19,7 @@ from codegen.search.schedule import Schedule
 from tests.operators.conv2d import convolutions, winograd_cases
 from tests.operators.conv2d.convolutions import DO_NOT_FIT, LAYOUTS, REGISTERS
 from tests.operators.conv2d.kernels import SIZES, Kernels, convolution
-from tests.operators.conv2d.winograd_cases import simt, simt_schedule, tensor, tensor_schedule
+from tests.operators.conv2d.winograd_cases import fused, simt, simt_schedule, tensor, tensor_schedule
 from tests.operators.harness import declarations as declare
 from tests.operators.harness import machine_code as claim
 from tests.operators.harness.checks import add_checks
@@ -118,6 +118,8 @@ def proved() -> dict[str, Kernel]:
         by_name[f"F({outputs}) {layout}, 1 element"] = tensor(OF, narrow, **tile, **REGISTERS, transform_width=1)
         plain = {"layout": layout, "epilogue": ("scale",)}
         by_name[f"F({outputs}) {layout}, CUDA cores"] = simt(OF, plain, **tile, transform_width=1)
+    by_name["F(2) nchw, one launch"] = fused(OF, {"layout": "nchw", "epilogue": ("scale",)})
+    by_name["F(4) nhwc, one launch"] = fused(OF, {"epilogue": ("residual",)}, **F4, thread_n=8)
     return by_name
 
 

@@ -1,0 +1,198 @@
+"""Winograd in one launch, in fp32 on the CUDA cores: tunables, levels, rules, kernels, what a schedule does.
+`codegen/device/conv/winograd_fused.cuh` has the kernel."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from codegen.alignment import needs_cuda_cores, round_up
+from codegen.counts import LaunchCounts, Primitive, load, merged, store
+from codegen.dtypes import dtype
+from codegen.kernel import Kernel
+from codegen.operator import Config, Cost, LaunchBounds, Work, constants
+from codegen.operators.convolution import winograd
+from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd, windows_inside
+from codegen.operators.convolution.winograd_work import (
+    FILTER_OPERATIONS,
+    IMAGE_OPERATIONS,
+    INVERSE_OPERATIONS,
+    LOAD_INSTRUCTIONS,
+    STORE_INSTRUCTIONS,
+)
+from codegen.operators.matmul import counts, grid
+from codegen.operators.matmul.traffic import node_seconds
+from codegen.search.joined_space import Kind
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check
+from codegen.search.schedule import Value
+from codegen.search.space import Tunable
+from codegen.targets import Target
+
+NAME = f"{winograd.NAME}_fused"
+TUNABLES = (
+    Tunable("algorithm", (NAME,), False, "how the convolution is computed", NAME, constant=False),
+    winograd.OWN_TUNABLES[1],
+    Tunable("tile_m", (16, 32), False, "rows of the output that a block computes", 16),
+    Tunable("tile_n", (16, 32), False, "columns of the output that a block computes", 16),
+    Tunable("tile_k", (8, 16), False, "depth of the tiles that are brought to shared memory at once", 8),
+    Tunable("thread_m", (2, 4, 8), False, "rows of the output that a thread computes", 4),
+    Tunable("thread_n", (2, 4, 8), False, "columns of the output that a thread computes", 4),
+)
+Lists = dict[str, tuple[Value, ...]]
+FUNCTIONS = ("run",)
+SIZE = 4  # bytes of everything in shared memory
+ROW_PADDING = 4  # as `row_padding` in winograd_fused.cuh
+OVERHEAD_REGISTERS = 40
+
+
+def computes(tunables: Mapping[str, Any]) -> bool:
+    return tunables.get("algorithm") == NAME
+
+
+def threads(t: Mapping[str, Any]) -> int:
+    """Of a block: for each place as many as share its tiles and filters."""
+    count: int = winograd.places(t["output_tile"]) * (t["tile_m"] // t["thread_m"]) * (t["tile_n"] // t["thread_n"])
+    return count
+
+
+def launch_bounds(t: Mapping[str, Any]) -> LaunchBounds:
+    return LaunchBounds(threads(t))
+
+
+def shared_bytes(t: Mapping[str, Any]) -> int:
+    """As `shared_bytes` in winograd_fused.cuh."""
+    rows = t["tile_m"] + t["tile_n"] + 2 * ROW_PADDING
+    of_place: int = max(t["tile_k"] * rows, t["tile_m"] * (t["tile_n"] + ROW_PADDING))
+    return SIZE * winograd.places(t["output_tile"]) * of_place
+
+
+def registers(t: Mapping[str, Any]) -> int:
+    """An estimate of a thread's: its sums, and a tile before and after a pass."""
+    edge = int(t["output_tile"]) + 2
+    return int(t["thread_m"] * t["thread_n"]) + edge * edge + edge + OVERHEAD_REGISTERS
+
+
+# ---- levels and rules
+
+
+def worth(problem: AllowsWinograd) -> bool:
+    return problem.dtype == "float32" and needs_cuda_cores(problem.dtype, problem.allow_tf32)
+
+
+def kind(problem: AllowsWinograd) -> Kind:
+    sizes = WINOGRAD[problem.winograd] or (2,)
+    own: Lists = {"algorithm": (NAME,), "output_tile": sizes}
+    small: Lists = {**own, "tile_m": (16, 32), "tile_n": (16, 32), "tile_k": (8,), "thread_m": (4,), "thread_n": (4, 8)}
+    full: Lists = {**small, "tile_k": (8, 16), "thread_m": (2, 4, 8), "thread_n": (2, 4, 8)}
+    return Kind(TUNABLES, {1: small, 2: full})
+
+
+def rules(problem: AllowsWinograd, t: Mapping[str, Any], target: Target) -> Accepted | Rejected:
+    count, outputs = threads(t), int(t["output_tile"])
+    return (
+        check(
+            worth(problem), "dtype", f"{NAME} is for float32 without allow_tf32; {winograd.NAME} computes this problem"
+        )
+        or winograd.accuracy_rule(problem, outputs)
+        or check(
+            count % 32 == 0 and count <= 1024,
+            "threads",
+            f"{winograd.places(outputs)} places of {count // winograd.places(outputs)} threads each are {count}: whole "
+            "warps, and at most 1024",
+        )
+        or grid.residency_rules(1, count, shared_bytes(t), registers(t), target)
+        or check(
+            winograd.tiles(problem, outputs) > t["tile_m"] // 2 or t["tile_m"] == 16,
+            "tile_m",
+            f"tile_m = {t['tile_m']} is mostly padding for {winograd.tiles(problem, outputs)} tiles",
+        )
+        or check(
+            problem.k > t["tile_n"] // 2 or t["tile_n"] == 16,
+            "tile_n",
+            f"tile_n = {t['tile_n']} is mostly padding for k = {problem.k}",
+        )
+        or check(
+            _blocks(problem, t)[1] <= 65535, "grid", f"{_blocks(problem, t)[1]} blocks along the filters; at most 65535"
+        )
+        or ACCEPTED
+    )
+
+
+# ---- kernels
+
+
+def config(kernel: Kernel, flags: Sequence[str]) -> Config:
+    """`flags`: of a signature, all false here."""
+    s, t = kernel.signature_dict, kernel.tunables.as_dict()
+    flagged = {"direct": False, "channels_last": s["layout"] == "nhwc", **dict.fromkeys(flags, False)}
+    widths = dict.fromkeys(("align_a", "align_b", "align_c", "image_width", "out_width"), 1)
+    own = {"tensor_cores": False, "fused": True, "threads": threads(t)}
+    fields = {**flagged, **widths, **own, **constants(TUNABLES, t)}
+    types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))
+    return Config(fields, tuple(s["epilogue"]), types, s["out_dtype"])
+
+
+def compile_seconds(kernel: Kernel) -> float:
+    """CPU seconds of nvcc for one more kernel of a group: transforms as of Winograd in four launches, and products."""
+    t = kernel.tunables.as_dict()
+    first, _ = winograd.TRANSFORM_SECONDS[int(t["output_tile"])]
+    products = 0.0001 * int(t["thread_m"]) * int(t["thread_n"]) * int(t["tile_k"])
+    return first + products + int(t["output_tile"]) ** 2 * node_seconds(tuple(kernel.signature_dict["epilogue"]))
+
+
+# ---- what a schedule does
+
+
+def _blocks(problem: AllowsWinograd, t: Mapping[str, Any]) -> tuple[int, int]:
+    """Along tiles and along filters."""
+    return -(-winograd.tiles(problem, int(t["output_tile"])) // int(t["tile_m"])), -(-problem.k // int(t["tile_n"]))
+
+
+def _executed(problem: AllowsWinograd, t: Mapping[str, Any]) -> int:
+    """Multiplications of whole blocks."""
+    across, down = _blocks(problem, t)
+    places, k = winograd.places(int(t["output_tile"])), round_up(problem.c, int(t["tile_k"]))
+    return across * down * places * int(t["tile_m"]) * int(t["tile_n"]) * k
+
+
+def work(problem: AllowsWinograd, t: Mapping[str, Any], least: Cost) -> Work:
+    """Counts for the roofline. Every block reads, and transforms, what it multiplies."""
+    p, outputs = problem, int(t["output_tile"])
+    (across, down), places, steps = _blocks(p, t), winograd.places(outputs), -(-p.c // int(t["tile_k"]))
+    products, k = float(_executed(p, t)), steps * int(t["tile_k"])
+    images, filters = float(across * down * t["tile_m"] * k), float(across * down * t["tile_n"] * k)
+    results = float(across * t["tile_m"] * down * t["tile_n"])
+    per_value = STORE_INSTRUCTIONS + 2.0 * len(p.epilogue)
+    instructions = (
+        images * (places * (LOAD_INSTRUCTIONS + 1) + IMAGE_OPERATIONS[outputs])
+        + filters * (9 * LOAD_INSTRUCTIONS + places + FILTER_OPERATIONS[outputs])
+        + results * (2 * places + INVERSE_OPERATIONS[outputs] + outputs**2 * per_value)
+        + products * (1 / t["thread_m"] + 1 / t["thread_n"]) / 4
+    )
+    shared = SIZE * (places * (images + filters + 2 * results) + products * (1 / t["thread_m"] + 1 / t["thread_n"]))
+    size = dtype(p.dtype).bytes
+    stored = float(least.bytes_written + least.bytes_read - p.input_bytes)
+    # Tiles overlap: what L1 has not kept of the neighbours comes from the L2, as for Winograd in four launches.
+    return Work(
+        blocks=across * down, threads=threads(t), fma=products, other_instructions=instructions, shared_bytes=shared,
+        l2_bytes=size * (images * outputs**2 + 9 * filters) + stored,
+        dram_bytes=float(least.bytes_read + least.bytes_written), dynamic_shared_bytes=shared_bytes(t),
+        independent=int(t["thread_m"]) * int(t["thread_n"]), steps=steps, overlap=0.0, prefetched=1,
+    )  # fmt: skip
+
+
+def launches(problem: AllowsWinograd, t: Mapping[str, Any]) -> tuple[LaunchCounts, ...]:
+    p, outputs = problem, int(t["output_tile"])
+    (across, down), size, out = _blocks(p, t), dtype(p.dtype).bytes, dtype(p.out_dtype).bytes
+    rows, columns = (
+        windows_inside(-(-extent // outputs), outputs, p.corner[axis], outputs + 2, 1, of_image)
+        for axis, (extent, of_image) in enumerate(((p.p, p.h), (p.q, p.w)))
+    )
+    results, executed = p.pixels * p.k, _executed(p, t)
+    parts = (
+        Primitive("fma", executed, executed),
+        load(size * down * p.n * rows * columns * p.c, size),
+        load(size * across * p.k * p.taps, size),
+        *counts.epilogue_reads(p.epilogue, p.out_dtype, results, 1),
+        store(out * results, out),
+    )
+    multiplied = winograd.places(outputs) * winograd.tiles(p, outputs) * p.k * p.c
+    return (LaunchCounts(FUNCTIONS[0], merged(parts), multiplied),)
