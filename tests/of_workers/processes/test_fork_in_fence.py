@@ -16,11 +16,12 @@ import psutil
 import pytest
 
 from codegen.kernel import Kernel
-from tests.of_workers.processes.test_processes import alive, limits
+from tests.of_workers.processes.test_processes import limits
 from tests.support.cpu_helpers import faulty_kernel, loaded, toolchain
 from tests.support.fences import NAMESPACES
 from tests.support.fixtures_queue import wait_for
 from tests.support.places import FAULTY, ROOT
+from tests.support.running import running_with
 from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, CpuVerdict, verify_on_cpu
 from workers.processes.process_stream import Finished
 from workers.processes.processes import InfrastructureError, Limits, Processes
@@ -160,7 +161,7 @@ def test_what_it_started_ends_with_it(warm: Processes, tmp_path: Path, ends: str
     marker = f"28803.{os.getpid()}{time.monotonic_ns() % 10**6}"
     bounds = limits(wall_seconds=1.0) if ends == "wall" else LIMITS
     run(warm, tmp_path, "leave", marker, "wait" if ends == "wall" else "end", bounds=bounds)
-    wait_for(lambda: not alive(f"sleep\0{marker}"), what="the grandchild")
+    wait_for(lambda: not running_with(f"sleep\0{marker}"), what="the grandchild")
 
 
 @pytest.mark.parametrize("killed", ["worker child", "worker", "server"])
@@ -187,7 +188,7 @@ def test_no_process_survives_the_one_that_is_killed(tmp_path: Path, killed: str)
     assert process.stdout is not None
     try:
         worker_child, server = map(int, process.stdout.readline().split())
-        wait_for(lambda: alive(f"sleep\0{marker}"), 30.0, "the grandchild")
+        wait_for(lambda: running_with(f"sleep\0{marker}"), 30.0, "the grandchild")
         tree = psutil.Process(server).children(recursive=True)
         assert len(tree) == 4  # the leader, process 1, the child, what it started
         os.kill({"worker child": worker_child, "server": server, "worker": process.pid}[killed], signal.SIGKILL)

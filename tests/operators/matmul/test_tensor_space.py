@@ -301,7 +301,7 @@ def test_a_value_is_checked_against_the_kernel_s_own_list(
 
 def test_the_catalogue_has_the_tunables_of_both_kernels() -> None:
     by_name = {tunable.name: tunable for tunable in OP.tunables}
-    assert by_name.keys() == TENSOR | SIMT | {"algorithm", "truncate", "chain_k"}
+    assert by_name.keys() == TENSOR | SIMT | {"algorithm", "truncate", "chain_k", "limb_split"}
     assert all(by_name[name].meaning.startswith("over rings only") for name in by_name.keys() - (TENSOR | SIMT))
     assert by_name["tile_k"].allowed == (8, 16, 32, 64, 128)
     assert by_name["split"].allowed == ("none", "workspace", "atomic", "stream")
