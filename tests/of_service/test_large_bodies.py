@@ -26,6 +26,7 @@ from service.http.large_bodies import CONNECTIONS, OWN_BYTES, BodyProcess
 from service.keyring import WRONG_KEYS
 from storage.config.settings import Settings, load_settings
 from tests.support.fixtures_queue import wait_for
+from tests.support.running import still_runs
 from workers.processes.supervised_process import answers
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
@@ -356,7 +357,7 @@ def test_the_second_process_ends_after_a_first_that_was_killed(api: RunningApi) 
     second = api.second()
     api.process.kill()
     api.process.wait(20)
-    wait_for(lambda: not second.is_running() or second.status() == psutil.STATUS_ZOMBIE, what="its end")
+    wait_for(lambda: not still_runs(second), what="its end")
 
 
 def test_the_second_process_is_gone_before_the_first(api: RunningApi) -> None:

