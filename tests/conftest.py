@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.longest_first import place_of
-from tests.support.shared_statements import share_statements
+from tests.support.shared_statements import share_certificates, share_statements
 
 # Each after those that it imports.
 pytest_plugins = [
@@ -27,6 +27,7 @@ pytest_plugins = [
 
 
 share_statements()
+share_certificates()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -68,14 +68,14 @@ def test_one_problem_behind_a_large_job_does_not_wait_for_it(cluster: Cluster) -
 
 
 def test_two_equal_jobs_are_compiled_side_by_side(cluster: Cluster) -> None:
-    first, second = (cluster.submit(number, many(2, seed=1100 + 500 * number, kernels=4)) for number in range(2))
-    wait_for(lambda: progress(cluster, second)[0] >= 4, 240, "a good part of the second job")
+    first, second = (cluster.submit(number, many(2, seed=1100 + 500 * number, kernels=3)) for number in range(2))
+    wait_for(lambda: progress(cluster, second)[0] >= 3, 240, "a good part of the second job")
     assert cluster.job(first).state == "running"
     assert {end_of(cluster, job).state for job in (first, second)} == {"done"}
 
 
 def test_of_two_jobs_that_share_builds_one_is_cancelled(cluster: Cluster) -> None:
-    first, second = (cluster.submit(number, many(2, seed=2100, kernels=5)) for number in range(2))
+    first, second = (cluster.submit(number, many(2, seed=2100, kernels=3)) for number in range(2))
     wait_for(lambda: cluster.job(second).progress.lower.done == 2, 120, "both jobs are planned")
     wait_for(lambda: progress(cluster, first)[0] > 0, 120, "the first file")
     answer = httpx.delete(f"{cluster.urls[0]}/v1/jobs/{first}", timeout=30)

@@ -22,7 +22,7 @@ from tests.faults.small_disk import SmallDisk, is_possible, small_disk
 from tests.support.fixtures_queue import wait_for
 from tests.support.postgres_server import binaries
 
-KERNELS, KILLS = 3, 8
+KERNELS, KILLS = 2, 8
 # Kills of six kinds and more each, of all ten together. After every second something else follows, these among it.
 ON_SQLITE, ON_POSTGRES = 11817, 19180
 OTHERS = {

@@ -40,7 +40,9 @@ def blobs(data: Path) -> Path:
 @pytest.fixture(scope="module")
 def client(data: Path) -> Iterator[Client]:
     """A service that also has an operator whose schedules are wrong in one way each."""
-    settings = load_settings(data_dir=data, port=0, workers=2, operator_path=str(FAULTY), compile_cpu_seconds=8.0)
+    settings = load_settings(
+        data_dir=data, port=0, workers=2, operator_path=str(FAULTY), compile_cpu_seconds=5.0, verify_cpu_seconds=4.0
+    )
     with embedded(settings) as running, Client(running.url, cache_dir=data / "client") as found:
         yield found
 
@@ -91,7 +93,7 @@ def test_each_fault_gets_its_own_verdict_and_the_right_candidate_wins(client: Cl
         (SPLIT_BARRIER, "runtime_error", "barrier"),
         (ENDLESS, "run_timeout", "s"),
         (DOES_NOT_COMPILE, "compile_error", "no_such_field"),
-        (HANGS_NVCC, "compile_timeout", "used more than 8 CPU seconds"),
+        (HANGS_NVCC, "compile_timeout", "used more than 5 CPU seconds"),
     ],
 )
 def test_a_verdict_says_why(client: Client, job: Job, fault: int, verdict: str, words: str) -> None:
@@ -190,7 +192,7 @@ def test_a_groups_phases_are_within_its_time_and_those_of_a_second_file_name_the
             assert attributed == pytest.approx(sum(phase.seconds for phase in rest if phase.name == name))
     of_nvcc = [phase for report in reports for phase in report.phases if phase.name == "nvcc"]
     hung = max(of_nvcc, key=lambda phase: phase.seconds)
-    assert hung.seconds >= 7, "nvcc hung on a file until its limit of 8 CPU seconds"
+    assert hung.seconds >= 4, "nvcc hung on a file until its limit of 5 CPU seconds"
     assert any(phase.kernels for phase in of_nvcc), "a file was compiled again without the kernel that nvcc named"
 
 

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -71,22 +72,34 @@ class ScriptedService:
         return answer(request) if callable(answer) and not isinstance(answer, Response) else answer
 
 
+class _Server:
+    """One for all tests of a process: uvicorn takes a fifth of a second to stop. Each test has its own script."""
+
+    def __init__(self) -> None:
+        self.service = ScriptedService()
+        methods = ["GET", "POST", "DELETE", "HEAD"]
+        app = Starlette(routes=[Route("/{path:path}", self._answer, methods=methods)])
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
+        self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
+        self._thread.start()
+
+    def script(self) -> ScriptedService:
+        while not self._server.started:
+            time.sleep(0.005)
+        self.service = ScriptedService(f"http://127.0.0.1:{self._listener.getsockname()[1]}")
+        return self.service
+
+    async def _answer(self, request: Request) -> Response:
+        return await self.service.answer(request)
+
+
+_server = cache(_Server)
+
+
 @pytest.fixture
-def scripted() -> Iterator[ScriptedService]:
-    service = ScriptedService()
-    methods = ["GET", "POST", "DELETE", "HEAD"]
-    app = Starlette(routes=[Route("/{path:path}", service.answer, methods=methods)])
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    service.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    yield service
-    server.should_exit = True
-    thread.join(10)
-    listener.close()
+def scripted() -> ScriptedService:
+    return _server().script()
 
 
 @pytest.fixture

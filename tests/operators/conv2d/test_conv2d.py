@@ -756,7 +756,6 @@ DECLARED = (
                 "depthwise": {**OF_JOB, "groups": 64, "dtype": "float16"},
                 "both": {**OF_JOB, "c": 4, "dtype": "float16"},
             },
-            limit=2,
             failing=[
                 ({"n": 65536, "h": 128, "w": 128, "c": 8, "k": 8, "r": 3, "s": 3, "dtype": "float16"}, {"level": 0},
                  {"index": 1}, "")

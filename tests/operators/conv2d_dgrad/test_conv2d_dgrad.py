@@ -616,7 +616,6 @@ DECLARED = (
                 "strided": {**OF_JOB, "stride": 2, "epilogue": [{"op": "residual"}]},
                 "depthwise": {**OF_JOB, "groups": 64, "layout": "nchw"},
             },
-            limit=2,
             failing=[
                 ({"n": 2**15, "h": 128, "w": 128, "c": 8, "k": 8, "r": 3, "s": 3, "dtype": "float16"}, {"level": 0},
                  {"index": 1}, "")

@@ -594,7 +594,6 @@ DECLARED = (
         job=declare.Job(
             problems={"fp16": {**OF_JOB, "out_dtype": "float32"},
                       "depthwise nchw": {**OF_JOB, "layout": "nchw", "groups": 64}},
-            limit=2,
             failing=[
                 ({"n": 65536, "h": 128, "w": 128, "c": 8, "k": 8, "r": 3, "s": 3, "dtype": "float16"}, {"level": 0},
                  {"index": 1}, ""),

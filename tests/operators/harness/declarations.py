@@ -170,12 +170,10 @@ class Library:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """`problems` by name, all of which a search finds winners for, with `limit` candidates each, or `fewer`. `failing`:
-    fields, search, how often each rule rejected (None: at least once, maybe beside others) and words of the error."""
+    """`problems` by name, all of which have a winner. `failing`: fields, search, how often each rule rejected (None: at
+    least once, maybe beside others) and words of the error."""
 
     problems: Mapping[str, Fields]
-    limit: int
-    fewer: Mapping[str, int] = field(default_factory=dict)
     failing: Sequence[tuple[Fields, Fields, Mapping[str, int | None], str]] = ()
 
 

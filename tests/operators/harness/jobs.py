@@ -25,12 +25,12 @@ def require_winners(client: Client, declared: Declarations) -> None:
     job = declared.job
     assert job is not None
     problems = [{"operator": declared.operator, **fields, "name": name} for name, fields in job.problems.items()]
-    search = {"level": 1, "limit": job.limit}
+    search = {"level": 1, "limit": 1}
     answer = client.tune(problems, target="sm_90a", search=search)
     assert answer.state == "done"
     assert {problem.name: problem.state for problem in answer.problems} == dict.fromkeys(job.problems, "done")
     verdicts = {problem.name: problem.verdicts for problem in answer.problems}
-    assert verdicts == {name: {"ok": job.fewer.get(name, job.limit)} for name in job.problems}
+    assert verdicts == {name: {"ok": 1} for name in job.problems}
     assert client.tune(problems, target="sm_90a", search=search).cached
 
 

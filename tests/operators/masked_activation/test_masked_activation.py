@@ -511,7 +511,6 @@ DECLARED = (
                 "ring": {"shape": [1000], "dtype": "int64", "fraction_bits": 18, "where_set": {"op": "square"}},
                 "matmul": {"operator": "matmul", "m": 64, "n": 64, "k": 64, "epilogue": [BEHIND]},
             },
-            limit=2,
         ),
     ),
 )

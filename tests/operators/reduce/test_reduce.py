@@ -705,7 +705,7 @@ DECLARED = (
         ),
         launches=declare.Launches(planned={str(fields["shape"]): partial(planned, fields) for fields in PLANNED}),
         calls=CALLS,
-        job=declare.Job(problems=OF_JOB, limit=2, fewer={"nothing": 1}),
+        job=declare.Job(problems=OF_JOB),
         without={"proofs": "mutations and random cases verify a kernel of every class"},
     ),
 )  # fmt: skip

@@ -396,7 +396,6 @@ JOB = declare.Job(
         "rms_norm": {"operator": "rms_norm", "shape": [64, 1001], "out_dtype": "float16"},
         "online": {"shape": [2, 100000], "dtype": "float32"},
     },
-    limit=2,
 )
 WITHOUT = {"calls": "layer_norm's library has what the three share", "job": "softmax's job has problems of all three"}
 LEFT_OUT = {"softmax": ["calls"], "layer_norm": ["job"], "rms_norm": ["calls", "job"]}
