@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.identity import winner_key
+from codegen.job_request import JobRequest
 from codegen.operators import operator
 from codegen.plan.generator import generator
 from codegen.search.search import Search
@@ -13,7 +14,7 @@ from cukiln.types import ENDED, FrontEntry, Job, WinnerRecord
 from service.context import Alive, Service
 from service.http.errors import Refused, refuse
 from service.http.strict_json import read_json
-from service.requests.models import JobRequest, read_request
+from service.requests.models import read_request
 from service.requests.resolve import Resolved, resolve_jobs
 from storage.database.session import Session
 from storage.database.tables import LIVE

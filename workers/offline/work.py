@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, Validat
 
 from codegen.errors import CodegenError
 from codegen.identity import build_id
+from codegen.job_request import AskedProblem, JobRequest, asked_problem, name_of
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operator import Operator
@@ -28,7 +29,6 @@ from codegen.plan.generator import generator
 from codegen.predict.roofline import predict
 from codegen.problem import Problem
 from codegen.search.schedule import Schedule
-from codegen.search.search import Search
 from codegen.targets import Target, targets
 from codegen.targets import target as find_target
 from codegen.text.ptxas_report import Resources
@@ -182,26 +182,6 @@ class RequestError(Exception):
     """The request or the bundle cannot be measured; the message says why."""
 
 
-class _Head(Part):
-    """What stands in a request beside its problems, as the service takes it."""
-
-    target: str | None = None
-    search: Search | None = None
-    priority: str | None = None
-    budget: dict[str, float] | None = None
-    workspace_limit_bytes: int | None = Field(None, ge=0)
-    deterministic: bool = False
-    device_class: str | None = None
-    problems: list[dict[str, Any]] = Field(min_length=1)
-
-
-class _ProblemHead(Part):
-    name: str | None = None
-    target: str | None = None
-    search: Search | None = None
-    device_class: str | None = None
-
-
 def read_request_file(path: Path) -> dict[str, Any]:
     """The JSON object in a request file. Raises RequestError."""
     try:
@@ -225,16 +205,17 @@ def work_of_request(
 ) -> Work:
     """Its problems, or the one called `name`; of each at most the `limit` best predicted. Raises RequestError."""
     try:
-        head = _Head.model_validate(dict(request))
+        asked = JobRequest.model_validate(dict(request))
     except ValidationError as error:
         raise RequestError(f"not a job request: {words_of(error)}") from error
     problems: list[WorkProblem] = []
     waiting: dict[str, tuple[Kernel, Target]] = {}
-    for position, fields in enumerate(head.problems):
-        own_name = fields.get("name") or f"problem{position}"
+    for position, fields in enumerate(asked.problems):
+        own_name = name_of(fields, position)
         if name in (None, own_name):
             with _faults_of(own_name):
-                problems.append(_lowered(head, fields, own_name, default_target, limit, toolchain, waiting))
+                problem = asked_problem(asked, position, default_target)
+                problems.append(_lowered(asked, problem, limit, toolchain, waiting))
     _require_distinct(problems, name)
     return Work(problems, {toolchain.digest: toolchain.describe()}, waiting=waiting)
 
@@ -251,22 +232,16 @@ def _faults_of(name: str) -> Iterator[None]:
 
 
 def _lowered(
-    head: _Head,
-    fields: Mapping[str, Any],
-    name: str,
-    default_target: str,
+    request: JobRequest,
+    asked: AskedProblem,
     limit: int | None,
     toolchain: Toolchain,
     waiting: dict[str, tuple[Kernel, Target]],
 ) -> WorkProblem:
-    own = _ProblemHead.model_validate({key: fields[key] for key in _ProblemHead.model_fields.keys() & fields.keys()})
-    kind = operator(str(fields.get("operator")))
-    parsed = kind.parse({key: value for key, value in fields.items() if key not in _ProblemHead.model_fields})
-    target = find_target(own.target or head.target or default_target)
-    search = own.search or head.search or Search()
+    name, target, search = asked.name, asked.target, asked.search
     if limit is not None:
         search = search.model_copy(update={"keep": min(limit, search.keep or limit)})
-    lowered = lower(parsed, target, search, head.workspace_limit_bytes, deterministic=head.deterministic)
+    lowered = lower(asked.problem, target, search, request.workspace_limit_bytes, deterministic=request.deterministic)
     if lowered.why_empty:
         raise RequestError(f"{name}: {lowered.why_empty}")
     build_of = {}
@@ -275,18 +250,18 @@ def _lowered(
         waiting[build_of[kernel]] = (kernel, target)
     return WorkProblem(
         name=name,
-        operator=kind,
-        problem=parsed,
+        operator=asked.operator,
+        problem=asked.problem,
         target=target,
         said={
             "name": name,
-            "operator": kind.name,
-            "problem": parsed.canonical(),
+            "operator": asked.operator.name,
+            "problem": asked.problem.canonical(),
             "target": target.name,
             "search": search.canonical(),
-            "generator": generator(kind.name),
-            "workspace_limit_bytes": head.workspace_limit_bytes,
-            "deterministic": head.deterministic,
+            "generator": generator(asked.operator.name),
+            "workspace_limit_bytes": request.workspace_limit_bytes,
+            "deterministic": request.deterministic,
             "space_size": lowered.space_size,
         },
         candidates=lowered.candidates,
