@@ -173,11 +173,13 @@ class StepContext:
         """Of the verdicts and measurements of GPUs that count here."""
         return gpu_plans()
 
-    def uploaded(self, files: Sequence[tuple[bytes, str]]) -> tuple[list[str], Phase]:
-        """The digests of the files, bytes with a media type, that are stored now; and how long that took."""
+    def uploaded(self, files: Mapping[str, tuple[bytes, str]]) -> tuple[dict[str, str], Phase]:
+        """The digests of the files, bytes with a media type by name, that are stored now; and how long that took."""
         start = self.stopwatch.read().wall
-        digests = [blob.digest for blob in self.blobs.put_many(files)]
-        return digests, Phase("upload", self.stopwatch.read().wall - start, start)
+        blobs = self.blobs.put_many(list(files.values()))
+        return {name: blob.digest for name, blob in zip(files, blobs, strict=True)}, Phase(
+            "upload", self.stopwatch.read().wall - start, start
+        )
 
     def placed(self, phases: Sequence[Phase], kernels: Sequence[Kernel] = ()) -> list[dict[str, Any]]:
         """As the database keeps them: starts count from the lease, kernels by their place, none for all."""
