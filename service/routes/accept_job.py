@@ -185,10 +185,12 @@ def _admitted(session: Session, at_most: int, new: Sequence[_New]) -> tuple[list
     """Those for which there is room, and why the others are refused."""
     unfinished, admitted, refused = unfinished_jobs(session), list[_New](), dict[int, Refused]()
     for request in new:
-        if (error := _no_room(unfinished, at_most)) is None or request.job.cached:
+        try:
+            if not request.job.cached:
+                require_room(unfinished, at_most)
+                unfinished += 1
             admitted.append(request)
-            unfinished += not request.job.cached
-        else:
+        except Refused as error:
             refused[request.place] = error
     return admitted, refused
 
@@ -241,14 +243,9 @@ def cached_entry(
 
 def require_room(unfinished: int, at_most: int) -> None:
     """Raises Refused (429) at the limit of unfinished jobs."""
-    if (error := _no_room(unfinished, at_most)) is not None:
-        raise error
-
-
-def _no_room(unfinished: int, at_most: int) -> Refused | None:
     if unfinished < at_most:
-        return None
+        return
     wait = f"Waiting or running: {counted(unfinished, 'job')}, of at most {at_most}."
     detail = f"{wait} Nothing was queued; send it again later."
     headers = {"Retry-After": str(BUSY_RETRY_SECONDS)}
-    return refuse("too-many-jobs", detail, allowed={"jobs": at_most}, headers=headers)
+    raise refuse("too-many-jobs", detail, allowed={"jobs": at_most}, headers=headers)

@@ -42,8 +42,8 @@ MAX_WORDS = 5  # of what is wrong with a file, how much is said
 Digest = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class BundleError(Exception):
-    """The folder cannot be measured; the message says which part of it is wrong and what to do."""
+class RequestError(Exception):
+    """The request or the bundle cannot be measured; the message says which part of it is wrong and what to do."""
 
 
 class Part(BaseModel):
@@ -93,18 +93,18 @@ class Bundle(Part):
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """The bundle in `folder`, with every library that it names looked at. Raises BundleError."""
+    """The bundle in `folder`, with every library that it names looked at. Raises RequestError."""
     path = folder / BUNDLE_FILE
     try:
         bundle = Bundle.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise BundleError(
+        raise RequestError(
             f"{path} is not there: `cukiln export-bundle` did not write {folder}, or not to its end; export it again"
         ) from error
     except OSError as error:
-        raise BundleError(f"cannot read {path}: {error.strerror}") from error
+        raise RequestError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
-        raise BundleError(f"{path} is not a bundle of schema {SCHEMA}: {words_of(error)}") from error
+        raise RequestError(f"{path} is not a bundle of schema {SCHEMA}: {words_of(error)}") from error
     for digest in sorted(
         {candidate.library for problem in bundle.problems for candidate in problem.candidates if candidate.library}
     ):
@@ -117,13 +117,13 @@ def library_path(folder: Path, digest: str) -> Path:
 
 
 def require_library(path: Path, digest: str) -> None:
-    """Raises BundleError where the file is not there or holds other bytes: a library is code that runs."""
+    """Raises RequestError where the file is not there or holds other bytes: a library is code that runs."""
     try:
         actual = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise BundleError(f"{path}: {error.strerror}; copy the whole folder again, or export it again") from error
+        raise RequestError(f"{path}: {error.strerror}; copy the whole folder again, or export it again") from error
     if actual != digest:
-        raise BundleError(
+        raise RequestError(
             f"{path} holds bytes with the digest {actual}: the file is damaged; copy it or export it again"
         )
 
@@ -176,10 +176,6 @@ class Work:
 
     def built(self, problem: WorkProblem, candidate: Candidate) -> Built | None:
         return self.builds.get(problem.builds[candidate.id])
-
-
-class RequestError(Exception):
-    """The request or the bundle cannot be measured; the message says why."""
 
 
 def read_request_file(path: Path) -> dict[str, Any]:

@@ -177,9 +177,8 @@ class StepContext:
         """The digests of the files, bytes with a media type by name, that are stored now; and how long that took."""
         start = self.stopwatch.read().wall
         blobs = self.blobs.put_many(list(files.values()))
-        return {name: blob.digest for name, blob in zip(files, blobs, strict=True)}, Phase(
-            "upload", self.stopwatch.read().wall - start, start
-        )
+        digests = {name: blob.digest for name, blob in zip(files, blobs, strict=True)}
+        return digests, Phase("upload", self.stopwatch.read().wall - start, start)
 
     def placed(self, phases: Sequence[Phase], kernels: Sequence[Kernel] = ()) -> list[dict[str, Any]]:
         """As the database keeps them: starts count from the lease, kernels by their place, none for all."""
@@ -192,10 +191,6 @@ class StepContext:
             if 0 < len(places) < len(place_of):
                 rows[-1]["kernels"] = places
         return rows
-
-    def drivers(self, session: Session) -> dict[str, str]:
-        """Today's driver of each device class with a live GPU: only times that were measured under it count."""
-        return drivers_of(session, self.settings.toolchain_live_seconds)
 
     @property
     def device(self) -> Device:
@@ -213,7 +208,9 @@ class StepContext:
             GPU: settings.limits("measure"),
         }
         limits = {name: limit_settings.by_name for name, limit_settings in by_venue.items()}
-        return Versions(self.cpu_plans, self.gpu_plans, self.drivers(session), limits)
+        # Only times that were measured under today's driver count.
+        drivers = drivers_of(session, settings.toolchain_live_seconds)
+        return Versions(self.cpu_plans, self.gpu_plans, drivers, limits)
 
     def fresh_seed(self) -> int:
         """Drawn anew for every verification. 12 digits of hex: exact also in JSON readers with doubles only."""
