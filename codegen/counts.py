@@ -62,24 +62,13 @@ class LaunchCounts:
     once_for: str | None = None
 
     @property
-    def executed(self) -> int:
-        return sum(part.multiplications for part in self.primitives)
-
-    @property
-    def limb_products(self) -> int:
-        return sum(part.limb_products for part in self.primitives)
+    def total(self) -> Primitive:
+        """Of all its primitives."""
+        return _sum(self.function, self.primitives)
 
     @property
     def truncations(self) -> int:
         return sum(part.times for part in self.primitives if part.name == TRUNCATE)
-
-    @property
-    def bytes_read(self) -> int:
-        return sum(part.bytes_read for part in self.primitives)
-
-    @property
-    def bytes_written(self) -> int:
-        return sum(part.bytes_written for part in self.primitives)
 
 
 def load(bytes_: int, access: int, name: str = "load_global") -> Primitive:

@@ -29,11 +29,10 @@ Scalar = Annotated[float, Field(strict=True), AfterValidator(_fits_float32)]
 
 
 class Node(BaseModel):
-    """One node. `cxx` is its type in epilogue.cuh; `operand` is the dtype of its tensor (`out`: as the output's;
+    """One node, named as its type in epilogue.cuh; `operand` is the dtype of its tensor (`out`: as the output's;
     `mask`: as the node says), None where it takes none."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
-    cxx: ClassVar[str]
     approximated: ClassVar[bool] = False
     scalar_names: ClassVar[tuple[str, ...]] = ()
     operand: ClassVar[Literal["out", "uint8", "mask"] | None] = None
@@ -60,7 +59,7 @@ class Node(BaseModel):
 
     def cxx_type_of(self, element: str) -> str:
         """The node's C++ type; `element` is the C++ type of a bias or residual in memory."""
-        return f"cukiln::{self.cxx}"
+        return f"cukiln::{type(self).__name__}"
 
     @property
     def structure(self) -> str:
@@ -74,7 +73,6 @@ class Node(BaseModel):
 
 
 class Bias(Node):
-    cxx = "Bias"
     operand = "out"
     op: Literal["bias"] = "bias"
     axis: Literal["m", "n"] = "n"
@@ -88,7 +86,6 @@ class Bias(Node):
 
 
 class Residual(Node):
-    cxx = "Residual"
     operand = "out"
     op: Literal["residual"] = "residual"
 
@@ -97,32 +94,27 @@ class Residual(Node):
 
 
 class Mask(Node):
-    cxx = "Mask"
     operand = "uint8"
     op: Literal["mask"] = "mask"
 
 
 class Scale(Node):
-    cxx = "Scale"
     scalar_names = ("value",)
     op: Literal["scale"] = "scale"
     value: Scalar
 
 
 class Relu(Node):
-    cxx = "Relu"
     op: Literal["relu"] = "relu"
 
 
 class LeakyRelu(Node):
-    cxx = "LeakyRelu"
     scalar_names = ("slope",)
     op: Literal["leaky_relu"] = "leaky_relu"
     slope: Scalar = 0.01
 
 
 class Clip(Node):
-    cxx = "Clip"
     scalar_names = ("lo", "hi")
     op: Literal["clip"] = "clip"
     lo: Scalar
@@ -136,25 +128,21 @@ class Clip(Node):
 
 
 class Gelu(Node):
-    cxx = "Gelu"
     approximated = True
     op: Literal["gelu"] = "gelu"
 
 
 class Silu(Node):
-    cxx = "Silu"
     approximated = True
     op: Literal["silu"] = "silu"
 
 
 class Tanh(Node):
-    cxx = "Tanh"
     approximated = True
     op: Literal["tanh"] = "tanh"
 
 
 class Sigmoid(Node):
-    cxx = "Sigmoid"
     approximated = True
     op: Literal["sigmoid"] = "sigmoid"
 
@@ -162,7 +150,6 @@ class Sigmoid(Node):
 class Cast(Node):
     """Rounds to a narrower type and back: what storing and reading it in that type would do."""
 
-    cxx = "Cast"
     op: Literal["cast"] = "cast"
     dtype: Literal["float16", "bfloat16"]
 
@@ -175,12 +162,10 @@ class Cast(Node):
 
 
 class Identity(Node):
-    cxx = "Identity"
     op: Literal["identity"] = "identity"
 
 
 class Square(Node):
-    cxx = "Square"
     op: Literal["square"] = "square"
 
 

@@ -58,6 +58,13 @@ async def may_call(request: Request) -> None:
         raise refuse("forbidden", detail, field="Authorization", allowed=[needed])
 
 
+def admitted(request: Request) -> Caller:
+    """The caller of a request that the gate has let in."""
+    caller = caller_of(request)
+    assert caller is not None, "the gate lets no call in without one"
+    return caller
+
+
 def caller_of(request: Request) -> Caller | None:
     """What sent the request; None on a page that was asked for without a key."""
     caller: Caller | None = request.scope.get("cukiln.caller")

@@ -4,12 +4,12 @@ import asyncio
 import hashlib
 import hmac
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from anyio import CapacityLimiter, to_thread
+from cachetools import LRUCache
 
 from storage.config.settings import Settings
 from storage.database.session import Database
@@ -100,8 +100,8 @@ class WrongKeys:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._wrong: OrderedDict[str, deque[float]] = OrderedDict()
-        self._right: OrderedDict[tuple[str, bytes], None] = OrderedDict()
+        self._wrong: LRUCache[str, deque[float]] = LRUCache(ADDRESSES)
+        self._right: LRUCache[tuple[str, bytes], None] = LRUCache(ADDRESSES)
 
     def wait_seconds(self, address: str, token: str) -> float:
         """How long the address waits before this key is looked at; 0.0: not at all."""
@@ -111,20 +111,10 @@ class WrongKeys:
         return max(0.0, times[0] + WRONG_SECONDS - self._clock())
 
     def note_wrong(self, address: str) -> None:
-        times = self._wrong.setdefault(address, deque(maxlen=WRONG_KEYS))
-        times.append(self._clock())
-        _keep(self._wrong, address)
+        self._wrong.setdefault(address, deque(maxlen=WRONG_KEYS)).append(self._clock())
 
     def note_right(self, address: str, token: str) -> None:
-        key = (address, _digest(token))
-        self._right[key] = None
-        _keep(self._right, key)
-
-
-def _keep(memory: OrderedDict[Any, Any], key: Any) -> None:
-    memory.move_to_end(key)
-    while len(memory) > ADDRESSES:
-        memory.popitem(last=False)
+        self._right[address, _digest(token)] = None
 
 
 def _digest(token: str) -> bytes:

@@ -7,11 +7,12 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 from pydantic.json_schema import JsonSchemaMode, models_json_schema
 
+from codegen.job_request import JobRequest, ProblemHead
 from codegen.operators import operators
 from cukiln.types import ProblemDetail
 from service.http.answers import PROBLEM_JSON
 from service.http.errors import KINDS
-from service.requests.models import JobRequest, LookupRequest, ProblemHead, ResultsRequest
+from service.requests.models import LookupRequest, ResultsRequest
 
 Responses = dict[int | str, dict[str, Any]]
 

@@ -5,31 +5,21 @@ import hashlib
 import json
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from cachetools import LRUCache
+
 from storage.database.session import Database
 from storage.database.sql import chunks
-from storage.entities.winners import Elsewhere, Stamp, measured_elsewhere, stored_winners, winner_stamps
+from storage.entities.winners import Elsewhere, Stamp, measured_elsewhere, stored_winners, usable, winner_stamps
 
 FRESH_SECONDS = 0.05
 CAPACITY_BYTES = 128 << 20
 OVERHEAD_BYTES = 512
 """Of an entry beside its JSON: the key, the objects, its place in the dictionary."""
 READ_AT_ONCE = 1_000
-
-
-@dataclass(frozen=True)
-class Policy:
-    """Requirements on kernels. The default allows all."""
-
-    workspace_limit_bytes: int | None = None
-    deterministic: bool = False
-
-
-ANY = Policy()
 
 
 @dataclass(frozen=True)
@@ -44,17 +34,12 @@ class CachedWinner:
         """Not the revision alone: another data folder behind the same address counts from 1 again."""
         return f'"{self.stamp[0]}-{hashlib.sha256(self.json).hexdigest()[:32]}"'
 
-    def allowed(self, policy: Policy) -> bytes | None:
-        """The record with the kernels that the policy allows; None where it allows none."""
-        if policy == ANY:
+    def allowed(self, workspace_limit_bytes: int | None, deterministic: bool) -> bytes | None:
+        """The record with its usable kernels; None where it has none."""
+        if workspace_limit_bytes is None and not deterministic:
             return self.json
-        record, limit = json.loads(self.json), policy.workspace_limit_bytes
-        front = [
-            entry
-            for entry in record["front"]
-            if (limit is None or entry["workspace_bytes"] <= limit)
-            and (entry["deterministic"] or not policy.deterministic)
-        ]
+        record = json.loads(self.json)
+        front = usable(record["front"], workspace_limit_bytes, deterministic)
         if len(front) == len(record["front"]):
             return self.json
         return json.dumps({**record, "front": front}, separators=(",", ":")).encode() if front else None
@@ -75,10 +60,9 @@ class WinnerCache:
         clock: Callable[[], float] = time.monotonic,
         capacity_bytes: int = CAPACITY_BYTES,
     ) -> None:
-        self.database, self._clock, self._capacity_bytes = database, clock, capacity_bytes
+        self.database, self._clock = database, clock
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, _Entry] = OrderedDict()
-        self.bytes = 0
+        self.entries: LRUCache[str, _Entry] = LRUCache(capacity_bytes, _size)
 
     def get(self, keys: Iterable[str]) -> dict[str, CachedWinner]:
         """The records that exist, none older than FRESH_SECONDS."""
@@ -86,7 +70,7 @@ class WinnerCache:
         for some in chunks(dict.fromkeys(keys), READ_AT_ONCE):
             now = self._clock()
             with self._lock:
-                entries = {key: self._entries[key] for key in some if key in self._entries}
+                entries = {key: self.entries[key] for key in some if key in self.entries}
             fresh = {key: entry.winner for key, entry in entries.items() if now - entry.checked_at <= FRESH_SECONDS}
             winners |= fresh
             if doubtful := [key for key in some if key not in fresh]:
@@ -98,7 +82,7 @@ class WinnerCache:
     def fresh(self, key: str) -> CachedWinner | None:
         """The record where memory alone can answer."""
         with self._lock:
-            entry = self._entries.get(key)
+            entry = self.entries.get(key)
         return entry.winner if entry is not None and self._clock() - entry.checked_at <= FRESH_SECONDS else None
 
     def elsewhere(self, asked: Sequence[Elsewhere]) -> dict[int, tuple[str, str]]:
@@ -125,23 +109,15 @@ class WinnerCache:
     def _remember(self, winners: dict[str, CachedWinner], now: float, gone: Iterable[str]) -> None:
         with self._lock:
             for key in gone:
-                self._forget(key)
+                self.entries.pop(key, None)
             for key, winner in winners.items():
-                entry = self._entries.get(key)
+                entry = self.entries.get(key)
                 if entry is None or entry.winner.stamp[0] <= winner.stamp[0]:
-                    self._forget(key)
-                    self._entries[key] = _Entry(winner, now)
-                    self.bytes += _size(winner)
-                else:
-                    self._entries.move_to_end(key)
-            while self.bytes > self._capacity_bytes:
-                self._forget(next(iter(self._entries)))
-
-    def _forget(self, key: str) -> None:
-        entry = self._entries.pop(key, None)
-        if entry is not None:
-            self.bytes -= _size(entry.winner)
+                    try:
+                        self.entries[key] = _Entry(winner, now)
+                    except ValueError:  # larger than the whole cache
+                        self.entries.pop(key, None)
 
 
-def _size(winner: CachedWinner) -> int:
-    return len(winner.json) + OVERHEAD_BYTES
+def _size(entry: _Entry) -> int:
+    return len(entry.winner.json) + OVERHEAD_BYTES

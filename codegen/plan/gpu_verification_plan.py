@@ -24,8 +24,7 @@ import numpy as np
 
 from codegen.kernel import Candidate, Kernel
 from codegen.operator import Operator
-from codegen.plan.verification_plan import Kind
-from codegen.problem import Problem
+from codegen.plan.verification_plan import Inputs, Kind
 
 # Raised when the cases change: old verdicts then no longer count.
 PLAN_SCHEMA = 1
@@ -36,17 +35,11 @@ _REDUCED, _FULL, _FRESH = range(3)
 
 
 @dataclass(frozen=True)
-class GpuCase:
-    """One set of inputs (`Operator.make_inputs(problem, kind, default_rng(seed))`) and the launches made with it.
-
-    `exact`: both `Operator.reference` and `check_output` are called with it. `launches`: the launch ABI's int32 values.
-    Each runs `repeats` times; with `same_bits` the outputs of one launch must not differ in a bit.
+class GpuCase(Inputs):
+    """One set of inputs and the launches made with it. `launches`: the launch ABI's int32 values. Each runs `repeats`
+    times; with `same_bits` the outputs of one launch must not differ in a bit.
     """
 
-    problem: Problem
-    kind: Kind
-    exact: bool
-    seed: int
     launches: tuple[tuple[int, ...], ...]
     repeats: int
     same_bits: bool
@@ -57,16 +50,7 @@ class GpuCase:
         return self.problem.digest, self.kind, self.seed
 
     def describe(self, extents: Sequence[int]) -> dict[str, Any]:
-        """What the verdict's details keep of a case: enough to run it again."""
-        return {
-            "extents": list(extents),
-            "sum_length": self.problem.sum_length,
-            "kind": self.kind,
-            "exact": self.exact,
-            "seed": self.seed,
-            "launches": [list(launch) for launch in self.launches],
-            "repeats": self.repeats,
-        }
+        return self.described(extents, launches=[list(launch) for launch in self.launches], repeats=self.repeats)
 
 
 def reduced_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[GpuCase]:

@@ -48,14 +48,35 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Case:
-    """One set of inputs and the runs made with it. `exact`: outputs must be equal to the reference."""
+class Inputs:
+    """One set of inputs (`Operator.make_inputs(problem, kind, default_rng(seed))`), and how outputs are compared.
+    `exact`: both `Operator.reference` and `check_output` are called with it."""
 
     problem: Problem
     kind: Kind
     exact: bool
     seed: int
+
+    def described(self, extents: Sequence[int], **more: Any) -> dict[str, Any]:
+        """What the verdict's details keep of a case: enough to run it again."""
+        return {
+            "extents": list(extents),
+            "sum_length": self.problem.sum_length,
+            "kind": self.kind,
+            "exact": self.exact,
+            "seed": self.seed,
+            **more,
+        }
+
+
+@dataclass(frozen=True)
+class Case(Inputs):
+    """One set of inputs and the runs made with it."""
+
     runs: tuple[Run, ...]
+
+    def describe(self, extents: Sequence[int]) -> dict[str, Any]:
+        return self.described(extents, runs=[asdict(run) for run in self.runs])
 
 
 @dataclass(frozen=True)
@@ -210,15 +231,3 @@ def differing(first: Array, second: Array) -> int:
     """How many elements of two outputs of one namespace differ in their bits."""
     unsigned = np.dtype(f"u{first.dtype.itemsize}")
     return int(namespace_of(first).count_nonzero(first.view(unsigned) != second.view(unsigned)))
-
-
-def describe_case(case: Case, extents: Sequence[int]) -> dict[str, Any]:
-    """What the verdict's details keep of a case: enough to run it again."""
-    return {
-        "extents": list(extents),
-        "sum_length": case.problem.sum_length,
-        "kind": case.kind,
-        "exact": case.exact,
-        "seed": case.seed,
-        "runs": [asdict(run) for run in case.runs],
-    }

@@ -26,7 +26,7 @@ from codegen.problem import Problem
 from codegen.rows.problem import NormProblem, RowProblem
 from codegen.rows.reference import make_inputs, reference
 from codegen.search.joined_space import Kind, build_joined, together
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, first_accepted
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, first_accepted, residency_rules
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
 from codegen.search.space import Linked, SearchSpace, Tunable
@@ -105,7 +105,6 @@ class RowOperator(Operator):
         room, row_threads, rows = _capacity(t), int(t["row_threads"]), int(t["rows"])
         steps = int(t.get("steps", 1))
         least = -(-p.columns // (row_threads * width))
-        limit = min(target.registers_per_thread, target.registers_per_sm // max(count, 32))
         if not 32 <= count <= target.max_threads_per_block:
             return Rejected(
                 "threads",
@@ -125,13 +124,7 @@ class RowOperator(Operator):
             return Rejected("steps", f"room for {room} elements; a row has {p.columns} ({least} steps)")
         if steps >= 2 * least:
             return Rejected("steps", f"{steps} steps are mostly unused by {least}")
-        if _registers(t) > limit:
-            return Rejected("registers", f"a thread needs about {_registers(t)} registers; {limit} are there")
-        if _shared_bytes(t, size) > target.shared_per_block:
-            return Rejected(
-                "shared_memory", f"{_shared_bytes(t, size)} bytes of shared memory; {target.shared_per_block} are there"
-            )
-        return ACCEPTED
+        return residency_rules(1, count, _shared_bytes(t, size), _registers(t), target) or ACCEPTED
 
     def config(self, kernel: Kernel) -> Config:
         s, t = kernel.signature_dict, kernel.tunables.as_dict()

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from codegen.search.schedule import Schedule
+from codegen.targets import Target
 
 WORKSPACE = "workspace"
 DETERMINISTIC = "deterministic"
@@ -42,6 +43,32 @@ def check_deterministic(deterministic: bool) -> Rejected | None:
     return check(
         deterministic, DETERMINISTIC, "its bits differ from run to run, and deterministic kernels are asked for"
     )
+
+
+def residency_rules(resident: int, threads: int, shared_bytes: int, registers: int, target: Target) -> Rejected | None:
+    """Whether so many resident blocks as a schedule promises fit a multiprocessor with about `registers` per thread."""
+    in_file = target.registers_per_sm
+    per_block = shared_bytes + target.reserved_shared_bytes
+    if shared_bytes > target.shared_per_block:
+        return Rejected(
+            "shared_memory",
+            f"{shared_bytes} bytes of shared memory; {target.name} has {target.shared_per_block} per block",
+        )
+    if resident * threads > target.max_threads_per_sm:
+        return Rejected(
+            "min_blocks", f"{resident} x {threads} threads; {target.name} holds {target.max_threads_per_sm}"
+        )
+    if resident * per_block > target.shared_per_sm:
+        return Rejected(
+            "min_blocks", f"{resident} x {per_block} bytes of shared memory; {target.name} has {target.shared_per_sm}"
+        )
+    if registers > target.registers_per_thread:
+        return Rejected("registers", f"about {registers} registers per thread; at most {target.registers_per_thread}")
+    if resident * threads * registers > in_file:
+        return Rejected(
+            "registers", f"{resident} x {threads} threads of about {registers} registers; {target.name} has {in_file}"
+        )
+    return None
 
 
 def first_accepted(schedules: Iterable[Schedule], admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:

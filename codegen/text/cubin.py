@@ -67,15 +67,20 @@ class Elf:
         names = self.sections[section.link].data
         entries = struct.iter_unpack("<IBBHQQ", section.data[: len(section.data) // 24 * 24])
         return tuple(
-            Symbol(_string(names, name), info >> 4, info & 15, other, index)
+            Symbol(string_at(names, name), info >> 4, info & 15, other, index)
             for name, info, other, index, _, _ in entries
         )
 
 
-def read_elf(data: bytes) -> Elf:
-    """Raises NotElf where the bytes are something else."""
+def require_elf(data: bytes) -> None:
+    """Raises NotElf where its head is not that of a 64-bit little-endian ELF file."""
     if data[:6] != b"\x7fELF\x02\x01" or len(data) < 64:
         raise NotElf(f"not a 64-bit little-endian ELF file: {len(data)} bytes that begin with {data[:6]!r}")
+
+
+def read_elf(data: bytes) -> Elf:
+    """Raises NotElf where the bytes are something else."""
+    require_elf(data)
     machine = struct.unpack_from("<H", data, 18)[0]
     offset = struct.unpack_from("<Q", data, 40)[0]
     size, count, names_index = struct.unpack_from("<HHH", data, 58)
@@ -84,7 +89,7 @@ def read_elf(data: bytes) -> Elf:
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, offset + size * i) for i in range(count)]
     bodies = [_body(data, kind, start, length) for _, kind, _, _, start, length, *_ in headers]
     sections = tuple(
-        Section(_string(bodies[names_index], name), kind, link, body)
+        Section(string_at(bodies[names_index], name), kind, link, body)
         for (name, kind, _, _, _, _, link, *_), body in zip(headers, bodies, strict=True)
     )
     return Elf(machine, sections)
@@ -109,7 +114,8 @@ def _body(data: bytes, kind: int, start: int, length: int) -> bytes:
     return data[start : start + length]
 
 
-def _string(table: bytes, offset: int) -> str:
+def string_at(table: bytes, offset: int) -> str:
+    """Raises NotElf."""
     end = table.find(b"\0", offset)
     if end < 0:
         raise NotElf(f"string {offset} is outside its table of {len(table)} bytes")

@@ -4,12 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from codegen.counts import Openings
+from codegen.job_request import JobRequest
 from codegen.lower import lower
 from codegen.predict.predict_uncompiled import estimate as estimated_resources
 from codegen.targets import target, targets
 from cukiln.types import ProfilePage
 from service.http.errors import Refused, refuse
-from service.requests.models import JobRequest, read_request
+from service.requests.models import read_request
 from service.requests.resolve import Known, resolve_jobs
 from storage.config.operator_path import load_operator_path
 from storage.config.settings import load_settings

@@ -1,4 +1,5 @@
-"""What a request may say, read once at the edge: jobs, lookups, and results that were measured elsewhere."""
+"""What a request may say, read once at the edge: lookups, and results that were measured elsewhere; jobs are
+`codegen.job_request`."""
 
 import json
 from collections.abc import Sequence
@@ -17,54 +18,11 @@ from pydantic import (
 )
 
 from codegen.canonical import LARGEST_INTEGER
-from codegen.search.search import Search
+from codegen.job_request import HEAD_FIELDS, DeviceClass, JobRequest, Name, ProblemHead, Target
 from cukiln.counted import counted
 from cukiln.types import SharedAccess, VerdictName
 from service.http.errors import Fault, Refused, refuse
 from service.http.faults import faults_of
-
-LONGEST_BUDGET_SECONDS = 7 * 24 * 3600
-LARGEST_WORKSPACE = 2**53 - 1
-
-Target = Annotated[StrictStr, Field(min_length=1, max_length=16)]
-DeviceClass = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,128}$")]
-Name = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
-
-
-class Budget(BaseModel):
-    """How long the job may run once it has started; verdicts until then count."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    seconds: Annotated[float, Field(strict=True, gt=0, le=LONGEST_BUDGET_SECONDS)]
-
-
-class ProblemHead(BaseModel):
-    """What stands in a problem beside the operator's own fields; the job's values are the defaults."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: Name | None = Field(None, description="Unique in the job; `problem<i>` where it is missing.")
-    target: Target | None = None
-    search: Search | None = None
-    device_class: DeviceClass | None = None
-
-
-class JobRequest(BaseModel):
-    """1 to 10,000 problems with what holds for all of them. The operators' fields: GET /v1/operators."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-    target: Target | None = Field(None, description="Architecture, as in GET /v1/targets; default: the service's.")
-    search: Search | None = Field(None, description='Default: {"level": 1}.')
-    priority: Literal["low", "normal", "high"] = "normal"
-    budget: Budget | None = None
-    workspace_limit_bytes: Annotated[int, Field(strict=True, ge=0, le=LARGEST_WORKSPACE)] | None = None
-    deterministic: bool = Field(False, strict=True, description="Only kernels that give the same bits in every run.")
-    device_class: DeviceClass | None = Field(
-        None, description="Default: each class with a live GPU of the architecture, else `predicted:<target>`."
-    )
-    problems: Annotated[list[dict[str, Any]], Field(min_length=1)]
 
 
 class LookupRequest(JobRequest):
@@ -73,7 +31,6 @@ class LookupRequest(JobRequest):
 
 RequestModel = TypeVar("RequestModel", bound=JobRequest)
 Model = TypeVar("Model", bound=BaseModel)
-HEAD_FIELDS = frozenset(ProblemHead.model_fields)
 
 
 def read_request(model: type[RequestModel], value: Any, max_problems: int) -> RequestModel:
@@ -238,7 +195,7 @@ class ProblemResult(Part):
     target: Target
     search: dict[str, Any]
     generator: Digest
-    workspace_limit_bytes: Annotated[StrictInt, Field(ge=0, le=LARGEST_WORKSPACE)] | None
+    workspace_limit_bytes: Annotated[StrictInt, Field(ge=0, le=LARGEST_INTEGER)] | None
     deterministic: StrictBool
     space_size: Count
     candidates: Annotated[list[CandidateResult], Field(min_length=1)]

@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from codegen.errors import CodegenError, InvalidSearch, SpaceTooLarge, UnknownTunable
 from codegen.identity import winner_key
+from codegen.job_request import HEAD_FIELDS, JobRequest, ProblemHead
 from codegen.operator import Operator
 from codegen.operators import operator, operators
 from codegen.problem import Problem
@@ -26,7 +27,7 @@ from codegen.search.space_bound import require_bounded
 from codegen.targets import target as data_sheet
 from service.http.errors import MAX_FAULTS, Fault, Refused, json_path
 from service.http.faults import Path, fault_of_codegen, faults_of
-from service.requests.models import HEAD_FIELDS, JobRequest, ProblemHead, duplicate_names, read_head
+from service.requests.models import duplicate_names, read_head
 from storage.config.settings import Settings
 from storage.database.sql import PREDICTED
 

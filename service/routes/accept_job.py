@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from codegen.identity import winner_key
+from codegen.job_request import JobRequest
 from codegen.operators import operator
 from codegen.plan.generator import generator
 from codegen.search.search import Search
@@ -13,7 +14,7 @@ from cukiln.types import ENDED, FrontEntry, Job, WinnerRecord
 from service.context import Alive, Service
 from service.http.errors import Refused, refuse
 from service.http.strict_json import read_json
-from service.requests.models import JobRequest, read_request
+from service.requests.models import read_request
 from service.requests.resolve import Resolved, resolve_jobs
 from storage.database.session import Session
 from storage.database.tables import LIVE
@@ -184,10 +185,12 @@ def _admitted(session: Session, at_most: int, new: Sequence[_New]) -> tuple[list
     """Those for which there is room, and why the others are refused."""
     unfinished, admitted, refused = unfinished_jobs(session), list[_New](), dict[int, Refused]()
     for request in new:
-        if (error := _no_room(unfinished, at_most)) is None or request.job.cached:
+        try:
+            if not request.job.cached:
+                require_room(unfinished, at_most)
+                unfinished += 1
             admitted.append(request)
-            unfinished += not request.job.cached
-        else:
+        except Refused as error:
             refused[request.place] = error
     return admitted, refused
 
@@ -240,14 +243,9 @@ def cached_entry(
 
 def require_room(unfinished: int, at_most: int) -> None:
     """Raises Refused (429) at the limit of unfinished jobs."""
-    if (error := _no_room(unfinished, at_most)) is not None:
-        raise error
-
-
-def _no_room(unfinished: int, at_most: int) -> Refused | None:
     if unfinished < at_most:
-        return None
+        return
     wait = f"Waiting or running: {counted(unfinished, 'job')}, of at most {at_most}."
     detail = f"{wait} Nothing was queued; send it again later."
     headers = {"Retry-After": str(BUSY_RETRY_SECONDS)}
-    return refuse("too-many-jobs", detail, allowed={"jobs": at_most}, headers=headers)
+    raise refuse("too-many-jobs", detail, allowed={"jobs": at_most}, headers=headers)

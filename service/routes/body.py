@@ -12,7 +12,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 from starlette.requests import ClientDisconnect
 
-from service.auth import CHALLENGE, caller_of
+from service.auth import CHALLENGE, admitted
 from service.context import service_of
 from service.http.connections import content_length
 from service.http.errors import Refused, refuse
@@ -43,9 +43,7 @@ async def _read(request: Request, limit: int, held: AsyncExitStack) -> bytes:
     body = await _in_time(request, limit, held)
     if len(body) > SMALL_BYTES:
         await held.enter_async_context(service_of(request).bodies.parse.take(1))
-    caller = caller_of(request)
-    assert caller is not None, "the gate lets no call in without one"
-    if not await service_of(request).keys.stands(caller):
+    if not await service_of(request).keys.stands(admitted(request)):
         detail = "The key was revoked while the body came. Nothing of it was kept."
         raise refuse("unauthorized", detail, field="Authorization", headers=CHALLENGE)
     return body

@@ -26,7 +26,7 @@ from redis.asyncio import Redis
 from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisSilent
 
-from service.auth import caller_of
+from service.auth import admitted
 from service.context import Service, ServiceDep
 from service.http.errors import refuse
 from service.http.turns import Turns
@@ -85,9 +85,7 @@ async def get_events(
     """Events of the job until it ends; all that are kept, or those after Last-Event-ID. `snapshot` and `progress` hold
     the counts, `problem` a problem that ended, `failed` work that was given up, `state` the job's new state; `end` is
     the last one."""
-    caller = caller_of(request)
-    assert caller is not None, "the gate lets no call in without one"
-    watch = _Watch(service, caller, job, after, request.app.state.event_turns)
+    watch = _Watch(service, admitted(request), job, after, request.app.state.event_turns)
     with suppress(_KeyRevoked):
         async for event in watch.events():
             yield event

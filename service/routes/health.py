@@ -37,7 +37,7 @@ async def get_health() -> Response:
 @router.get("/readyz", response_model=Health, responses=problems("not-ready"))
 def get_ready(service: ServiceDep) -> Response:
     """200 when all that a job needs is there; 503 with what is missing and what to do."""
-    outcomes = {name: check(service) for name, check in CHECKS.items()}
+    outcomes = {name: _outcome(check, service) for name, check in CHECKS.items()}
     if outcomes["redis"] is None and service.redis is not None:  # else they would repeat its message
         try:
             outcomes |= {name: check(service.redis) for name, check in SEEN_IN_REDIS.items()}
@@ -49,13 +49,18 @@ def get_ready(service: ServiceDep) -> Response:
     return json_response(Health(status="ok", checks=dict.fromkeys(outcomes, "ok")))
 
 
+def _outcome(check: Callable[[Service], str | None], service: Service) -> str | None:
+    try:
+        return check(service)
+    except DATABASE_ERRORS as error:
+        return f"The database does not answer: {type(error).__name__}."
+
+
 def _database(service: Service) -> str | None:
     try:
         service.database.check()
     except StorageError as error:
         return f"The database cannot be used: {error}."
-    except DATABASE_ERRORS as error:
-        return f"The database does not answer: {type(error).__name__}."
     return None
 
 
@@ -81,11 +86,8 @@ def _disk(service: Service) -> str | None:
 
 
 def _pauses(service: Service) -> str | None:
-    try:
-        with service.database.read() as session:
-            paused = in_words(pauses(session))
-    except DATABASE_ERRORS as error:
-        return f"Whether workers are paused is unknown, the database does not answer: {type(error).__name__}."
+    with service.database.read() as session:
+        paused = in_words(pauses(session))
     return None if paused is None else f"Work waits, and continues by itself once this is fixed: {paused}."
 
 
@@ -104,12 +106,8 @@ def _redis(service: Service) -> str | None:
 
 
 def _workers(service: Service) -> str | None:
-    try:
-        live = service.alive().toolchains
-    except DATABASE_ERRORS as error:
-        return f"Whether a worker is alive is unknown, the database does not answer: {type(error).__name__}."
     seconds = service.settings.toolchain_live_seconds
-    if live:
+    if service.alive().toolchains:
         return None
     return f"No compile worker has sent a heartbeat within {seconds:g} seconds: {_start('compile')}"
 

@@ -66,7 +66,7 @@ def known_job(job: str, service: ServiceDep) -> str:
         with service.database.read() as session:
             if job_state(session, job) is not None:
                 return job
-    raise job_not_found(job)
+    raise job_notfound(job)
 
 
 KnownJob = Annotated[str, Depends(known_job)]
@@ -88,7 +88,7 @@ def is_job_id(job: str) -> bool:
     return _ID.fullmatch(job) is not None
 
 
-def job_not_found(job: str) -> Refused:
+def job_notfound(job: str) -> Refused:
     return refuse("job-not-found", f"There is no job {job[:64]!r}.", field="job")
 
 
@@ -179,7 +179,7 @@ def get_job(job: KnownJob, service: ServiceDep) -> Response:
 def delete_job(job: KnownJob, service: ServiceDep) -> Response:
     """Cancel: finished work stays, nothing new is started. Idempotent; an ended job is a 409."""
     with service.database.write() as session:
-        status = _found(job, cancel_job(session, job))
+        status = found(job, cancel_job(session, job))
     if status.state != "cancelled":
         detail = f"The job is {status.state} already: there is nothing to cancel."
         raise refuse("job-finished", detail, field="job", allowed=["queued", "running"])
@@ -204,7 +204,7 @@ def get_candidates(
     with service.database.read() as session:
         page = candidate_page(session, job, limit=limit, cursor=cursor, problem=problem, verdict=verdict)
         has_it = problem is None or bool(page and page.candidates) or has_problem(session, job, problem)
-    page = _found(job, page)
+    page = found(job, page)
     if not has_it:
         raise refuse("invalid-value", f"The job has no problem {problem!r}.", field="problem")
     return json_response(page)
@@ -228,14 +228,14 @@ def get_profile(
     whether a two-party evaluation shares the filters, and opens what is multiplied or the raw inputs."""
     with service.database.read() as session:
         page = profile_page(session, job, Openings(filters, opened), limit=limit, cursor=cursor)
-    return json_response(_found(job, page))
+    return json_response(found(job, page))
 
 
 @router.get("/{job}/rejections", response_model=Rejections, responses=problems("job-not-found", "database-unavailable"))
 def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
     """How many schedules each rule rejected before any compile, with one example each."""
     with service.database.read() as session:
-        return json_response(_found(job, rejections(session, job)))
+        return json_response(found(job, rejections(session, job)))
 
 
 @router.get(
@@ -247,16 +247,16 @@ def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
 def get_timeline(job: KnownJob, service: ServiceDep) -> Response:
     """When each group and each problem of the job waited, was compiled, verified, measured, finished."""
     with service.database.read() as session:
-        return json_response(_found(job, timeline(session, job)))
+        return json_response(found(job, timeline(session, job)))
 
 
-def _found(job: str, answer: T | None) -> T:
+def found(job: str, answer: T | None) -> T:
     """What was asked of a job that was there a moment ago. Raises Refused where it is not any more."""
     if answer is None:
-        raise job_not_found(job)
+        raise job_notfound(job)
     return answer
 
 
 def _report(service: Service, job: str) -> Job:
     with service.database.read() as session:
-        return _found(job, job_report(session, job, service.settings.toolchain_live_seconds))
+        return found(job, job_report(session, job, service.settings.toolchain_live_seconds))

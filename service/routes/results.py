@@ -7,7 +7,7 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from cukiln.types import ImportPage, ImportReport, Job
-from service.auth import caller_of, needs
+from service.auth import admitted, needs
 from service.context import ServiceDep
 from service.http.answers import json_response
 from service.http.errors import refuse
@@ -71,8 +71,7 @@ def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
             allowed = {"device_classes": MOST_CLASSES}
             raise refuse("too-many-device-classes", detail, field="device.name", allowed=allowed)
 
-    sender = caller_of(request)
-    assert sender is not None, "the gate lets no call in without one"
+    sender = admitted(request)
     imported = import_results(service.database, new, Importer(sender.name, sender.key, sender.overwrites), admit)
     for target in imported or ():
         service.announce(partial(wake_ups.add_wake_ups, kind="finish", target=target))
@@ -103,12 +102,12 @@ def get_imports(
 @needs("import")
 def delete_import(import_id: str, request: Request, service: ServiceDep) -> Response:
     """Withdraw: records are what they would be without it, its job is gone. A key withdraws its own, an admin's all."""
-    caller = caller_of(request)
+    caller = admitted(request)
     with service.database.write() as session:
         row = find_import(session, import_id)
         if row is None:
             raise refuse("import-not-found", f"There is no import {import_id[:64]!r}.", field="import_id")
-        if caller is not None and not caller.may("admin") and caller.key != row.key:
+        if not caller.may("admin") and caller.key != row.key:
             detail = f"The import is of {row.by!r}; a key withdraws its own imports, an admin's all."
             raise refuse("forbidden", detail, field="Authorization", allowed=["admin"])
         cancel_job(session, import_id)

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from cukiln.types import TimelineStep
 from service.context import ServiceDep
 from service.openapi import problems
-from service.routes.jobs import KnownJob, ReportTurn, job_not_found
+from service.routes.jobs import KnownJob, ReportTurn, found
 from storage.queue.new_tasks import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
 from storage.reports.times import JobTrace, TracedTask, job_trace
 
@@ -48,9 +48,7 @@ def get_trace(job: KnownJob, service: ServiceDep) -> Response:
     """The job's work so far, by worker and time: a process per worker, its tasks as slices with a compile's phases
     inside, and the waits. Open it in ui.perfetto.dev or chrome://tracing."""
     with service.database.read() as session:
-        trace = job_trace(session, job)
-    if trace is None:
-        raise job_not_found(job)
+        trace = found(job, job_trace(session, job))
     body = json.dumps(chrome_trace(trace), separators=(",", ":"), allow_nan=False).encode()
     return Response(body, media_type="application/json")
 

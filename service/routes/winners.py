@@ -21,7 +21,7 @@ from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
 from service.requests.models import LookupRequest, read_request
 from service.requests.resolve import Wanted, resolve_lookups
 from service.routes.body import Body
-from service.winner_cache import Policy, WinnerCache
+from service.winner_cache import WinnerCache
 from storage.entities.winners import Elsewhere
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
@@ -77,15 +77,16 @@ def post_lookups(body: Body, service: ServiceDep) -> Response:
     settings = service.settings
     request = read_request(LookupRequest, read_json(body, settings.max_json_depth), settings.max_problems)
     wanted = resolve_lookups(request, service.known())
-    search = _Search(service.winners, wanted, Policy(request.workspace_limit_bytes, request.deterministic))
+    search = _Search(service.winners, wanted, request)
     return PiecesResponse(list(search.answer()), media_type="application/json")
 
 
 class _Search:
-    """The first record of each problem with a kernel that the policy allows: see `post_lookups` for the order."""
+    """The first record of each problem with a kernel that the request allows: see `post_lookups` for the order."""
 
-    def __init__(self, winners: WinnerCache, wanted: Sequence[Wanted], policy: Policy) -> None:
-        self._winners, self._wanted, self._policy = winners, wanted, policy
+    def __init__(self, winners: WinnerCache, wanted: Sequence[Wanted], request: LookupRequest) -> None:
+        self._winners, self._wanted = winners, wanted
+        self._policy = request.workspace_limit_bytes, request.deterministic
         self._found: dict[int, tuple[str, bytes]] = {}
         for level in range(max((len(problem.keys) for problem in wanted), default=0)):
             self._try({place: problem.keys[level] for place, problem in self._open() if level < len(problem.keys)})
@@ -113,7 +114,7 @@ class _Search:
     def _try(self, keys: dict[int, str]) -> None:
         winners = self._winners.get(keys.values())
         for place, key in keys.items():
-            record = winners[key].allowed(self._policy) if key in winners else None
+            record = winners[key].allowed(*self._policy) if key in winners else None
             if record is not None:
                 self._found[place] = key, record
 

@@ -46,6 +46,18 @@ def get_winners(session: Session, keys: Iterable[str]) -> dict[str, WinnerRecord
     return {key: WinnerRecord.model_validate(record) for key, record in rows if record}
 
 
+def usable(
+    front: Iterable[dict[str, Any]], workspace_limit_bytes: int | None, deterministic: bool
+) -> list[dict[str, Any]]:
+    """The entries of a front as JSON that a policy allows, as `WinnerRecord.usable` has them of a record."""
+    return [
+        entry
+        for entry in front
+        if (workspace_limit_bytes is None or entry["workspace_bytes"] <= workspace_limit_bytes)
+        and (entry["deterministic"] or not deterministic)
+    ]
+
+
 def stored_winners(session: Session, keys: Iterable[str]) -> dict[str, tuple[Stamp, bytes]]:
     """The records there are, by key, as JSON that is not parsed: a lookup sends most of them as they are."""
     rows = session.execute(_of_keys(is_postgres(session), with_record=True), {"keys": json.dumps(list(keys))}).all()

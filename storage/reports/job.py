@@ -14,6 +14,7 @@ from storage.database.session import Session
 from storage.database.sql import core, rows_among
 from storage.database.tables import CandidateRow, JobProblemRow, WinnerRow
 from storage.entities.jobs import JobStatus, job_state, priority_name
+from storage.entities.winners import usable
 from storage.reports.progress import job_progress
 
 WITHDRAWN = (
@@ -95,12 +96,7 @@ def winner_entries(
 
 
 def _entry(front: list[dict[str, Any]], candidate: str, job: JobStatus) -> dict[str, Any]:
-    limit = job.workspace_limit_bytes
-    allowed = [
-        entry
-        for entry in front
-        if (limit is None or entry["workspace_bytes"] <= limit) and (entry["deterministic"] or not job.deterministic)
-    ]
+    allowed = usable(front, job.workspace_limit_bytes, job.deterministic)
     return [*(entry for entry in front if entry["candidate"] == candidate), *allowed, *front][0]
 
 

@@ -82,8 +82,10 @@ def _counts(
     name: str, parts: Sequence[LaunchCounts], us: float | None, us_from: RankedBy = "predicted", **others: Any
 ) -> ProfileCounts:
     """A row of what these launches do, or these parts of them, in so many microseconds."""
-    names = ("executed", "limb_products", "truncations", "bytes_read", "bytes_written")
-    sums = {count: sum(getattr(part, count) for part in parts) for count in names}
+    names = ("limb_products", "bytes_read", "bytes_written")
+    sums = {count: sum(getattr(part.total, count) for part in parts) for count in names}
+    sums["executed"] = sum(part.total.multiplications for part in parts)
+    sums["truncations"] = sum(part.truncations for part in parts)
     seconds = {"seconds": None, "seconds_from": None} if us is None else {"seconds": us * 1e-6, "seconds_from": us_from}
     return ProfileCounts.model_validate({"name": name, **seconds, **sums, **others})
 
@@ -91,7 +93,7 @@ def _counts(
 def _kernel(launch: LaunchCounts, us: float | None, prediction: Prediction) -> ProfileKernel:
     """Its seconds are always predicted. Those of a primitive are its roof's alone, which others hide: they do not add
     up."""
-    moved = launch.bytes_read + launch.bytes_written
+    moved = launch.total.bytes_read + launch.total.bytes_written
     roofs = prediction.roofs_us if launch.function == "run" else {}
     multiplies = max(launch.primitives, key=lambda part: part.multiplications, default=None)
 

@@ -61,14 +61,10 @@ class BuildOutcome:
 
 @dataclass(frozen=True)
 class GroupFiles:
-    """Blobs of a group's compile, and what it took; `phases` as `GroupRow` has them, without the queue."""
+    """Blobs of a group's compile by name (FILES_OF_GROUPS), and what it took; `phases` as `GroupRow` has them, without
+    the queue."""
 
-    source: str | None = None
-    log: str | None = None
-    library: str | None = None
-    cubin: str | None = None
-    ptx: str | None = None
-    sass: str | None = None
+    blobs: Mapping[str, str] = field(default_factory=dict)
     phases: Sequence[Mapping[str, Any]] = ()
     codegen: StageSeconds = field(default_factory=StageSeconds)
     compile: StageSeconds = field(default_factory=StageSeconds)
@@ -119,7 +115,6 @@ def complete_group(
     again, as suspects, `alone` or in halves. Returns (kind, target) of the tasks that wait now. Raises `LostLease`."""
     complete(session, lease)
     group = core(GroupRow).c
-    blobs = {name: getattr(made, name) for name in FILES_OF_GROUPS}
     in_queue = lease.waited_seconds
     # Relative to the lease, as the others: it ended when they began.
     spans = [{"name": "queue", "seconds": in_queue, "start": -in_queue}, *(dict(phase) for phase in made.phases)]
@@ -132,7 +127,7 @@ def complete_group(
         phases=spans,
         codegen_seconds=made.codegen.model_dump(),
         compile_seconds=made.compile.model_dump(),
-        **blobs,
+        **{name: made.blobs.get(name) for name in FILES_OF_GROUPS},
     )
     return_builds(session, lease.ref, error or "its file left it out", max_attempts, alone=alone)
     return add_verification(session, waiting)

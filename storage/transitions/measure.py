@@ -1,7 +1,7 @@
 """Measuring on GPUs: what a task is to verify and time, its results, and the comparison of the best."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Row, func, select, tuple_
@@ -42,19 +42,13 @@ ToMeasure = Row[Any]
 reduced plan before."""
 
 
-@dataclass(frozen=True)
-class Measured:
-    """What became of one of `candidates_to_measure`. `measurement`: `cukiln.types.Measurement` as JSON; given exactly
-    where the verdict is ok. The seconds are of this candidate alone."""
+@dataclass(frozen=True, kw_only=True)
+class Measured(CandidateVerdict):
+    """What became of one of `candidates_to_measure`; with a `measurement` exactly where the verdict is ok. The seconds
+    are of this candidate alone."""
 
-    problem_id: int
     operator: str
-    candidate: str
     code_digest: str
-    verdict: str
-    message: str | None
-    details: Mapping[str, Any]
-    measurement: dict[str, Any] | None
     verify: StageSeconds
     measure: StageSeconds
 
@@ -267,7 +261,7 @@ def _judge(session: Session, results: Sequence[Measured], device_class: str, mos
     findings = []
     for problem_id, candidate, code_digest in rows:
         result = by_code[candidate, str(code_digest)]
-        findings.append(CandidateVerdict(problem_id, candidate, result.verdict, result.message, result.measurement))
+        findings.append(replace(result, problem_id=problem_id))
         note_lost(session, [problem_id], result.message)
     return write_candidate_verdicts(session, findings)
 

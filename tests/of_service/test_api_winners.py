@@ -139,8 +139,15 @@ def test_a_full_cache_forgets_the_oldest_and_still_answers(api: Api) -> None:
     cache = WinnerCache(api.database, clock=lambda: 100.0, capacity_bytes=2 * size)
     assert set(cache.get(keys)) == set(keys)
     assert [cache.fresh(key) is not None for key in keys] == [False, True, True]
-    assert size < cache.bytes <= 2 * size
+    assert size < cache.entries.currsize <= 2 * size
     assert set(cache.get(keys)) == set(keys)
+
+
+def test_a_record_larger_than_the_whole_cache_is_answered_and_not_stored(api: Api) -> None:
+    key = publish(api.database).key
+    cache = WinnerCache(api.database, clock=lambda: 100.0, capacity_bytes=OVERHEAD_BYTES)
+    assert key in cache.get([key])
+    assert (cache.fresh(key), cache.entries.currsize) == (None, 0)
 
 
 def test_records_that_are_gone_take_no_room(api: Api) -> None:
@@ -151,7 +158,7 @@ def test_records_that_are_gone_take_no_room(api: Api) -> None:
     with api.database.write() as session:
         session.execute(delete(WinnerRow))
     now += 2 * FRESH_SECONDS
-    assert (cache.get(keys), cache.bytes) == ({}, 0)
+    assert (cache.get(keys), cache.entries.currsize) == ({}, 0)
 
 
 def test_a_record_is_sent_once_per_revision(api: Api) -> None:

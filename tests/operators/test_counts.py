@@ -160,7 +160,7 @@ def test_bytes_are_within_5_per_cent_of_the_run(
 ) -> None:
     one, run = candidates[name], counted[name]
     for launch in operator(one.problem.operator).launches(one.problem, one.schedule, TARGET):
-        said = (launch.bytes_read, launch.bytes_written)
+        said = (launch.total.bytes_read, launch.total.bytes_written)
         assert said == pytest.approx(run.moved(launch.function), rel=0.05), launch.function
 
 

@@ -291,10 +291,7 @@ def compile_leased(database: Database, lease: Lease, bad: Sequence[str] = (), wa
             for kernel in kernels_of(group)
         ]
         made = GroupFiles(
-            source="a" * 64,
-            log="b" * 64,
-            library="c" * 64,
-            cubin="d" * 64,
+            blobs={"source": "a" * 64, "log": "b" * 64, "library": "c" * 64, "cubin": "d" * 64},
             phases=[{"name": "cicc", "seconds": 1.5}],
             codegen=StageSeconds(wall=wall / 8, cpu=wall / 8),
             compile=StageSeconds(wall=wall, cpu=wall),

@@ -53,7 +53,7 @@ class Gpu:
         *,
         kind: TaskKind = "measure",
         proven: bool = True,
-        best_us: Mapping[int, float] | None = None,
+        best_us: Mapping[str, float] | None = None,
         seconds: float = 0.2,
         vendor: bool = True,
     ) -> GpuTask:
@@ -66,9 +66,9 @@ class Gpu:
             lease=str(self.lease),
             operators={},
             seed=7,
-            problems=tuple(problem.canonical() for problem in problems),
+            problems={str(number): problem.canonical() for number, problem in enumerate(problems)},
             candidates=tuple(
-                TaskCandidate(one.id, problems.index(one.problem), one.schedule.as_dict(), str(path), proven)
+                TaskCandidate(one.id, str(problems.index(one.problem)), one.schedule.as_dict(), str(path), proven)
                 for one, path in pairs
             ),
             best_us=best_us or {},

@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,11 +88,8 @@ def find_toolchain(
 ) -> Toolchain:
     """The named compilers, else nvcc of the wheels or of PATH, and g++ (0.1 s). Raises ToolchainMissing."""
     if processes is None:
-        processes = Processes()
-        try:
+        with closing(Processes()) as processes:
             return find_toolchain(processes, nvcc=nvcc, host_compiler=host_compiler)
-        finally:
-            processes.close()
     try:
         nvcc_path = _find_nvcc(nvcc)
         host = host_compiler or "g++"

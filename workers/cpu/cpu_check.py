@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from codegen.arrays import compared
 from codegen.operand import Operand
-from codegen.plan.verification_plan import Case, Kind, OutputCheck, Run, check_output, describe_case, differing
+from codegen.plan.verification_plan import Case, Kind, OutputCheck, Run, check_output, differing
 from workers.cpu.library import CpuLibrary, Outcome, SharedAccess, Tensor
 
 
@@ -78,7 +78,7 @@ class KernelTest:
 
     def _run_case(self, case: Case) -> Failure | None:
         integers = self.tested.integers(case.problem)
-        described = describe_case(case, self.tested.extents(case.problem))
+        described = case.describe(self.tested.extents(case.problem))
         self.described.append(described)
         inputs = self.tested.make_inputs(case.problem, case.kind, np.random.default_rng(case.seed))
         expected, bound = self.tested.reference(case.problem, inputs, exact=case.exact)

@@ -11,13 +11,11 @@ from typing import Any
 from pydantic import ValidationError
 
 from codegen.errors import CodegenError
+from codegen.job_request import JobRequest, asked_problem, name_of
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
-from codegen.operators import operator
 from codegen.plan.verification_plan import EXACT_ORDERS as ORDERS
 from codegen.plan.verification_plan import Part
-from codegen.search.search import Search
-from codegen.targets import target as find_target
 from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError
@@ -29,8 +27,6 @@ __all__ = ["ORDERS", "Options", "Part", "prove", "report"]
 
 RIGHT, WRONG, WRONG_USE = 0, 1, 2
 WIDTH = 100  # columns of what a person reads
-# What stands in a problem beside the operator's own fields.
-_HEAD = ("name", "target", "search", "device_class")
 
 
 @dataclass(frozen=True)
@@ -68,23 +64,18 @@ def prove(request: Mapping[str, Any], options: Options) -> int:
 
 def _candidates(request: Mapping[str, Any], options: Options, settings: Settings) -> Iterator[Candidate]:
     """Those of every problem that is asked for; raises WrongUse, CodegenError, ValidationError."""
-    matched = False
-    for problem in request["problems"]:
-        if options.problem is not None and problem.get("name") != options.problem:
-            continue
-        matched = True
-        head = {name: problem.get(name) or request.get(name) for name in _HEAD}
-        fields = {name: value for name, value in problem.items() if name not in _HEAD}
-        search = Search.model_validate(head["search"] or {})
-        few = None if search.schedules is not None else 1
-        search = search.model_copy(update={"limit": options.limit or few})
-        parsed = operator(str(fields.get("operator"))).parse(fields)
-        lowered = lower(parsed, find_target(head["target"] or settings.default_target), search)
+    asked = JobRequest.model_validate(dict(request))
+    wanted = [place for place, each in enumerate(asked.problems) if options.problem in (None, name_of(each, place))]
+    if not wanted:
+        raise WrongUse(f"no problem is called {options.problem!r}")
+    for place in wanted:
+        problem = asked_problem(asked, place, settings.default_target)
+        few = None if problem.search.schedules is not None else 1
+        search = problem.search.model_copy(update={"limit": options.limit or few})
+        lowered = lower(problem.problem, problem.target, search)
         if lowered.why_empty:
-            raise WrongUse(f"{head['name'] or parsed.operator}: {lowered.why_empty}")
+            raise WrongUse(f"{problem.name}: {lowered.why_empty}")
         yield from lowered.candidates
-    if not matched:
-        raise WrongUse(f"no problem is called {options.problem!r}" if options.problem else "there is no problem")
 
 
 def _verify(kernels: Sequence[Kernel], options: Options, settings: Settings) -> list[CpuVerdict]:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from codegen.text.cubin import NotElf
+from codegen.text.cubin import NotElf, require_elf, string_at
 
 NEEDED = frozenset(
     {
@@ -30,7 +30,7 @@ IMPORTS = frozenset(
 COMMON_EXPORTS = frozenset({"cukiln_prepare", "cukiln_last_error"})
 _ENTRY = re.compile(r"cukiln_(?:launch|workspace_bytes)_[0-9a-f]{16}")
 
-_PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 1, 2, 3
+_PT_LOAD, _PT_DYNAMIC = 1, 2
 _PF_X, _PF_W = 1, 2
 _STB_LOCAL, _STT_GNU_IFUNC, _SHN_UNDEF = 0, 10, 0
 _DT_NEEDED, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_RELA, _DT_RELASZ, _DT_STRSZ = 1, 4, 5, 6, 7, 8, 10
@@ -103,8 +103,7 @@ class _Image:
     """A shared library as the loader sees it."""
 
     def __init__(self, data: bytes) -> None:
-        if data[:6] != b"\x7fELF\x02\x01" or len(data) < 64:
-            raise NotElf(f"not a 64-bit little-endian ELF file: {len(data)} bytes that begin with {data[:6]!r}")
+        require_elf(data)
         kind, self.machine = struct.unpack_from("<HH", data, 16)
         start = struct.unpack_from("<Q", data, 32)[0]
         size, count = struct.unpack_from("<HH", data, 54)
@@ -177,11 +176,7 @@ class _Image:
         return self._values[tag]
 
     def _name(self, offset: int) -> str:
-        names = self._at(self._value(_DT_STRTAB), self._value(_DT_STRSZ))
-        end = names.find(b"\0", offset)
-        if end < 0:
-            raise NotElf(f"name {offset} is outside its table of {len(names)} bytes")
-        return names[offset:end].decode("utf-8", "replace")
+        return string_at(self._at(self._value(_DT_STRTAB), self._value(_DT_STRSZ)), offset)
 
     def _at(self, address: int, size: int) -> bytes:
         """Bytes of the file by their address once loaded."""

@@ -68,8 +68,9 @@ class MeasureTask:
 
     def run(self) -> None:
         """Until one candidate may have damaged this process."""
-        problem: int | None = None
-        for entry in sorted(self._task.candidates, key=lambda entry: entry.problem):
+        problem: str | None = None
+        order = list(self._task.problems)
+        for entry in sorted(self._task.candidates, key=lambda entry: order.index(entry.problem)):
             if entry.problem != problem:
                 self._references.forget()
                 self._sets, problem = None, entry.problem
@@ -175,7 +176,7 @@ class MeasureTask:
 
 def candidates_of(task: GpuTask) -> dict[str, Candidate]:
     """By their names in the task."""
-    problems = [operator(str(fields["operator"])).parse(fields) for fields in task.problems]
+    problems = {key: operator(str(fields["operator"])).parse(fields) for key, fields in task.problems.items()}
     return {
         entry.candidate: operator(problems[entry.problem].operator).candidate(
             problems[entry.problem], Schedule.of(dict(entry.schedule))

@@ -232,7 +232,7 @@ class _GpuChildren:
         write_text(path, json.dumps(rest.to_json()))
         return str(path)
 
-    def _best(self) -> dict[int, float]:
+    def _best(self) -> dict[str, float]:
         """The best time so far by problem."""
         best = dict(self.task.best_us)
         for entry in self.task.candidates:

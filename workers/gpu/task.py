@@ -8,9 +8,9 @@ takes long, `{"candidate": CandidateResult}` after it,
 `{"gone": message}`: there is no such GPU, or it computes nothing right; `{"failed": message}`: the child itself failed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from codegen.operators import operator
 
@@ -20,11 +20,11 @@ VENDOR = "vendor"  # no candidate has that name
 
 @dataclass(frozen=True)
 class TaskCandidate:
-    """`problem` indexes the task's problems; `library` is the path of a library that holds its kernel. `proven`: its
+    """`problem` is the key of one of the task's; `library` the path of a library that holds its kernel. `proven`: its
     code has passed the reduced test plan on such a GPU before, so only its own problem is left to be verified."""
 
     candidate: str
-    problem: int
+    problem: str
     schedule: Mapping[str, Any]
     library: str
     proven: bool = False
@@ -36,8 +36,8 @@ class GpuTask:
     problem, against each other and the vendor's library, in one process.
 
     `gpu` names the module that drives the device (see `workers.gpu.interface`), `device` its UUID, `lease` the file
-    that is locked while it is used. `problems` are canonical, `operators` the folders of the operators by name.
-    `best_us`: the best time so far by problem index; one that is clearly slower is dropped early. `seconds`: of one
+    that is locked while it is used. `problems` are canonical, by any key; `operators`: see `operator_folders`.
+    `best_us`: the best time so far by problem; one that is clearly slower is dropped early. `seconds`: of one
     candidate's samples. `vendor`: whether to compare with the vendor's library.
     """
 
@@ -47,54 +47,24 @@ class GpuTask:
     lease: str
     operators: Mapping[str, str] = field(default_factory=dict)
     seed: int = 0
-    problems: tuple[Mapping[str, Any], ...] = ()
+    problems: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     candidates: tuple[TaskCandidate, ...] = ()
-    best_us: Mapping[int, float] = field(default_factory=dict)
+    best_us: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.3
     vendor: bool = True
 
     def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "best_us": {str(index): us for index, us in self.best_us.items()}}
+        return asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "GpuTask":
-        return GpuTask(
-            **{
-                **data,
-                "problems": tuple(data["problems"]),
-                "candidates": tuple(TaskCandidate(**entry) for entry in data["candidates"]),
-                "best_us": {int(index): us for index, us in data["best_us"].items()},
-            }
-        )
+        return GpuTask(**{**data, "candidates": tuple(TaskCandidate(**entry) for entry in data["candidates"])})
 
 
-class Wanted(NamedTuple):
-    """A candidate to measure or compare. `key` is that of its problem, which is canonical; else as `TaskCandidate`."""
-
-    key: Any
-    problem: Mapping[str, Any]
-    candidate: str
-    schedule: Mapping[str, Any]
-    library: str
-    proven: bool
-
-
-def gpu_task(kind: TaskKind, wanted: Sequence[Wanted], best: Mapping[Any, float], **where: Any) -> GpuTask:
-    """One task, problem by problem. `best`: the best time so far by the problem's key; `where`: the other fields."""
-    problems = {entry.key: entry.problem for entry in wanted}
-    index_of = {key: index for index, key in enumerate(problems)}
-    names = {str(problem["operator"]) for problem in problems.values()}
-    return GpuTask(
-        kind,
-        operators={name: str(operator(name).folder) for name in names},
-        problems=tuple(problems.values()),
-        candidates=tuple(
-            TaskCandidate(entry.candidate, index_of[entry.key], entry.schedule, entry.library, entry.proven)
-            for entry in wanted
-        ),
-        best_us={index_of[key]: us for key, us in best.items() if key in index_of},
-        **where,
-    )
+def operator_folders(problems: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Of the operators of canonical problems, by name."""
+    names = {str(problem["operator"]) for problem in problems}
+    return {name: str(operator(name).folder) for name in names}
 
 
 @dataclass(frozen=True)

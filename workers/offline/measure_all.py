@@ -25,7 +25,7 @@ from workers.compile.toolchain import Toolchain
 from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import GpuGone, run_gpu_task
 from workers.gpu.rank_measured import contenders, point_of
-from workers.gpu.task import TaskKind, Wanted, gpu_task
+from workers.gpu.task import GpuTask, TaskCandidate, TaskKind, operator_folders
 from workers.offline.compile_ahead import CompileAhead
 from workers.offline.measured import CompiledHere, Conditions, Journal, results_of, right_of, write_results
 from workers.offline.work import Built, Work, WorkProblem, predicted_us
@@ -161,32 +161,33 @@ class Run:
         """`entries` come problem by problem. Each result is in the journal at once; returns the comparison, if any."""
         proven = self.journal.proven()
         code_of = {candidate.id: built.code_digest for _, candidate, built in entries}
-        wanted = [
-            Wanted(
-                problem.problem.digest,
-                problem.problem.canonical(),
-                candidate.id,
-                candidate.schedule.as_dict(),
-                str(built.library),
-                proven=built.code_digest in proven,
-            )
-            for problem, candidate, built in entries
-        ]
-        problems = {problem.problem.digest: problem for problem, _, _ in entries}
-        task = gpu_task(
+        own = {problem.problem.digest: problem for problem, _, _ in entries}
+        problems = {key: problem.problem.canonical() for key, problem in own.items()}
+        task = GpuTask(
             kind,
-            wanted,
-            {key: min(us for us, _, _ in right) for key, own in problems.items() if (right := self._right(own))},
             gpu=self.options.gpu_module,
             device=self.conditions.device.uuid,
             lease=str(lease_of(self.conditions.device.uuid)),
+            operators=operator_folders(problems.values()),
             seed=secrets.randbits(48),
+            problems=problems,
+            candidates=tuple(
+                TaskCandidate(
+                    candidate.id,
+                    problem.problem.digest,
+                    candidate.schedule.as_dict(),
+                    str(built.library),
+                    built.code_digest in proven,
+                )
+                for problem, candidate, built in entries
+            ),
+            best_us={key: min(us for us, _, _ in right) for key in own if (right := self._right(own[key]))},
             seconds=self.options.seconds,
         )
         outcome = run_gpu_task(
             task,
             self.processes,
-            replace(MEASURE_LIMITS, wall_seconds=max(MEASURE_LIMITS.wall_seconds, 10.0 * len(wanted))),
+            replace(MEASURE_LIMITS, wall_seconds=max(MEASURE_LIMITS.wall_seconds, 10.0 * len(entries))),
             cache=self.out / "cache",
             cancel=self.cancel,
             on_result=lambda result: self.journal.add(result, code_of[result.candidate]),

@@ -34,7 +34,6 @@ from workers.gpu.measure_on_gpu import child_environment, probe
 from workers.offline.measure_all import Run, say
 from workers.offline.measured import Conditions, write_results
 from workers.offline.work import (
-    BundleError,
     RequestError,
     Work,
     default_target_of,
@@ -57,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         load_operators([Path(folder) for folder in options.operator_path.split(os.pathsep) if folder])
         with closing(Processes()) as processes:
             return measure(options, processes)
-    except (BundleError, CodegenError, GpuMissing, RequestError, ToolchainMissing) as error:
+    except (CodegenError, GpuMissing, RequestError, ToolchainMissing) as error:
         sys.stderr.write(f"measure_bundle: {error}\n")
         return WRONG_USE
     except (OSError, ProcessError) as error:

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, Validat
 
 from codegen.errors import CodegenError
 from codegen.identity import build_id
+from codegen.job_request import AskedProblem, JobRequest, asked_problem, name_of
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operator import Operator
@@ -28,7 +29,6 @@ from codegen.plan.generator import generator
 from codegen.predict.roofline import predict
 from codegen.problem import Problem
 from codegen.search.schedule import Schedule
-from codegen.search.search import Search
 from codegen.targets import Target, targets
 from codegen.targets import target as find_target
 from codegen.text.ptxas_report import Resources
@@ -42,8 +42,8 @@ MAX_WORDS = 5  # of what is wrong with a file, how much is said
 Digest = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class BundleError(Exception):
-    """The folder cannot be measured; the message says which part of it is wrong and what to do."""
+class RequestError(Exception):
+    """The request or the bundle cannot be measured; the message says which part of it is wrong and what to do."""
 
 
 class Part(BaseModel):
@@ -93,18 +93,18 @@ class Bundle(Part):
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """The bundle in `folder`, with every library that it names looked at. Raises BundleError."""
+    """The bundle in `folder`, with every library that it names looked at. Raises RequestError."""
     path = folder / BUNDLE_FILE
     try:
         bundle = Bundle.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise BundleError(
+        raise RequestError(
             f"{path} is not there: `cukiln export-bundle` did not write {folder}, or not to its end; export it again"
         ) from error
     except OSError as error:
-        raise BundleError(f"cannot read {path}: {error.strerror}") from error
+        raise RequestError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
-        raise BundleError(f"{path} is not a bundle of schema {SCHEMA}: {words_of(error)}") from error
+        raise RequestError(f"{path} is not a bundle of schema {SCHEMA}: {words_of(error)}") from error
     for digest in sorted(
         {candidate.library for problem in bundle.problems for candidate in problem.candidates if candidate.library}
     ):
@@ -117,13 +117,13 @@ def library_path(folder: Path, digest: str) -> Path:
 
 
 def require_library(path: Path, digest: str) -> None:
-    """Raises BundleError where the file is not there or holds other bytes: a library is code that runs."""
+    """Raises RequestError where the file is not there or holds other bytes: a library is code that runs."""
     try:
         actual = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise BundleError(f"{path}: {error.strerror}; copy the whole folder again, or export it again") from error
+        raise RequestError(f"{path}: {error.strerror}; copy the whole folder again, or export it again") from error
     if actual != digest:
-        raise BundleError(
+        raise RequestError(
             f"{path} holds bytes with the digest {actual}: the file is damaged; copy it or export it again"
         )
 
@@ -178,30 +178,6 @@ class Work:
         return self.builds.get(problem.builds[candidate.id])
 
 
-class RequestError(Exception):
-    """The request or the bundle cannot be measured; the message says why."""
-
-
-class _Head(Part):
-    """What stands in a request beside its problems, as the service takes it."""
-
-    target: str | None = None
-    search: Search | None = None
-    priority: str | None = None
-    budget: dict[str, float] | None = None
-    workspace_limit_bytes: int | None = Field(None, ge=0)
-    deterministic: bool = False
-    device_class: str | None = None
-    problems: list[dict[str, Any]] = Field(min_length=1)
-
-
-class _ProblemHead(Part):
-    name: str | None = None
-    target: str | None = None
-    search: Search | None = None
-    device_class: str | None = None
-
-
 def read_request_file(path: Path) -> dict[str, Any]:
     """The JSON object in a request file. Raises RequestError."""
     try:
@@ -225,16 +201,17 @@ def work_of_request(
 ) -> Work:
     """Its problems, or the one called `name`; of each at most the `limit` best predicted. Raises RequestError."""
     try:
-        head = _Head.model_validate(dict(request))
+        asked = JobRequest.model_validate(dict(request))
     except ValidationError as error:
         raise RequestError(f"not a job request: {words_of(error)}") from error
     problems: list[WorkProblem] = []
     waiting: dict[str, tuple[Kernel, Target]] = {}
-    for position, fields in enumerate(head.problems):
-        own_name = fields.get("name") or f"problem{position}"
+    for position, fields in enumerate(asked.problems):
+        own_name = name_of(fields, position)
         if name in (None, own_name):
             with _faults_of(own_name):
-                problems.append(_lowered(head, fields, own_name, default_target, limit, toolchain, waiting))
+                problem = asked_problem(asked, position, default_target)
+                problems.append(_lowered(asked, problem, limit, toolchain, waiting))
     _require_distinct(problems, name)
     return Work(problems, {toolchain.digest: toolchain.describe()}, waiting=waiting)
 
@@ -251,22 +228,16 @@ def _faults_of(name: str) -> Iterator[None]:
 
 
 def _lowered(
-    head: _Head,
-    fields: Mapping[str, Any],
-    name: str,
-    default_target: str,
+    request: JobRequest,
+    asked: AskedProblem,
     limit: int | None,
     toolchain: Toolchain,
     waiting: dict[str, tuple[Kernel, Target]],
 ) -> WorkProblem:
-    own = _ProblemHead.model_validate({key: fields[key] for key in _ProblemHead.model_fields.keys() & fields.keys()})
-    kind = operator(str(fields.get("operator")))
-    parsed = kind.parse({key: value for key, value in fields.items() if key not in _ProblemHead.model_fields})
-    target = find_target(own.target or head.target or default_target)
-    search = own.search or head.search or Search()
+    name, target, search = asked.name, asked.target, asked.search
     if limit is not None:
         search = search.model_copy(update={"keep": min(limit, search.keep or limit)})
-    lowered = lower(parsed, target, search, head.workspace_limit_bytes, deterministic=head.deterministic)
+    lowered = lower(asked.problem, target, search, request.workspace_limit_bytes, deterministic=request.deterministic)
     if lowered.why_empty:
         raise RequestError(f"{name}: {lowered.why_empty}")
     build_of = {}
@@ -275,18 +246,18 @@ def _lowered(
         waiting[build_of[kernel]] = (kernel, target)
     return WorkProblem(
         name=name,
-        operator=kind,
-        problem=parsed,
+        operator=asked.operator,
+        problem=asked.problem,
         target=target,
         said={
             "name": name,
-            "operator": kind.name,
-            "problem": parsed.canonical(),
+            "operator": asked.operator.name,
+            "problem": asked.problem.canonical(),
             "target": target.name,
             "search": search.canonical(),
-            "generator": generator(kind.name),
-            "workspace_limit_bytes": head.workspace_limit_bytes,
-            "deterministic": head.deterministic,
+            "generator": generator(asked.operator.name),
+            "workspace_limit_bytes": request.workspace_limit_bytes,
+            "deterministic": request.deterministic,
             "space_size": lowered.space_size,
         },
         candidates=lowered.candidates,

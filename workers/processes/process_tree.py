@@ -45,10 +45,15 @@ def descendants(pid: int) -> list[int]:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped it: it does nothing, and does not end."""
+    return _state(pid) == "T"
+
+
+def _state(pid: int) -> str | None:
+    """The letter of proc(5); None where it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except (OSError, IndexError):
-        return False
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return None
 
 
 def usage(pid: int, fence: int = 0) -> Usage:
@@ -117,10 +122,7 @@ def _stop_below(pid: int) -> None:
 
 def _alive(pid: int) -> bool:
     """Not gone and not a zombie that waits for its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    return _state(pid) not in (None, "Z")
 
 
 def _ends(pid: int, seconds: float) -> bool:

@@ -64,28 +64,20 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
     logs = [shown.log] if shown else []
     logs += [f"== {kernel}: {made.status}\n{made.log}" for kernel, made in outcome.outcomes.items() if made.log]
     logs += [f"== left, {len(outcome.left)} kernels\n{outcome.why}"] if outcome.left else []
-    (text, log, *rest), upload = context.uploaded(
-        [
-            (source.encode(), "text/x-cuda"),
-            ("\n".join(logs).encode(), "text/plain"),
-            *([(shown.cubin, "application/x-cubin"), (shown.ptx, "application/gzip")] if shown else []),
-            # The library is kept: what is measured later, perhaps elsewhere, is loaded from it.
-            *([(shown.library, "application/x-sharedlib")] if shown else []),
-        ]
-    )
-    cubin, ptx, library = rest or (None, None, None)
+    files = {"source": (source.encode(), "text/x-cuda"), "log": ("\n".join(logs).encode(), "text/plain")}
+    if shown:
+        # The library is kept: what is measured later, perhaps elsewhere, is loaded from it.
+        files["library"] = shown.library, "application/x-sharedlib"
+        files |= {"cubin": (shown.cubin, "application/x-cubin"), "ptx": (shown.ptx, "application/gzip")}
+    digests, upload = context.uploaded(files)
     made = GroupFiles(
-        source=text,
-        log=log,
-        library=library,
-        cubin=cubin,
-        ptx=ptx,
+        blobs=digests,
         phases=context.placed([*outcome.phases, upload], list(kernels)),
         codegen=codegen,
         compile=StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds),
     )
     outcomes = [
-        _build_outcome(build, kernel, outcome.outcomes[kernel.id], library)
+        _build_outcome(build, kernel, outcome.outcomes[kernel.id], digests.get("library"))
         for kernel, build in kernels.items()
         if kernel.id in outcome.outcomes
     ]

@@ -173,10 +173,11 @@ class StepContext:
         """Of the verdicts and measurements of GPUs that count here."""
         return gpu_plans()
 
-    def uploaded(self, files: Sequence[tuple[bytes, str]]) -> tuple[list[str], Phase]:
-        """The digests of the files, bytes with a media type, that are stored now; and how long that took."""
+    def uploaded(self, files: Mapping[str, tuple[bytes, str]]) -> tuple[dict[str, str], Phase]:
+        """The digests of the files, bytes with a media type by name, that are stored now; and how long that took."""
         start = self.stopwatch.read().wall
-        digests = [blob.digest for blob in self.blobs.put_many(files)]
+        blobs = self.blobs.put_many(list(files.values()))
+        digests = {name: blob.digest for name, blob in zip(files, blobs, strict=True)}
         return digests, Phase("upload", self.stopwatch.read().wall - start, start)
 
     def placed(self, phases: Sequence[Phase], kernels: Sequence[Kernel] = ()) -> list[dict[str, Any]]:
@@ -190,10 +191,6 @@ class StepContext:
             if 0 < len(places) < len(place_of):
                 rows[-1]["kernels"] = places
         return rows
-
-    def drivers(self, session: Session) -> dict[str, str]:
-        """Today's driver of each device class with a live GPU: only times that were measured under it count."""
-        return drivers_of(session, self.settings.toolchain_live_seconds)
 
     @property
     def device(self) -> Device:
@@ -211,7 +208,9 @@ class StepContext:
             GPU: settings.limits("measure"),
         }
         limits = {name: limit_settings.by_name for name, limit_settings in by_venue.items()}
-        return Versions(self.cpu_plans, self.gpu_plans, self.drivers(session), limits)
+        # Only times that were measured under today's driver count.
+        drivers = drivers_of(session, settings.toolchain_live_seconds)
+        return Versions(self.cpu_plans, self.gpu_plans, drivers, limits)
 
     def fresh_seed(self) -> int:
         """Drawn anew for every verification. 12 digits of hex: exact also in JSON readers with doubles only."""

@@ -34,7 +34,7 @@ from storage.transitions.measure import (
 from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import Outcome, run_gpu_task
 from workers.gpu.rank_measured import contenders, point_of, without
-from workers.gpu.task import CandidateResult, TaskKind, Wanted, gpu_task
+from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate, TaskKind, operator_folders
 from workers.processes.processes import InfrastructureError
 from workers.steps.context import Cancel, GiveUp, StepContext
 
@@ -80,18 +80,18 @@ def measure(context: StepContext) -> None:
             done += [CandidateResult(candidate.candidate, "skipped", why) for candidate in present]
         try:
             if len(present) > len(done):
+                problems = {str(candidate.problem_id): candidate.problem for candidate in present}
                 wanted = [
-                    Wanted(
-                        candidate.problem_id,
-                        candidate.problem,
+                    TaskCandidate(
                         candidate.candidate,
+                        str(candidate.problem_id),
                         candidate.schedule,
                         str(libraries.paths[candidate.library]),
                         candidate.proven,
                     )
                     for candidate in present
                 ]
-                run_task(context, "measure", wanted, best, done, ending)
+                run_task(context, "measure", problems, wanted, best, done, ending)
         except InfrastructureError:
             # What came before the machine failed is no worse for it.
             if done and context.cancel.reason != "lost":
@@ -106,21 +106,24 @@ def measure(context: StepContext) -> None:
 def run_task(
     context: StepContext,
     kind: TaskKind,
-    wanted: Sequence[Wanted],
+    problems: Mapping[str, Mapping[str, Any]],
+    wanted: Sequence[TaskCandidate],
     best: Mapping[int, float],
     done: list[CandidateResult],
     cancel: threading.Event,
 ) -> Outcome:
     """In a child under the limits of measuring; `done` gets each result. Raises GpuGone, InfrastructureError."""
     settings, device = context.settings, context.device
-    task = gpu_task(
+    task = GpuTask(
         kind,
-        wanted,
-        best,
         gpu=settings.gpu_module,
         device=device.uuid,
         lease=str(lease_file(settings.gpu_lock_dir, device.uuid)),
+        operators=operator_folders(problems.values()),
         seed=context.fresh_seed(),
+        problems=problems,
+        candidates=tuple(wanted),
+        best_us={str(problem): us for problem, us in best.items() if str(problem) in problems},
         seconds=settings.measure_seconds,
     )
     outcome = run_gpu_task(
@@ -225,13 +228,16 @@ def compare(context: StepContext) -> None:
             context.blobs, (contender.library for contender in chosen if contender.library is not None), folder
         )
         wanted = [
-            Wanted(0, problem.problem, contender.candidate, contender.schedule, str(path), proven=True)
+            TaskCandidate(contender.candidate, context.lease.ref, contender.schedule, str(path), proven=True)
             for contender in chosen
             if (path := libraries.paths.get(contender.library or "")) is not None
         ]
         if wanted:
             times = [contender.measured_us for contender in chosen if contender.measured_us is not None]
-            outcome = run_task(context, "compare", wanted, {0: min(times)} if times else {}, [], context.cancel)
+            best = {problem.id: min(times)} if times else {}
+            outcome = run_task(
+                context, "compare", {context.lease.ref: problem.problem}, wanted, best, [], context.cancel
+            )
     context.check()
     results = [result for result in outcome.results if result.verdict != "ok"] if outcome else []
     wrong = [

@@ -241,14 +241,14 @@ def _build(
     tools = (context.toolchain, context.processes, context.settings.limits("compile"))
     build = build_winner(candidate, target, *tools, context.cancel, context.stopwatch)
     context.phases.extend(build.phases)
-    (library, cubin, source, ptx, *sass), upload = context.uploaded(
-        [
-            (build.library, "application/x-sharedlib"),
-            (build.cubin, "application/x-cubin"),
-            (build.source.encode(), "text/x-cuda"),
-            (build.ptx, "text/x-ptx"),
-            *([(build.sass, "text/x-sass")] if build.sass is not None else []),
-        ]
+    files, upload = context.uploaded(
+        {
+            "library": (build.library, "application/x-sharedlib"),
+            "cubin": (build.cubin, "application/x-cubin"),
+            "source": (build.source.encode(), "text/x-cuda"),
+            "ptx": (build.ptx, "text/x-ptx"),
+            **({"sass": (build.sass, "text/x-sass")} if build.sass is not None else {}),
+        }
     )
     context.phases.append(upload)
     with context.database.write() as session:
@@ -261,10 +261,6 @@ def _build(
             toolchain=context.toolchain.digest,
             code_digest=build.code_digest,
             resources=build.resources.as_dict(),
-            library=library,
-            cubin=cubin,
-            source=source,
-            ptx=ptx,
-            sass=next(iter(sass), None),
+            **{"sass": None, **files},
         )
     return made, build.cpu_seconds

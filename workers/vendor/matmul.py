@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from codegen.alignment import round_up
 from codegen.arrays import as_float64
 from codegen.epilogue import AnyNode, operand_names
 from codegen.fixed_point import over_ring
@@ -188,17 +189,13 @@ def _column_major(dtype: str, rows: int, columns: int, pitch: int, batch: int, s
 
 def _packed(problem: MatmulProblem) -> tuple[Layout, Layout, Layout]:
     """int8 operands as the library needs them: both with k along the columns' elements, k and n padded with zeros."""
-    k, n = _up(problem.k, INT8_DEPTH), _up(problem.n, INT8_ROWS)
+    k, n = round_up(problem.k, INT8_DEPTH), round_up(problem.n, INT8_ROWS)
     first = Layout("int8", k, n, k, problem.batch, k * n if problem.batch > 1 and problem.stride_b else 0)
     second = Layout(
         "int8", k, problem.m, k, problem.batch, k * problem.m if problem.batch > 1 and problem.stride_a else 0
     )
     d = Layout("int32", n, problem.m, n, problem.batch, n * problem.m if problem.batch > 1 else 0)
     return first, second, d
-
-
-def _up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple
 
 
 ALGORITHMS = 8

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cukiln.cli.console import columns_of, percent, plain_table, print_columns, shown
+from cukiln.cli.console import columns_of, percent, print_columns, shown
 from cukiln.cli.table import microseconds, schedule_text
 from cukiln.types import CandidateReport, Contender, VendorResult, WinnerRecord
 
@@ -119,27 +119,25 @@ def accuracy_rows(name: str, record: WinnerRecord) -> list[dict[str, Any]]:
 
 def print_accuracy(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     """A row for each case, then the legend."""
-    headings = ["problem", "operator", "dtype", "sum of", "error", "bound", "of bound", "integers"]
     with_vendor = any(row["vendor_error"] is not None for row in rows)
-    table = plain_table()
-    for heading in [*headings, *(["vendor"] if with_vendor else [])]:
-        left = heading in ("problem", "operator", "dtype", "integers")
-        table.add_column(heading, no_wrap=heading != "problem", justify="left" if left else "right")
-    for row in rows:
-        kind = row["dtype"] if row["dtype"] == row["out_dtype"] else f"{row['dtype']} → {row['out_dtype']}"
-        cells = [
-            row["problem"],
-            row["operator"],
-            kind,
-            shown(row["sum_length"], ","),
-            shown(row["max_error"], ".1e"),
-            shown(row["error_bound"], ".1e"),
-            percent(row["share_of_bound"]),
-            {True: "equal", False: "differ", None: "-"}[row["integers"]],
-        ]
-        if with_vendor:
-            cells.append(shown(row["vendor_error"], ".1e", f" of {shown(row['vendor_bound'], '.1e')}"))
-        table.add_row(*map(Text, cells))
-    console.print(table)
+    cells = {**_ACCURACY_CELLS, **({"vendor": _vendor_error} if with_vendor else {})}
+    key, *columns = columns_of(rows, cells, left=("problem", "operator", "dtype", "integers"))
+    print_columns(console, key, columns)
     for note in [*_ACCURACY_NOTES, *([_VENDOR] if with_vendor else [])]:
         console.print(Text(note, style="dim"))
+
+
+_ACCURACY_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "problem": lambda row: row["problem"],
+    "operator": lambda row: row["operator"],
+    "dtype": lambda row: " → ".join(dict.fromkeys([row["dtype"], row["out_dtype"]])),
+    "sum of": lambda row: shown(row["sum_length"], ","),
+    "error": lambda row: shown(row["max_error"], ".1e"),
+    "bound": lambda row: shown(row["error_bound"], ".1e"),
+    "of bound": lambda row: percent(row["share_of_bound"]),
+    "integers": lambda row: {True: "equal", False: "differ", None: "-"}[row["integers"]],
+}
+
+
+def _vendor_error(row: Mapping[str, Any]) -> str:
+    return shown(row["vendor_error"], ".1e", f" of {shown(row['vendor_bound'], '.1e')}")

@@ -6,11 +6,11 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cukiln.cli.console import Column, columns_of, plain_table, print_columns
+from cukiln.cli.console import Column, columns_of, print_columns
 from cukiln.cli.server import server_module
 from cukiln.cli.table import microseconds, schedule_text
 from cukiln.errors import UsageError
-from cukiln.types import ProfileCounts, ProfileOperator
+from cukiln.types import ProfileCounts, ProfileOperator, RingForm
 
 _NOTES = {
     "times": "times: of a primitive by lanes, or by warps where a warp executes it together",
@@ -52,7 +52,8 @@ def print_profile(console: Console, operators: Sequence[ProfileOperator], filter
         headings |= {column.heading for column in columns}
         if row.ring_forms:
             console.print(Text("the same layer in other forms", style="dim"))
-            _print_forms(console, row)
+            form, *counts = columns_of(row.ring_forms, _FORM_CELLS, left=("form", "filters"))
+            print_columns(console, form, counts)
     for heading, note in _NOTES.items():
         if heading in headings:
             console.print(Text(note.format(filters=filters, opened=_OPENED[opened]), style="dim"))
@@ -73,16 +74,13 @@ _CELLS: dict[str, Callable[[ProfileCounts], str]] = {
 }
 
 
-def _print_forms(console: Console, row: ProfileOperator) -> None:
-    table = plain_table()
-    for heading in ("form", "filters", "ring bytes", "truncations", "products"):
-        table.add_column(heading, justify="left" if heading in ("form", "filters") else "right")
-    for form in row.ring_forms:
-        name = f"{form.name}{'' if form.ours else ' (of other systems)'}"
-        counts = (form.ring_bytes, form.truncations, form.multiplications)
-        table.add_row(Text(name), Text(form.filters), *(Text(f"{count:,}") for count in counts))
-    console.print(table)
-    console.print()
+_FORM_CELLS: dict[str, Callable[[RingForm], str]] = {
+    "form": lambda form: f"{form.name}{'' if form.ours else ' (of other systems)'}",
+    "filters": lambda form: form.filters,
+    "ring bytes": lambda form: f"{form.ring_bytes:,}",
+    "truncations": lambda form: f"{form.truncations:,}",
+    "products": lambda form: f"{form.multiplications:,}",
+}
 
 
 def _name(counts: ProfileCounts) -> str:

@@ -34,7 +34,7 @@ from codegen.operators.masked_activation.problem import MaskedActivationProblem
 from codegen.operators.matmul.ring_inputs import ring_numbers
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind, build_joined, together
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted, residency_rules
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
 from codegen.search.space import SearchSpace, Tunable
@@ -129,19 +129,14 @@ class MaskedActivation(Operator):
                 or check_workspace(_workspace_bytes(p, t), workspace_limit)
                 or ACCEPTED
             )
-        bytes_, blocks, registers = vector * dtype(p.dtype).bytes, _blocks(n, t), _registers(t)
-        limit = target.registers_per_sm // threads
+        bytes_, blocks = vector * dtype(p.dtype).bytes, _blocks(n, t)
         if bytes_ > 16:
             return Rejected("vector", f"vector = {vector} is {bytes_} bytes; one access moves at most 16")
         if broken := _padding(n, threads * vector * int(t["loads"]), 64 * vector):
             return broken
-        if registers > min(limit, target.registers_per_thread):
-            return Rejected(
-                "registers", f"a thread needs about {registers} registers; {threads} threads have {limit} each"
-            )
         if blocks > LARGEST_INDEX:
             return Rejected("grid", f"{blocks} blocks; a launch has at most {LARGEST_INDEX}")
-        return ACCEPTED
+        return residency_rules(1, threads, 0, _registers(t), target) or ACCEPTED
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
         return ("run",) if _is_vectorised(kernel.tunables.as_dict()) else ("run", "compact", "scatter")

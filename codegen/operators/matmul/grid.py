@@ -7,8 +7,8 @@ from codegen.alignment import power_of_two
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
 from codegen.search.rules import Rejected
+from codegen.search.rules import residency_rules as residency_rules
 from codegen.search.space import Tunable
-from codegen.targets import Target
 
 RASTER = Tunable("raster", (0, 1, 4, 8), True, "order of the tiles: 0 by rows, 1 by columns, g in bands of g rows", 0)
 
@@ -49,30 +49,4 @@ def order_rules(t: Mapping[str, Any], problem: MatmulProblem) -> Rejected | None
         return Rejected("raster", f"bands of {raster} rows order {tiles_m} rows of tiles as raster = 1 does")
     if grid > LARGEST_EXTENT:
         return Rejected("grid", f"{grid} blocks; a launch has at most {LARGEST_EXTENT}")
-    return None
-
-
-def residency_rules(resident: int, threads: int, shared_bytes: int, registers: int, target: Target) -> Rejected | None:
-    """Whether so many resident blocks as a schedule promises fit a multiprocessor with about `registers` per thread."""
-    in_file = target.registers_per_sm
-    per_block = shared_bytes + target.reserved_shared_bytes
-    if shared_bytes > target.shared_per_block:
-        return Rejected(
-            "shared_memory",
-            f"{shared_bytes} bytes of shared memory; {target.name} has {target.shared_per_block} per block",
-        )
-    if resident * threads > target.max_threads_per_sm:
-        return Rejected(
-            "min_blocks", f"{resident} x {threads} threads; {target.name} holds {target.max_threads_per_sm}"
-        )
-    if resident * per_block > target.shared_per_sm:
-        return Rejected(
-            "min_blocks", f"{resident} x {per_block} bytes of shared memory; {target.name} has {target.shared_per_sm}"
-        )
-    if registers > target.registers_per_thread:
-        return Rejected("registers", f"about {registers} registers per thread; at most {target.registers_per_thread}")
-    if resident * threads * registers > in_file:
-        return Rejected(
-            "registers", f"{resident} x {threads} threads of about {registers} registers; {target.name} has {in_file}"
-        )
     return None

@@ -32,7 +32,7 @@ from codegen.operators.reduce.reduced import MANY_SLICES, reduced_problems
 from codegen.operators.reduce.reference import reference
 from codegen.operators.reduce.space import SECTOR, form, geometry, most_in_flight
 from codegen.problem import Problem
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, residency_rules
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.search.space import SearchSpace
@@ -108,7 +108,7 @@ class Reduce(Operator):
         if g.slices > 65535:
             return Rejected("grid", f"{g.slices} slices; a launch has at most 65535")
         return (
-            _resource_rules(threads, estimate, shared, target)
+            residency_rules(1, threads, shared, estimate, target)
             or check_workspace(_workspace_bytes(p, t), workspace_limit)
             or ACCEPTED
         )
@@ -272,22 +272,6 @@ def _form_rules(p: ReduceProblem, t: Mapping[str, Any]) -> Rejected | None:
             f"{slices} slices where split is {t['split']}",
         )
     )
-
-
-def _resource_rules(threads: int, registers: int, shared: int, target: Target) -> Rejected | None:
-    if shared > target.shared_per_block:
-        return Rejected(
-            "shared_memory",
-            f"{shared} bytes of shared memory; {target.name} has {target.shared_per_block} per block",
-        )
-    if registers > target.registers_per_thread:
-        return Rejected("registers", f"about {registers} registers per thread; at most {target.registers_per_thread}")
-    if threads * registers > target.registers_per_sm:
-        return Rejected(
-            "registers",
-            f"{threads} threads of about {registers} registers; {target.name} has {target.registers_per_sm}",
-        )
-    return None
 
 
 def _shared_bytes(s: Mapping[str, Any], t: Mapping[str, Any]) -> int:

@@ -86,7 +86,8 @@ def test_launches_of_several_kinds_are_added_by_how_many_there_are() -> None:
     few = LaunchCounts("run", merged([load(64, 16), store(32, 16)]), 10)
     many = LaunchCounts("run", merged([load(16, 16), load(16, 8, "cp_async")]), 1)
     (whole,) = added([(2, [few]), (3, [many])])
-    assert (whole.bytes_read, whole.bytes_written, whole.multiplications) == (2 * 64 + 3 * 32, 64, 23)
+    total = whole.total
+    assert (total.bytes_read, total.bytes_written, total.multiplications) == (2 * 64 + 3 * 32, 64, 23)
     assert {part.name: part.times for part in whole.primitives} == {"load_global": 11, "store_global": 4, "cp_async": 6}
 
 

@@ -252,7 +252,7 @@ def test_each_kernel_of_a_group_is_measured_from_its_own_library(database: Datab
     plan_next(database, "a", "b")
     lease = take_one(database, "compile")
     outcomes = [BuildOutcome(build, "ok", f"code-{build}", {}, None, f"library of {build}") for build in ("a", "b")]
-    files = GroupFiles(source="s", log="l", library="library of a", cubin="c", ptx="p", sass="q")
+    files = GroupFiles({"source": "s", "log": "l", "library": "library of a", "cubin": "c", "ptx": "p", "sass": "q"})
     with database.write() as session:
         recorded = record_group(session, lease, outcomes, files)
         report = group_report(session, lease.ref)

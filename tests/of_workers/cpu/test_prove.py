@@ -83,7 +83,7 @@ def test_a_wrong_kernel_is_reported_by_a_message_and_the_exit_status(capsys: pyt
     ("request_", "options", "says"),
     [
         (rowsum(), Options(problem="two"), "no problem is called 'two'"),
-        ({"problems": []}, Options(), "there is no problem"),
+        ({"problems": []}, Options(), "problems"),
         (rowsum(columns=6), Options(), "6 columns are no multiple of the 4 that a copy moves"),
         (rowsum(rows=0), Options(), "greater than or equal to 1"),
         (rowsum(operator="colsum"), Options(), "unknown operator 'colsum'; allowed: "),

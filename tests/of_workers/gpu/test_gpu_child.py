@@ -165,7 +165,7 @@ def test_a_candidate_clearly_slower_than_the_best_so_far_is_dropped(gpu: Gpu) ->
 
 def test_the_best_of_another_task_drops_a_loser_too(gpu: Gpu) -> None:
     gpu.configure(times={FIRST.kernel.id[:12]: 10.0})
-    (result,) = gpu.run(gpu.task([(FIRST, control(gpu, FIRST))], best_us={0: 5.0})).results
+    (result,) = gpu.run(gpu.task([(FIRST, control(gpu, FIRST))], best_us={"0": 5.0})).results
     assert Measurement.model_validate(result.measurement).stopped == "loser"
 
 
@@ -748,7 +748,7 @@ def test_a_line_counts_once_in_its_place_and_with_its_own_text() -> None:
 
 
 def test_a_task_survives_json() -> None:
-    task = GpuTask("measure", "m", "d", "l", {"a": "b"}, 1, ({"operator": "x"},), (), {3: 1.5})
+    task = GpuTask("measure", "m", "d", "l", {"a": "b"}, 1, {"p": {"operator": "x"}}, (), {"p": 1.5})
     assert GpuTask.from_json(task.to_json()) == task
 
 

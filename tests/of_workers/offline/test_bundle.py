@@ -17,7 +17,7 @@ from cukiln.errors import NotFound, UsageError
 from cukiln.types import Job
 from storage.config.settings import load_settings
 from tests.support.fixtures_elsewhere import REQUEST, Elsewhere, results_in
-from workers.offline.work import Bundle, BundleError, RequestError, library_path, read_bundle, work_of_bundle
+from workers.offline.work import Bundle, RequestError, library_path, read_bundle, work_of_bundle
 from workers.supervisor.serve import embedded
 
 
@@ -106,7 +106,7 @@ def test_the_file_comes_last(client: Client, job: Job, tmp_path: Path, monkeypat
     with pytest.raises(NotFound):
         export_bundle(client, job.job, tmp_path / "half")
     assert not (tmp_path / "half" / "bundle.json").exists()
-    with pytest.raises(BundleError, match="did not write"):
+    with pytest.raises(RequestError, match="did not write"):
         read_bundle(tmp_path / "half")
 
 
@@ -155,7 +155,7 @@ def lose(folder: Path) -> None:
 )
 def test_a_damaged_bundle_is_not_measured(spoil: Callable[[Path], None], words: str, bundle: Path) -> None:
     spoil(bundle)
-    with pytest.raises(BundleError, match=words):
+    with pytest.raises(RequestError, match=words):
         read_bundle(bundle)
 
 

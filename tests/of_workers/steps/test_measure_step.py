@@ -56,7 +56,7 @@ def test_a_task_says_all_that_the_child_needs(gpu_line: GpuLine) -> None:
     settings = gpu_line.world.settings
     assert (task.kind, task.gpu, task.device) == ("measure", settings.gpu_module, DEVICE.uuid)
     assert task.lease == str(settings.gpu_lock_dir / f"{DEVICE.uuid}.lock")
-    assert task.problems == (probe().canonical(),)
+    assert list(task.problems.values()) == [probe().canonical()]
     assert task.operators.keys() == {"probe"}
     assert task.seconds == settings.measure_seconds
     assert len({candidate.library for candidate in task.candidates}) == 1
@@ -67,8 +67,8 @@ def test_all_problems_of_a_group_are_one_task_and_every_task_has_its_own_seed(gp
     gpu_line.job((probe(64), THREE), (probe(96), THREE))
     measuring = [task for task in gpu_line.gpu.tasks if task.kind == "measure"]
     assert len(measuring) == 1
-    assert [candidate.problem for candidate in measuring[0].candidates] == [0, 0, 0, 1, 1, 1]
-    assert len(measuring[0].problems) == 2
+    first, second = measuring[0].problems
+    assert [candidate.problem for candidate in measuring[0].candidates] == [first] * 3 + [second] * 3
     assert len({task.seed for task in gpu_line.gpu.tasks}) == 3
 
 
@@ -91,7 +91,7 @@ def test_a_larger_search_measures_only_what_is_new_and_knows_the_best_time_so_fa
     assert len(gpu_line.gpu.measured()) == 3
     assert len(set(gpu_line.gpu.measured())) == 3
     second = [task for task in gpu_line.gpu.tasks if task.kind == "measure"][-1]
-    assert second.best_us == {0: 101.0}
+    assert second.best_us == {next(iter(second.problems)): 101.0}
     assert {candidate.candidate for candidate in second.candidates}.isdisjoint(first)
 
 

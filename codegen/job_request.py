@@ -1,0 +1,86 @@
+"""The body of a job request: problems, with what holds for all of them."""
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, StrictStr
+
+from codegen.canonical import LARGEST_INTEGER
+from codegen.operator import Operator
+from codegen.operators import operator
+from codegen.problem import Problem
+from codegen.search.search import Search
+from codegen.targets import Target as TargetSheet
+from codegen.targets import target as find_target
+
+LONGEST_BUDGET_SECONDS = 7 * 24 * 3600
+
+
+Target = Annotated[StrictStr, Field(min_length=1, max_length=16)]
+DeviceClass = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,128}$")]
+Name = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
+
+
+class Budget(BaseModel):
+    """How long the job may run once it has started; verdicts until then count."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    seconds: Annotated[float, Field(strict=True, gt=0, le=LONGEST_BUDGET_SECONDS)]
+
+
+class ProblemHead(BaseModel):
+    """What stands in a problem beside the operator's own fields; the job's values are the defaults."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: Name | None = Field(None, description="Unique in the job; `problem<i>` where it is missing.")
+    target: Target | None = None
+    search: Search | None = None
+    device_class: DeviceClass | None = None
+
+
+class JobRequest(BaseModel):
+    """1 to 10,000 problems with what holds for all of them. The operators' fields: GET /v1/operators."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    target: Target | None = Field(None, description="Architecture, as in GET /v1/targets; default: the service's.")
+    search: Search | None = Field(None, description='Default: {"level": 1}.')
+    priority: Literal["low", "normal", "high"] = "normal"
+    budget: Budget | None = None
+    workspace_limit_bytes: Annotated[int, Field(strict=True, ge=0, le=LARGEST_INTEGER)] | None = None
+    deterministic: bool = Field(False, strict=True, description="Only kernels that give the same bits in every run.")
+    device_class: DeviceClass | None = Field(
+        None, description="Default: each class with a live GPU of the architecture, else `predicted:<target>`."
+    )
+    problems: Annotated[list[dict[str, Any]], Field(min_length=1)]
+
+
+HEAD_FIELDS = frozenset(ProblemHead.model_fields)
+
+
+@dataclass(frozen=True)
+class AskedProblem:
+    """A problem of a request on its architecture, with its own search or the request's."""
+
+    name: str
+    operator: Operator
+    problem: Problem
+    target: TargetSheet
+    search: Search
+
+
+def asked_problem(request: JobRequest, position: int, default_target: str) -> AskedProblem:
+    """Raises CodegenError, and pydantic.ValidationError for a field that is wrong."""
+    fields = request.problems[position]
+    head = ProblemHead.model_validate({name: fields[name] for name in HEAD_FIELDS & fields.keys()})
+    kind = operator(str(fields.get("operator")))
+    problem = kind.parse({name: value for name, value in fields.items() if name not in HEAD_FIELDS})
+    target = find_target(head.target or request.target or default_target)
+    return AskedProblem(name_of(fields, position), kind, problem, target, head.search or request.search or Search())
+
+
+def name_of(fields: dict[str, Any], position: int) -> str:
+    """Of a problem of a request, which may leave it out."""
+    return fields.get("name") or f"problem{position}"
