@@ -49,6 +49,9 @@ Lists = dict[str, tuple[Value, ...]]
 FUNCTIONS = ("run",)
 OVERHEAD_REGISTERS = 40
 WARP, WARPS = 32, 4  # threads of a warp; warps among which a multiprocessor's registers are divided
+# CPU seconds of nvcc for a product of a thread in a step, and for transforms that take longer (nvcc 13.2, sm_90a: one
+# more kernel of a group takes 0.16 s and 0.3 s of F(2 x 2), 0.29 s and 0.9 s of F(4 x 4), with 4 x 4 sums).
+PRODUCT_SECONDS, LONG_TRANSFORMS = {"int40": 0.0005, "int72": 0.0018}, {("int72", 4): 0.7}
 # Of threads of a block over a ring, at most this part may do nothing but transform.
 MOST_IDLE = 1 / 8
 # Of Z/2^64 three of four words are computed (`in_three_words`). nvcc 13.2 makes of a product and its sum, for sm_90a, 3
@@ -115,7 +118,7 @@ def kind(problem: AllowsWinograd) -> Kind:
     return Kind(TUNABLES, {1: small, 2: full})
 
 
-def ring_kind(problem: AllowsWinograd) -> Kind:
+def ring_kind() -> Kind:
     """Over a ring: both forms, which are exact."""
     own: Lists = {"algorithm": (NAME,), "output_tile": (2, 4), "truncate": ("once",)}
     small: Lists = {**own, "tile_m": (8, 16), "tile_n": (8, 16), "tile_k": (4,), "thread_m": (2, 4), "thread_n": (4,)}
@@ -177,10 +180,11 @@ def config(kernel: Kernel, flags: Sequence[str]) -> Config:
 
 def compile_seconds(kernel: Kernel) -> float:
     """CPU seconds of nvcc for one more kernel of a group: transforms as of Winograd in four launches, and products."""
-    t = kernel.tunables.as_dict()
-    first, _ = winograd.TRANSFORM_SECONDS[int(t["output_tile"])]
-    products = 0.0001 * int(t["thread_m"]) * int(t["thread_n"]) * int(t["tile_k"])
-    return first + products + int(t["output_tile"]) ** 2 * node_seconds(tuple(kernel.signature_dict["epilogue"]))
+    s, t = kernel.signature_dict, kernel.tunables.as_dict()
+    element, outputs = winograd.operand_dtype(s["dtype"]), int(t["output_tile"])
+    first = LONG_TRANSFORMS.get((element, outputs), winograd.TRANSFORM_SECONDS[outputs][0])
+    products = PRODUCT_SECONDS.get(element, 0.0001) * int(t["thread_m"]) * int(t["thread_n"]) * int(t["tile_k"])
+    return first + products + outputs**2 * node_seconds(tuple(s["epilogue"]))
 
 
 # ---- what a schedule does

@@ -57,8 +57,7 @@ class WinogradOperator(ConvolutionOperator):
     def ring_kinds(self, p: Any, target: Target) -> dict[Value, Kind]:
         if not p.fits_winograd:
             return {}
-        layer = self.layer(p)
-        return {**winograd.ring_kinds(layer, target), winograd_fused.NAME: winograd_fused.ring_kind(layer)}
+        return {**winograd.ring_kinds(self.layer(p), target), winograd_fused.NAME: winograd_fused.ring_kind()}
 
     def kinds(self, p: Any, target: Target, search: Search) -> dict[Value, Kind]:
         kinds = super().kinds(p, target, search)
