@@ -73,6 +73,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ring convolution, F(2) by limbs": ({**RING_CONV, "epilogue": BIAS}, {"algorithm": "winograd_limbs"}),
     "ring convolution, F(4) by imad": (RING_CONV, {"algorithm": "winograd_imad", "output_tile": 4}),
     "ring convolution of int32, F(2)": ({**RING_CONV, "dtype": "int32"}, {"algorithm": "winograd_limbs"}),
+    "ring convolution, F(2) in one launch": (
+        {**RING_CONV, "epilogue": [*BIAS, {"op": "masked_activation", "where_set": {"op": "square"}}]},
+        {"algorithm": "winograd_fused"},
+    ),
+    "ring convolution of int32, F(4) in one launch, channels first": (
+        {**RING_CONV, "dtype": "int32", "c": 19, "layout": "nchw"}, {"algorithm": "winograd_fused", "output_tile": 4},
+    ),
+    "ring convolution, image's gradient, F(4) in one launch": (
+        {**DGRAD, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "winograd_fused", "output_tile": 4},
+    ),
     "ring convolution, image's gradient": ({**DGRAD, "dtype": "int64", "fraction_bits": 18, "stride": 2}, {}),
     "ring convolution, filters' gradient": ({**WGRAD, "dtype": "int64", "fraction_bits": 18}, {}),
     "masked, over a ring": (

@@ -47,6 +47,13 @@ def test_a_job_of_rings_and_of_winograd_ends_with_verified_winners(client: Clien
         {"name": "product", "operator": "matmul", "m": 24, "n": 16, "k": 40, **ring},
         {"name": "layer", **layer, **ring},
         {"name": "exact", **layer, **ring, "search": {"tunables": {"algorithm": ["winograd_limbs"]}, "limit": 1}},
+        {
+            "name": "exact in one launch",
+            **layer,
+            "operator": "conv2d_dgrad",
+            "dtype": "int32",
+            "search": {"tunables": {"algorithm": ["winograd_fused"]}, "limit": 1},
+        },
         {"name": "floats", **layer, "dtype": "float32", "winograd": "f2", "search": winograd},
         {
             "name": "gradient",

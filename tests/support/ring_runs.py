@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.kernel import Kernel
+from codegen.kernel import Candidate, Kernel
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
 from tests.support.cpu_helpers import LIMITS, processes, toolchain
@@ -29,6 +29,25 @@ class Built:
     path: Path
     library: CpuLibrary
     kernels: Mapping[str, Kernel]
+
+    def call(self, candidate: Candidate, inputs: Mapping[str, Any]) -> Any:
+        """What its kernel, which is among those that were built, makes of a problem's operands, by their names."""
+        op, problem, space = operator(candidate.problem.operator), candidate.problem, candidate.kernel.namespace
+        integers, launch = op.integers(problem), op.launch_values(candidate.schedule)
+        tensors = self.library.allocate(op.operands(problem))
+        try:
+            for tensor in tensors:
+                if tensor.operand.role == "in":
+                    tensor.fill(inputs[tensor.operand.name])
+            outcome = self.library.run(
+                space, tensors, self.library.workspace(space, integers, launch), integers=integers, launch=launch,
+                scalars=op.scalars(problem), order="descending", seed=1, exact=True, cpu_seconds=60.0,
+            )  # fmt: skip
+            assert outcome.status == "ok", outcome.message
+            return tensors[-1].view.copy()
+        finally:
+            tensors.clear()
+            self.library.free()
 
     def run(self, name: str, a: Any, b: Any, *, slices: int = 1) -> Any:
         """What the kernel makes of a (m x k) and b (k x n); None where its launch code takes no such call."""

@@ -42,7 +42,7 @@ class Conv2d(WinogradOperator):
     problem_type = layer_type = Conv2dProblem
     tunables = every_tunable((
         *direct.TUNABLES, unfused_epilogue.TUNABLE, *winograd.OWN_TUNABLES, *winograd_fused.TUNABLES,
-        *winograd.OF_RINGS,
+        *winograd_fused.RING_TUNABLES, *winograd.OF_RINGS,
     ))  # fmt: skip
     beside = (unfused_epilogue.TUNABLE,)
     folder = packaged_files("codegen.operators.conv2d")

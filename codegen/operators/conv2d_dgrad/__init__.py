@@ -49,7 +49,10 @@ class Conv2dDgrad(WinogradOperator):
     name = "conv2d_dgrad"
     problem_type = Conv2dDgradProblem
     layer_type = Conv2dProblem
-    tunables = every_tunable((*direct.TUNABLES, *winograd.OWN_TUNABLES, *winograd_fused.TUNABLES, *winograd.OF_RINGS))
+    tunables = every_tunable((
+        *direct.TUNABLES, *winograd.OWN_TUNABLES, *winograd_fused.TUNABLES, *winograd_fused.RING_TUNABLES,
+        *winograd.OF_RINGS,
+    ))  # fmt: skip
     flags = ("pointwise", "depthwise", "strided")
     folder = packaged_files("codegen.operators.conv2d_dgrad")
     files = ("phases.cuh", "filters.cuh", "kernel.cuh")

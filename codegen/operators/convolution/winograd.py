@@ -209,7 +209,7 @@ def rules(
 ) -> Accepted | Rejected:
     """What the problem allows, then matmul's rules for the product."""
     outputs = int(t["output_tile"])
-    if broken := (_truncation_rule(t) if over_ring(problem) else accuracy_rule(problem, outputs)):
+    if broken := (truncation_rule(t) if over_ring(problem) else accuracy_rule(problem, outputs)):
         return broken
     if broken := _width_rule(problem, t):
         return broken
@@ -242,7 +242,7 @@ def accuracy_rule(problem: AllowsWinograd, outputs: int) -> Rejected | None:
     )
 
 
-def _truncation_rule(t: Mapping[str, Any]) -> Rejected | None:
+def truncation_rule(t: Mapping[str, Any]) -> Rejected | None:
     """The inverse transform would multiply the errors of what is truncated before it."""
     place = t["truncate"]
     return check(place == "once", "truncate", f"Winograd truncates its outputs, once, and has no truncate = {place}")

@@ -55,7 +55,9 @@ class WinogradOperator(ConvolutionOperator):
         return {**every, winograd_fused.NAME: winograd_fused.TUNABLES}
 
     def ring_kinds(self, p: Any, target: Target) -> dict[Value, Kind]:
-        return winograd.ring_kinds(self.layer(p), target) if p.fits_winograd else {}
+        if not p.fits_winograd:
+            return {}
+        return {**winograd.ring_kinds(self.layer(p), target), winograd_fused.NAME: winograd_fused.ring_kind()}
 
     def kinds(self, p: Any, target: Target, search: Search) -> dict[Value, Kind]:
         kinds = super().kinds(p, target, search)
@@ -112,12 +114,12 @@ class WinogradOperator(ConvolutionOperator):
 
     def estimated_registers(self, kernel: Kernel) -> int:
         if _fused(kernel):
-            return winograd_fused.registers(kernel.tunables.as_dict())
+            return winograd_fused.registers(kernel.tunables.as_dict(), kernel.signature_dict["dtype"])
         return winograd.registers(kernel) if winograd.is_winograd(kernel) else super().estimated_registers(kernel)
 
     def shared_bytes(self, kernel: Kernel) -> int:
         if _fused(kernel):
-            return winograd_fused.shared_bytes(kernel.tunables.as_dict())
+            return winograd_fused.shared_bytes(kernel.tunables.as_dict(), kernel.signature_dict["dtype"])
         return winograd.shared_bytes(kernel) if winograd.is_winograd(kernel) else super().shared_bytes(kernel)
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:

@@ -21,6 +21,10 @@ DIRECT: dict[str, int | str] = {
 DIRECT_WGRAD: dict[str, int | str] = {
     "algorithm": "direct", "threads": 64, "threads_k": 4, "filters": 4, "elements": 4, "split": "none",
 }  # fmt: skip
+EXACT_FUSED: dict[str, int | str] = {
+    "algorithm": "winograd_fused", "output_tile": 2, "tile_m": 8, "tile_n": 8, "tile_k": 4, "thread_m": 4,
+    "thread_n": 4, "truncate": "once",
+}  # fmt: skip
 # Elements of 16 bytes, or of the quads of the CUDA cores.
 WIDEST = {"float16": 8, "bfloat16": 8, "float32": 4, "int32": 4, "int64": 2}
 ALIGNS = {
@@ -111,6 +115,10 @@ class Kernels:
         }
         own = {"algorithm": f"winograd_{way}", "output_tile": 2, "transform_width": 1}
         return self._kernel({"dtype": "int64", **words}, {**products, **own, **tunables})
+
+    def exact_fused(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
+        """Winograd over a ring in one launch."""
+        return self._kernel({"dtype": "int64", **words}, {**EXACT_FUSED, **tunables})
 
     def direct(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
         own = DIRECT_WGRAD if self.operator == "conv2d_wgrad" else DIRECT

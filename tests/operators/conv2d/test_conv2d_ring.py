@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from functools import partial
 from itertools import count, product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,14 @@ from codegen.search.search import Search
 from codegen.targets import target
 from tests.operators.conv2d import convolutions
 from tests.operators.conv2d.convolutions import DEFINED, DO_NOT_FIT, LAYOUTS, OUT, REGISTERS
-from tests.operators.conv2d.kernels import ALIGNS, SIZES, Kernels, convolution
+from tests.operators.conv2d.kernels import ALIGNS, EXACT_FUSED, SIZES, Kernels, convolution
 from tests.operators.conv2d.random_cases import TARGETS, draw_problem
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Rejection
+from tests.support.spills import require_no_spills
+from workers.compile.toolchain import Toolchain
+from workers.processes.processes import Processes
 
 RINGS = {"int32": 32, "int64": 64}
 NAMES = tuple(ALIGNS)
@@ -102,7 +106,7 @@ def test_problems_on_floats_are_keyed_without_the_fields_of_rings(name: str) -> 
 
 # ---- schedules
 
-WINOGRAD = ("winograd_imad", "winograd_limbs")
+WINOGRAD = ("winograd_imad", "winograd_limbs", "winograd_fused")
 IMAD = {t.name: t.default for t in ring_space.IMAD} | {"tile_k": 16, "padding": 4}
 LIMBS = {t.name: t.default for t in ring_space.LIMBS} | {
     "algorithm": "limbs", "tile_m": 32, "tile_n": 32, "warps_m": 2, "warps_n": 2,
@@ -143,6 +147,20 @@ def searches(name: str) -> declare.Searches:
             "chain_k",
             "diagonals of Z/2^72 hold a k of 13210",
         ),
+        *(
+            Rejection({**LAYER, **fields}, {**EXACT_FUSED, **changes}, rule, said, arch)
+            for fields, changes, rule, said, arch in (
+                (TOLERANT, {"truncate": "tile"}, "truncate", "truncates its outputs, once", "sm_90a"),
+                ({"stride": 2}, {}, "winograd", "and 1 groups: imad or limbs computes them", "sm_90a"),
+                ({}, {"output_tile": 4, "thread_m": 2}, "registers", "384 threads of about 190 registers", "sm_90a"),
+                ({"dtype": "int32"}, {"output_tile": 4, "tile_m": 16, "tile_n": 16}, "registers", "640 thr", "sm_80"),
+                ({}, {"tile_m": 16, "tile_n": 16, "thread_m": 2, "thread_n": 2}, "registers", "of about 112", "sm_90a"),
+                ({}, {"tile_m": 32, "tile_n": 32, "thread_m": 2}, "threads", "each are 2048: whole warps", "sm_90a"),
+                ({}, {"tile_m": 16, "tile_n": 16}, "shared_memory", "69632 bytes of shared memory; sm_75 has", "sm_75"),
+                ({"h": 4, "w": 4}, {"tile_m": 16}, "tile_m", "mostly padding for 4 tiles", "sm_90a"),
+                ({"c": 8, "k": 8}, {"tile_n": 16}, "tile_n", "mostly padding for k = 8", "sm_90a"),
+            )
+        ),
     ]
     return declare.Searches(
         rejected=[
@@ -160,6 +178,12 @@ def searches(name: str) -> declare.Searches:
             (LAYER, IMAD), (LAYER, LIMBS), ({**LAYER, **LONG[name]}, {**LIMBS, "chain_k": 512}),
             ({**LAYER, **TOLERANT}, {**LIMBS, "truncate": "tile"}),
             ({**LAYER, "dtype": "int32"}, LIMBS), ({**LAYER, "groups": 2}, LIMBS),
+            *(
+                ({**LAYER, **fields}, {**EXACT_FUSED, **changes})
+                for fields in ({}, {"dtype": "int32", "layout": "nchw"}, TOLERANT)
+                for changes in ({}, {"output_tile": 4}, {"tile_m": 16, "tile_n": 16})
+                if name != "conv2d_wgrad"
+            ),
         ],
         nested=[LAYER, {**LAYER, "dtype": "int32", "groups": 4}],
         tried=[
@@ -220,6 +244,17 @@ def test_limbs_are_predicted_faster_where_there_is_much_to_multiply(name: str) -
         us, algorithm = predict_before(candidate, SM_90A).us, candidate.schedule.get("algorithm")
         best[algorithm] = min(us, best.get(algorithm, us))
     assert 1.2 < best["imad"] / best["limbs"] < 5.0
+
+
+@pytest.mark.parametrize("name", ["conv2d", "conv2d_dgrad"])
+def test_with_little_to_compute_one_launch_of_winograd_is_predicted_ahead_of_four(name: str) -> None:
+    """On the CUDA cores."""
+    best: dict[object, float] = {}
+    for candidate in lower(problem(name), SM_90A, LEVEL_1).candidates:
+        us, t = predict_before(candidate, SM_90A).us, candidate.schedule.as_dict()
+        way = t["algorithm"], t.get("output_tile")
+        best[way] = min(us, best.get(way, us))
+    assert all(best["winograd_fused", outputs] < 0.8 * best["winograd_imad", outputs] for outputs in (2, 4))
 
 
 OUTPUTS = {"conv2d": 65536, "conv2d_dgrad": 1024 * 3, "conv2d_wgrad": 64 * 27}
@@ -312,6 +347,7 @@ IMAD_SCHEDULES: tuple[Fields, ...] = (
     {"stages": 2, "fragments": 2, "padding": 4}, {"tile_m": 64, "thread_m": 8, "tile_k": 16}, {"split": "workspace"},
     {"tile_m": 16, "tile_n": 16, "thread_m": 2, "thread_n": 2, "warp_m": 8},
 )  # fmt: skip
+ONE_LAUNCH_SCHEDULES: tuple[Fields, ...] = ({}, {"tile_m": 16, "tile_k": 8})
 
 
 def proved(name: str) -> dict[str, Kernel]:
@@ -363,6 +399,17 @@ def proved(name: str) -> dict[str, Kernel]:
         by_name[f"{way}, {dtype}, F({tile}) {layout}"] = of.exact_winograd(
             way, words, output_tile=tile, transform_width=wide
         )
+    for number, (layout, dtype, tile) in enumerate(product(LAYOUTS, RINGS, (2, 4))):
+        words = {
+            "layout": layout, "dtype": dtype, "bits": (0, 9, 18, 31)[(number + tile) % 4],
+            "epilogue": EPILOGUES[name][number % 5], "rounding": "floor",
+        }  # fmt: skip
+        if words["bits"] and number % 3:
+            words["rounding"] = "nearest"
+        if number.bit_count() % 2 == (name == "conv2d_dgrad"):
+            by_name[f"one launch, {dtype}, F({tile}) {layout}"] = of.exact_fused(
+                words, output_tile=tile, **ONE_LAUNCH_SCHEDULES[number // 2 % 2]
+            )
     return by_name
 
 
@@ -379,14 +426,23 @@ def mutated(name: str) -> dict[str, Kernel]:
         "F(2), nine limbs": of.exact_winograd("limbs", {"bits": 18}),
         "F(4), five limbs": of.exact_winograd("limbs", {"dtype": "int32", "layout": "nchw", "bits": 9}, output_tile=4),
         "F(4), 128 bits": of.exact_winograd("imad", {"bits": 18, "epilogue": ("bias.n",)}, output_tile=4),
+        "F(4), three words": of.exact_fused({"bits": 18}, output_tile=4),
+        "F(2), two words": of.exact_fused({"dtype": "int32", "bits": 9, "layout": "nchw"}),
     }
 
 
-OF_WINOGRAD = "conv/winograd.cuh"
-WRONG = {
+OF_WINOGRAD, ONE_LAUNCH = "conv/winograd.cuh", "conv/winograd_fused.cuh"
+WRONG: dict[str, tuple[str, str, str]] = {
     "a bit less of the scale": (OF_WINOGRAD, "sum.value >> zeros", "sum.value >> (zeros - 1)"),
     "the inverse of another number": (OF_WINOGRAD, "0x8e38e38e38e38e39ull", "0x8e38e38e38e38e3bull"),
     "9 is not divided by": (OF_WINOGRAD, "gemm::product(multiple, inverse_of_9)", "multiple"),
+    "two words": (ONE_LAUNCH, "~(~Wide(0) << 96)", "~(~Wide(0) << 64)"),
+    "those that only transform multiply": (ONE_LAUNCH, "F::all_multiply || place < F::places", "true"),
+    "filters of another place": (
+        ONE_LAUNCH,
+        "filters + (i * C::tile_k + channel) * F::filter_pitch + filter",
+        "filters + ((i ^ 1) * C::tile_k + channel) * F::filter_pitch + filter",
+    ),
 }
 
 # ---- random cases
@@ -430,7 +486,8 @@ def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
 
 def _draw_winograd(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
     op, dtype, arch = operator(name), list(RINGS)[number // 4 % 2], TARGETS[number // 8 % 3]
-    way = WINOGRAD[arch != "sm_75" and number // 24 % 3 > 0]
+    way = WINOGRAD[number // 24 % 3]
+    way = "winograd_imad" if (way, arch) == ("winograd_limbs", "sm_75") else way
     while True:
         fields: dict[str, Any] = {
             "n": rng.randint(1, 2), "h": rng.randint(1, 9), "w": rng.randint(1, 9), "c": rng.randint(1, 40),
@@ -498,7 +555,7 @@ SPREAD = {
     "stride": 10, "no stride": 15, "dilation": 8, "no dilation": 15, "groups": 10, "one group": 25, "align 1": 40,
     "align 2": 8, "align 4": 5,
 }  # fmt: skip
-SPREAD_OF_WINOGRAD = {"winograd_imad": 3, "winograd_limbs": 5, "F(2)": 5, "F(4)": 4}
+SPREAD_OF_WINOGRAD = {"winograd_imad": 3, "winograd_limbs": 3, "winograd_fused": 4, "F(2)": 5, "F(4)": 4}
 
 # ---- what nvcc makes of it
 
@@ -515,6 +572,9 @@ def compiled(name: str) -> dict[str, Kernel]:
             "nine limbs": of.exact_winograd("limbs", {"bits": 18}, transform_width=2, tile_n=32, warps_n=2),
             "five limbs": of.exact_winograd("limbs", {"dtype": "int32", "layout": "nchw"}, output_tile=4),
             "128 bits": of.exact_winograd("imad", {"bits": 18}, output_tile=4, thread_m=2, thread_n=2, warp_m=8),
+            "one launch, F(2)": of.exact_fused({"bits": 18, "epilogue": EPILOGUES[name][1]}, tile_m=16, tile_n=16),
+            "one launch, F(4)": of.exact_fused({"bits": 18, "layout": "nchw"}, output_tile=4),
+            "one launch, int32": of.exact_fused({"dtype": "int32"}, output_tile=4, tile_n=16, tile_k=8),
         }
     return kernels
 
@@ -529,6 +589,21 @@ def has_the_products_of_limbs(kernel: Kernel, code: Any) -> None:
     assert code.resources.spill_bytes == 0
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("dtype", RINGS)
+def test_no_kernel_of_one_launch_spills(
+    dtype: str, arch: str, tmp_path: Path, toolchain: Toolchain, processes: Processes
+) -> None:
+    """Of level 2."""
+    asked, op, where = problem("conv2d", dtype=dtype), operator("conv2d"), target(arch)
+    parts = op.space(asked, where, LEVEL_2).parts
+    (part,) = (part for part in parts if part.tunables.get("algorithm") == ("winograd_fused",))
+    accepted = [t for t in part.walk(lambda: None) if isinstance(op.rules(asked, t, where), Accepted)]
+    assert len(accepted) > 40
+    require_no_spills([op.candidate(asked, t).kernel for t in accepted], arch, tmp_path, toolchain, processes)
+
+
 # ---- launches and calls
 
 
@@ -540,7 +615,7 @@ def planned_winograd(name: str, fields: Fields) -> list[Candidate]:
         for c in candidates
         if c.schedule.get("algorithm") in WINOGRAD
     }
-    assert len(by_form) == 4
+    assert len(by_form) == 2 * len(WINOGRAD)
     return [op.candidate(p, candidate.schedule) for candidate in by_form.values()]
 
 

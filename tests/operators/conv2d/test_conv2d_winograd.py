@@ -469,7 +469,10 @@ WRONG_IN_ONE_LAUNCH: dict[str, tuple[str, str]] = {
     "the first channels alone": ("first_channel < layer.channels", "first_channel < C::tile_k"),
     "every block has the first tiles": ("static_cast<int>(blockIdx.x) * C::tile_m", "0 * C::tile_m"),
     "every block has the first filters": ("static_cast<int>(blockIdx.y) * C::tile_n", "0 * C::tile_n"),
-    "sums of one channel": ("sums[i][j] = fma(a[i], b[j], sums[i][j]);", "sums[i][j] = fma(a[i], b[j], 0.0f);"),
+    "sums of one channel": (
+        "sums[i][j] = add_product<C>(a[i], b[j], sums[i][j]);",
+        "sums[i][j] = add_product<C>(a[i], b[j], 0.0f);",
+    ),
 }
 MUTATIONS = declare.Mutations(
     kernels=mutated,

@@ -1,15 +1,26 @@
 """Winograd in a ring that is larger by the scale of its filters, by Python's integers: exact, where the ring itself is
-not. The kernels' own arithmetic is in tests/operators/conv2d/test_conv2d_ring.py."""
+not. The kernels' own arithmetic is in tests/operators/conv2d/test_conv2d_ring.py; here kernels of one launch run on
+numbers of the whole ring."""
 
 from __future__ import annotations
 
 import random
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from codegen.kernel import Candidate
+from codegen.operators import operator
 from codegen.operators.convolution.winograd_reference import FILTER_SCALE, FILTERS, IMAGE, INVERSE
+from codegen.search.rules import Accepted
+from codegen.search.schedule import Schedule
+from codegen.targets import target
+from tests.operators.conv2d import convolutions
+from tests.operators.conv2d.kernels import EXACT_FUSED, convolution
+from tests.support import ring_runs
 from tests.support.random_cases import EACH_RUN, seed_of_this_run
 from tests.support.ring_integers import each
 
@@ -70,6 +81,33 @@ def test_with_room_for_the_scale_no_output_is_wrong(outputs: int, bits: int) -> 
 @pytest.mark.parametrize("outputs", FORMS)
 def test_a_bit_less_is_too_few(outputs: int, bits: int) -> None:
     assert wrong(20, 1, outputs, bits, FORMS[outputs][0] - 1) > 10
+
+
+# ---- kernels of one launch
+
+CASES = tuple(product(("conv2d", "conv2d_dgrad"), FORMS, (32, 64), ("nhwc", "nchw")))
+# Tiles cut off along both axes, padding of one side, channels and filters beside multiples of a block's.
+SIZES = {"n": 2, "h": 7, "w": 9, "c": 5, "k": 10, "padding": [[0, 2], [1, 1]]}
+
+
+def one_launch(name: str, outputs: int, bits: int, layout: str) -> Candidate:
+    fields = {**SIZES, "layout": layout, "dtype": f"int{bits}", "fraction_bits": bits // 4 + 1, "rounding": "nearest"}
+    problem = convolution(name, **fields, epilogue=[{"op": "residual"}])
+    schedule = Schedule.of({**EXACT_FUSED, "output_tile": outputs})
+    assert isinstance(operator(name).rules(problem, schedule, target("sm_80")), Accepted)
+    return operator(name).candidate(problem, schedule)
+
+
+def test_every_bit_is_that_of_pythons_integers(tmp_path: Path) -> None:
+    candidates = {case: one_launch(*case) for case in CASES}
+    built = ring_runs.built({str(case): each.kernel for case, each in candidates.items()}, tmp_path)
+    rng = random.Random(seed_of_this_run())
+    for (name, _, bits, _), candidate in candidates.items():
+        op, p = operator(name), candidate.problem
+        operands = [operand for operand in op.operands(p) if operand.role == "in"]
+        inputs = {each.name: drawn(rng, bits, *each.shape).astype(each.dtype) for each in operands}
+        expected = convolutions.definition(p, inputs)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(built.call(candidate, inputs), expected, str(candidate.schedule.as_dict()))
 
 
 @pytest.mark.long
