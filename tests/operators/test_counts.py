@@ -72,6 +72,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ring convolution, limbs": (RING_CONV, {"algorithm": "limbs"}),
     "ring convolution, F(2) by limbs": ({**RING_CONV, "epilogue": BIAS}, {"algorithm": "winograd_limbs"}),
     "ring convolution, F(4) by imad": (RING_CONV, {"algorithm": "winograd_imad", "output_tile": 4}),
+    "ring convolution, F(2) by limbs in planes": (
+        {**RING_CONV, "epilogue": BIAS}, {"algorithm": "winograd_limbs", "limb_split": "ahead"}
+    ),
+    "ring convolution of int32, F(4) by limbs in planes, channels first": (
+        {**RING_CONV, "dtype": "int32", "c": 19, "layout": "nchw"},
+        {"algorithm": "winograd_limbs", "limb_split": "ahead", "output_tile": 4},
+    ),
+    "image's gradient over a ring, F(4) by limbs in planes": (
+        {**DGRAD, "dtype": "int64", "fraction_bits": 18},
+        {"algorithm": "winograd_limbs", "limb_split": "ahead", "output_tile": 4},
+    ),
     "ring convolution of int32, F(2)": ({**RING_CONV, "dtype": "int32"}, {"algorithm": "winograd_limbs"}),
     "ring convolution, image's gradient": ({**DGRAD, "dtype": "int64", "fraction_bits": 18, "stride": 2}, {}),
     "ring convolution, filters' gradient": ({**WGRAD, "dtype": "int64", "fraction_bits": 18}, {}),

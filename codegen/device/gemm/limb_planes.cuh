@@ -9,10 +9,12 @@
 namespace cukiln {
 namespace gemm {
 
-// Config::limb_split.
-enum { limbs_fused, limbs_ahead };
-template <class C, class = void> constexpr bool splits_ahead = false;
-template <class C> constexpr bool splits_ahead<C, typename Named<C::limb_split>::type> = C::limb_split == limbs_ahead;
+// Config::limb_split; `limbs_given`: of a part of another algorithm, whose operands are planes.
+enum { limbs_fused, limbs_ahead, limbs_given };
+template <class C, class = void> constexpr int limb_split_of = limbs_fused;
+template <class C> constexpr int limb_split_of<C, typename Named<C::limb_split>::type> = C::limb_split;
+template <class C> constexpr bool splits_ahead = limb_split_of<C> == limbs_ahead;
+template <class C> constexpr bool reads_planes = limb_split_of<C> != limbs_fused;
 
 enum { plane_vector = 16 };  // bytes that rows of planes are made of
 
@@ -45,8 +47,9 @@ struct Planes {
         plane(outer * pitch) {}
 
   __device__ __forceinline__ int64_t bytes() const { return copies * limbs * plane; }
-  // Of a matrix of the batch; `first`: what lies in front of the first matrix.
-  __device__ __forceinline__ unsigned char* of_matrix(unsigned char* first, int64_t matrix) const {
+  // Of a matrix of the batch; `first`: where those of the first matrix begin.
+  template <class Byte>
+  __device__ __forceinline__ Byte* of_matrix(Byte* first, int64_t matrix) const {
     return first + (stored_stride ? matrix * limbs * plane : 0);
   }
 
@@ -170,14 +173,21 @@ struct PlaneFeed {
     const Planes<C, true, Arguments> of_a(arguments);
     const Planes<C, false, Arguments> of_b(arguments);
     const int row = tile.row * C::tile_m, column = tile.column * C::tile_n;
-    unsigned char* const first = planes_of<C>(arguments);
+    const unsigned char *of_every_a, *of_every_b;
+    if constexpr (splits_ahead<C>) {
+      of_every_a = planes_of<C>(arguments);
+      of_every_b = of_every_a + of_a.bytes();
+    } else {
+      of_every_a = static_cast<const unsigned char*>(arguments.a);
+      of_every_b = static_cast<const unsigned char*>(arguments.b);
+    }
     pitch = of_a.pitch;
     plane_a = of_a.plane;
     plane_b = of_b.plane;
     rows_left = of_a.outer - row;
     columns_left = of_b.outer - column;
-    a = of_a.of_matrix(first, tile.matrix) + row * pitch + share.first;
-    b = of_b.of_matrix(first + of_a.bytes(), tile.matrix) + column * pitch + share.first;
+    a = of_a.of_matrix(of_every_a, tile.matrix) + row * pitch + share.first;
+    b = of_b.of_matrix(of_every_b, tile.matrix) + column * pitch + share.first;
   }
 
   // As of stored matrices, an empty group behind the end of k.
@@ -218,12 +228,16 @@ struct LimbReader<PlaneTile<C, tile_outer>, limbs, of_a> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[limb + i / words][i % words] = read[i];
     }
-    if constexpr (limbs % at_once != 0) ldmatrix<2>(out[limbs - 1], source + (limbs - 1) * Plane::bytes);
+    if constexpr (limbs % at_once != 0) {
+      // Of the upper lanes too the address is one of the tile, though nothing there is read.
+      const int within = static_cast<int>(threadIdx.x) % 32 / 16 * Plane::bytes;
+      ldmatrix<2>(out[limbs - 1], source + (limbs - 1) * Plane::bytes - within);
+    }
   }
 };
 
 // What brings tiles of stored matrices in.
-template <class C, bool ahead = splits_ahead<C>> struct StoredFeed { using type = Feed<C>; };
+template <class C, bool planes = reads_planes<C>> struct StoredFeed { using type = Feed<C>; };
 template <class C> struct StoredFeed<C, true> { using type = PlaneFeed<C>; };
 
 }  // namespace tensor
@@ -231,6 +245,12 @@ template <class C> struct StoredFeed<C, true> { using type = PlaneFeed<C>; };
 #endif  // CUKILN_DEVICE
 
 #if defined(CUKILN_HOST)
+
+// Of a stage in shared memory.
+template <class C>
+constexpr uint32_t plane_stage_bytes() {
+  return limbs_of<C> * (C::tile_m + C::tile_n) * C::tile_k;
+}
 
 // Bytes of the planes of an operand, `outer` rows or columns of length k.
 inline int64_t plane_bytes(int limbs, int64_t batch, int64_t outer, int64_t k, int64_t stride) {

@@ -30,7 +30,9 @@ class WinogradOperator(ConvolutionOperator):
 
     problem_type: ClassVar[type[AllowsWinograd]]
     layer_type: ClassVar[type[AllowsWinograd]]
-    shared: ClassVar[tuple[str, ...]] = (*ConvolutionOperator.shared, "conv/winograd.cuh", "conv/winograd_fused.cuh")
+    shared: ClassVar[tuple[str, ...]] = (
+        *ConvolutionOperator.shared, "conv/winograd_planes.cuh", "conv/winograd.cuh", "conv/winograd_fused.cuh",
+    )  # fmt: skip
 
     @abstractmethod
     def layer(self, p: Any) -> AllowsWinograd:
@@ -98,7 +100,7 @@ class WinogradOperator(ConvolutionOperator):
         t = schedule.as_dict()
         if not winograd.computes(t) or winograd_fused.computes(t):
             return 0
-        return winograd.workspace_parts(self.layer(self.own(problem)), int(schedule.get("output_tile")))[1]
+        return winograd.workspace_parts(self.layer(self.own(problem)), t)[1]
 
     def config(self, kernel: Kernel) -> Config:
         if not winograd.is_winograd(kernel):
@@ -174,7 +176,7 @@ class WinogradOperator(ConvolutionOperator):
         t = schedule.as_dict()
         if not winograd.computes(t) or winograd_fused.computes(t):
             return cost
-        needed = winograd.workspace_bytes(self.layer(p), int(schedule.get("output_tile")))
+        needed = winograd.workspace_bytes(self.layer(p), t)
         return replace(cost, launches=len(winograd.FUNCTIONS), workspace_bytes=needed)
 
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:

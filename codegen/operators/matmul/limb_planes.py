@@ -1,10 +1,11 @@
 """Limbs that are split once, ahead of the product: a matrix of bytes for each limb of both operands, in the workspace
-(`codegen/device/gemm/limb_planes.cuh`)."""
+(`codegen/device/gemm/limb_planes.cuh`). Winograd's transforms write them as they are."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from codegen.alignment import round_up
+from codegen.dtypes import dtype
 from codegen.fixed_point import bits_of
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.search.space import Tunable
@@ -12,7 +13,7 @@ from codegen.search.space import Tunable
 LIMB_SPLIT = Tunable(
     "limb_split", ("fused", "ahead"), False,
     "over rings only, by limbs of stored matrices: elements are split into limbs where they are read, or once by a "
-    "launch of its own", "fused", later=True,
+    "launch of its own (of Winograd by its transforms)", "fused", later=True,
 )  # fmt: skip
 SPLIT_LIMBS = "split_limbs"
 # Bytes that rows of planes are made of, as `plane_vector` in limb_planes.cuh.
@@ -21,6 +22,11 @@ VECTOR = 16
 
 def ahead(tunables: Mapping[str, Any]) -> bool:
     return bool(tunables.get(LIMB_SPLIT.name) == "ahead")
+
+
+def element_bytes(problem: MatmulProblem, tunables: Mapping[str, Any]) -> int:
+    """Of an operand as `run` copies it."""
+    return bits_of(problem.dtype) // 8 if ahead(tunables) else dtype(problem.dtype).bytes
 
 
 def rows(problem: MatmulProblem) -> tuple[int, int]:

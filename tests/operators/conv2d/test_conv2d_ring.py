@@ -23,6 +23,7 @@ from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.rules import ACCEPTED, Accepted
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
+from codegen.search.space import completed
 from codegen.targets import target
 from tests.operators.conv2d import convolutions
 from tests.operators.conv2d.convolutions import DEFINED, DO_NOT_FIT, LAYOUTS, OUT, REGISTERS
@@ -103,6 +104,7 @@ def test_problems_on_floats_are_keyed_without_the_fields_of_rings(name: str) -> 
 # ---- schedules
 
 WINOGRAD = ("winograd_imad", "winograd_limbs")
+AHEAD = {"limb_split": "ahead"}
 IMAD = {t.name: t.default for t in ring_space.IMAD} | {"tile_k": 16, "padding": 4}
 LIMBS = {t.name: t.default for t in ring_space.LIMBS} | {
     "algorithm": "limbs", "tile_m": 32, "tile_n": 32, "warps_m": 2, "warps_n": 2,
@@ -135,6 +137,10 @@ def searches(name: str) -> declare.Searches:
         Rejection({**LAYER, **TOLERANT}, {**by_limbs, "truncate": "tile"}, "truncate", "truncates its outputs, once"),
         Rejection(
             LAYER, {**by_limbs, "transform_width": 2}, "transform_width", "2 x 36 values of a thread, 4 words each"
+        ),
+        Rejection(LAYER, {**by_limbs, **AHEAD, "copy": "registers"}, "limb_split", "copied by cp_async, not by copy"),
+        Rejection(
+            {**LAYER, "c": 3, "k": 3}, {**by_limbs, **AHEAD, "transform_width": 2}, "transform_width", "2 repeats 1"
         ),
         Rejection({**LAYER, "stride": 2}, by_limbs, "winograd", "and 1 groups: imad or limbs computes them"),
         Rejection(
@@ -308,6 +314,12 @@ LIMB_SCHEDULES: tuple[Fields, ...] = (
     {}, {"tile_m": 64, "tile_n": 32, "warps_m": 4, "warps_n": 2, "stages": 3}, {**REGISTERS, "tile_k": 64, "stages": 1},
     {"split": "workspace"},
 )  # fmt: skip
+AHEAD_SCHEDULES: tuple[Fields, ...] = (
+    {},
+    {"tile_k": 64, "stages": 3},
+    {"tile_n": 32, "warps_n": 2},
+    {"tile_m": 64, "warps_m": 4, "warps_n": 1},
+)
 IMAD_SCHEDULES: tuple[Fields, ...] = (
     {"stages": 2, "fragments": 2, "padding": 4}, {"tile_m": 64, "thread_m": 8, "tile_k": 16}, {"split": "workspace"},
     {"tile_m": 16, "tile_n": 16, "thread_m": 2, "thread_n": 2, "warp_m": 8},
@@ -363,6 +375,17 @@ def proved(name: str) -> dict[str, Kernel]:
         by_name[f"{way}, {dtype}, F({tile}) {layout}"] = of.exact_winograd(
             way, words, output_tile=tile, transform_width=wide
         )
+    for number, (dtype, tile, layout) in enumerate(product(RINGS, (2, 4), LAYOUTS)):
+        if number.bit_count() % 2 != (name == "conv2d_dgrad"):
+            continue
+        wide = 2 if layout == "nhwc" and (tile, dtype) != (4, "int64") else 1
+        words = {
+            "layout": layout, "dtype": dtype, "bits": (9, 0, 31, 18)[number // 2],
+            "epilogue": EPILOGUES[name][number % 5], "align": (2, 2, 2) if wide == 2 else None,
+        }  # fmt: skip
+        by_name[f"limbs of {dtype} in planes, F({tile}) {layout}"] = of.exact_winograd(
+            "limbs", words, **AHEAD, output_tile=tile, transform_width=wide, **AHEAD_SCHEDULES[number // 2]
+        )
     return by_name
 
 
@@ -378,15 +401,33 @@ def mutated(name: str) -> dict[str, Kernel]:
     return {
         "F(2), nine limbs": of.exact_winograd("limbs", {"bits": 18}),
         "F(4), five limbs": of.exact_winograd("limbs", {"dtype": "int32", "layout": "nchw", "bits": 9}, output_tile=4),
+        "F(2), nine limbs in planes": of.exact_winograd("limbs", {"bits": 18}, **AHEAD),
+        "F(4), five limbs in planes": of.exact_winograd(
+            "limbs", {"dtype": "int32", "layout": "nchw", "bits": 9}, **AHEAD, output_tile=4, tile_n=32, warps_n=2
+        ),
         "F(4), 128 bits": of.exact_winograd("imad", {"bits": 18, "epilogue": ("bias.n",)}, output_tile=4),
     }
 
 
-OF_WINOGRAD = "conv/winograd.cuh"
+OF_WINOGRAD, PLANES = "conv/winograd.cuh", "conv/winograd_planes.cuh"
 WRONG = {
     "a bit less of the scale": (OF_WINOGRAD, "sum.value >> zeros", "sum.value >> (zeros - 1)"),
     "the inverse of another number": (OF_WINOGRAD, "0x8e38e38e38e38e39ull", "0x8e38e38e38e38e3bull"),
     "9 is not divided by": (OF_WINOGRAD, "gemm::product(multiple, inverse_of_9)", "multiple"),
+    "places of four in another order": (PLANES, "(begin + i) % edge", "(begin + (i ^ 1)) % edge"),
+    "limbs of a word in another order": (
+        PLANES,
+        "(begin + lane) * limbs + low + i",
+        "(begin + lane) * limbs + (low + i ^ 1)",
+    ),
+    "the last limb is not stored": (PLANES, "low + i < limbs", "low + i + 1 < limbs"),
+    "the words of one lane of two": (PLANES, "high ? words[i] : words[i | distance]", "words[i | distance]"),
+    "bytes that are not turned": (PLANES, "transpose_bytes(words)", "static_cast<void>(0)"),
+    "filters' limbs where the image's are": (
+        "gemm/limb_planes.cuh",
+        "static_cast<const unsigned char*>(arguments.b)",
+        "static_cast<const unsigned char*>(arguments.a)",
+    ),
 }
 
 # ---- random cases
@@ -442,7 +483,8 @@ def _draw_winograd(name: str, number: int, rng: random.Random) -> tuple[str, Can
         parts = op.space(p, target(arch), Search(level=2)).parts
         lists = next(dict(part.tunables) for part in parts if part.tunables.get("algorithm") == (way,))
         for _ in range(300):
-            schedule = Schedule.of({key: rng.choice(values) for key, values in lists.items()})
+            chosen = {key: rng.choice(values) for key, values in lists.items()}
+            schedule = completed(chosen, [t for t in op.tunables if t.name in lists])
             if isinstance(op.rules(p, schedule, target(arch)), Accepted):
                 return arch, op.candidate(p, schedule)
 
@@ -481,6 +523,8 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
     counts[f"split {t.get('split')}"] += 1
     if "output_tile" in t:
         counts[f"F({t['output_tile']})"] += 1
+    if t["algorithm"] == "winograd_limbs":
+        counts[f"limbs split {t.get('limb_split', 'fused')}"] += 1
     counts.update([f"{t['algorithm']}, truncated by {t['truncate']}", f"{p.rounding}, {min(p.fraction_bits, 2)} bits"])
     counts.update(f"align {candidate.kernel.signature_dict[align]}" for align in ALIGNS[p.operator])
     counts["an epilogue" if p.epilogue else "no epilogue"] += 1
@@ -498,7 +542,9 @@ SPREAD = {
     "stride": 10, "no stride": 15, "dilation": 8, "no dilation": 15, "groups": 10, "one group": 25, "align 1": 40,
     "align 2": 8, "align 4": 5,
 }  # fmt: skip
-SPREAD_OF_WINOGRAD = {"winograd_imad": 3, "winograd_limbs": 5, "F(2)": 5, "F(4)": 4}
+SPREAD_OF_WINOGRAD = {
+    "winograd_imad": 3, "winograd_limbs": 5, "F(2)": 5, "F(4)": 4, "limbs split fused": 1, "limbs split ahead": 1,
+}  # fmt: skip
 
 # ---- what nvcc makes of it
 
@@ -514,6 +560,12 @@ def compiled(name: str) -> dict[str, Kernel]:
         kernels |= {
             "nine limbs": of.exact_winograd("limbs", {"bits": 18}, transform_width=2, tile_n=32, warps_n=2),
             "five limbs": of.exact_winograd("limbs", {"dtype": "int32", "layout": "nchw"}, output_tile=4),
+            "nine limbs in planes": of.exact_winograd(
+                "limbs", {"bits": 18}, **AHEAD, transform_width=2, tile_n=32, warps_n=2
+            ),
+            "five limbs in planes": of.exact_winograd(
+                "limbs", {"dtype": "int32", "layout": "nchw"}, **AHEAD, output_tile=4
+            ),
             "128 bits": of.exact_winograd("imad", {"bits": 18}, output_tile=4, thread_m=2, thread_n=2, warp_m=8),
         }
     return kernels
@@ -529,6 +581,12 @@ def has_the_products_of_limbs(kernel: Kernel, code: Any) -> None:
     assert code.resources.spill_bytes == 0
 
 
+def has_copies_of_16_bytes(kernel: Kernel, code: Any) -> None:
+    """`run` copies limbs and reads them as they are: nothing is turned in front of the tensor cores."""
+    assert code.count("cp.async.cg.shared.global") > 0 == code.count("cp.async.ca.shared.global")
+    assert code.count("ldmatrix.sync.aligned.m8n8.x4.shared.b16") > 0
+
+
 # ---- launches and calls
 
 
@@ -536,11 +594,11 @@ def planned_winograd(name: str, fields: Fields) -> list[Candidate]:
     p, op = problem(name, **fields), operator(name)
     candidates = lower(p, SM_90A, LEVEL_1).candidates
     by_form = {
-        (c.schedule.get("algorithm"), c.schedule.get("output_tile")): c
+        tuple(c.schedule.as_dict().get(name) for name in ("algorithm", "output_tile", "limb_split")): c
         for c in candidates
         if c.schedule.get("algorithm") in WINOGRAD
     }
-    assert len(by_form) == 4
+    assert len(by_form) == 6
     return [op.candidate(p, candidate.schedule) for candidate in by_form.values()]
 
 
@@ -602,7 +660,7 @@ def declared(name: str) -> declare.Declarations:
         searches=searches(name),
         references=references(name),
         proofs=declare.Proofs(kernels=partial(proved, name), sanitized=partial(sanitized, name)),
-        mutations=declare.Mutations(kernels=mutated, files=(), wrong=WRONG) if name == "conv2d" else None,
+        mutations=declare.Mutations(kernels=mutated, files=(PLANES,), wrong=WRONG) if name == "conv2d" else None,
         random_cases=declare.RandomCases(
             draws=partial(draws, name=name),
             properties=properties,
@@ -611,7 +669,11 @@ def declared(name: str) -> declare.Declarations:
         ),
         machine_code=declare.MachineCode(
             kernels=partial(compiled, name),
-            claims={words: (has_the_products_of_limbs,) for words in compiled(name) if "limbs" in words},
+            claims={
+                words: (has_the_products_of_limbs, *((has_copies_of_16_bytes,) if "planes" in words else ()))
+                for words in compiled(name)
+                if "limbs" in words
+            },
         ),
         launches=declare.Launches(
             planned={
