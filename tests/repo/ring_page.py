@@ -1,5 +1,5 @@
-"""The table of predicted times in `docs/operators/ring.md`: `python -m tests.repo.ring_page` writes it, and a test
-compares it."""
+"""The tables of predicted times in `docs/operators/ring.md`: `python -m tests.repo.ring_page` writes them, and a test
+compares them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,15 @@ from codegen.targets import target
 from tests.support.places import ROOT
 
 PAGE = ROOT / "docs" / "operators" / "ring.md"
-BEGIN, END = "<!-- predicted -->\n", "<!-- end of predicted -->\n"
+END = "<!-- end of predicted -->\n"
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120")
 WAYS = [(algorithm, dtype) for dtype in ("int32", "int64") for algorithm in ("imad", "limbs")]
 EXTENT = 4096
+
+
+# Winograd's layers: images, pixels along an axis, channels and filters.
+LAYERS = ((1, 32, 64), (16, 32, 64), (16, 8, 256))
+SPLITS = ("fused", "ahead")
 
 
 def best(algorithm: str, dtype: str, arch: str) -> float | None:
@@ -25,8 +30,8 @@ def best(algorithm: str, dtype: str, arch: str) -> float | None:
     return min(times) / 1e3 if times else None
 
 
-def table() -> str:
-    """In Markdown."""
+def products() -> str:
+    """Of matmul, by ring and algorithm, in Markdown."""
     rows = [
         f"| target | {' | '.join(f'`{algorithm}`, {dtype}' for algorithm, dtype in WAYS)} |",
         "|---|---|---|---|---|",
@@ -37,12 +42,45 @@ def table() -> str:
     return "\n".join(rows) + "\n"
 
 
-def with_table(text: str) -> str:
-    before, _, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    assert end, f"{PAGE} has no {BEGIN.strip()} … {END.strip()}"
-    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+def best_winograd(layer: tuple[int, int, int], limb_split: str, arch: str) -> float:
+    """Microseconds of the best of both forms over Z/2^64."""
+    images, pixels, channels = layer
+    fields = {
+        "operator": "conv2d", "n": images, "h": pixels, "w": pixels, "c": channels, "k": channels, "r": 3, "s": 3,
+        "padding": 1, "dtype": "int64", "fraction_bits": 18,
+    }  # fmt: skip
+    search = Search(tunables={"algorithm": ["winograd_limbs"], "limb_split": [limb_split]})
+    candidates = lower(operator("conv2d").parse(fields), target(arch), search).candidates
+    return min(
+        predict_before(c, target(arch)).us for c in candidates if c.schedule.get("algorithm") == "winograd_limbs"
+    )
+
+
+def layers() -> str:
+    """Of Winograd by limbs, by layer and by where limbs are split, in Markdown."""
+    heads = [
+        f"{channels} → {channels} @ {pixels}², {images} image{'s' * (images > 1)}, `{limb_split}`"
+        for images, pixels, channels in LAYERS
+        for limb_split in SPLITS
+    ]
+    rows = [f"| target | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
+    for arch in TARGETS[1:]:  # the first has no such tensor cores
+        cells = [f"{best_winograd(layer, limb_split, arch):.3g}" for layer in LAYERS for limb_split in SPLITS]
+        rows.append(f"| {arch} | {' | '.join(cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+TABLES = {"<!-- predicted -->\n": products, "<!-- predicted of Winograd -->\n": layers}
+
+
+def with_tables(text: str) -> str:
+    for begin, table in TABLES.items():
+        before, _, rest = text.partition(begin)
+        _, end, after = rest.partition(END)
+        assert end, f"{PAGE} has no {begin.strip()} … {END.strip()}"
+        text = f"{before}{begin}\n{table()}\n{END}{after}"
+    return text
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

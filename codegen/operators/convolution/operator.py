@@ -384,8 +384,7 @@ def is_direct(tunables: Fields) -> bool:
 def every_tunable(direct: tuple[Tunable, ...]) -> tuple[Tunable, ...]:
     """The order of those chosen at launch is the launch ABI's: raster, split_k, stream_blocks."""
     meaning = "how the convolution is computed; each way has tunables of its own"
-    by_limbs = ring_space.limb_tunables(stored=True)
-    kinds = (implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, direct, ring_space.IMAD, by_limbs)
+    kinds = (implicit.SIMT_TUNABLES, implicit.TENSOR_TUNABLES, direct, ring_space.IMAD, ring_space.LIMBS)
     return together(kinds, "algorithm", meaning)
 
 

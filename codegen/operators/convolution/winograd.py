@@ -37,7 +37,8 @@ def _algorithm(name: str) -> Tunable:
     return Tunable("algorithm", (name,), False, "how the convolution is computed", name, constant=False)
 
 
-ALGORITHM, *OF_RINGS = map(_algorithm, (NAME, BY_IMAD, BY_LIMBS))
+ALGORITHM, *_RING_ALGORITHMS = map(_algorithm, (NAME, BY_IMAD, BY_LIMBS))
+OF_RINGS = (*_RING_ALGORITHMS, limb_planes.LIMB_SPLIT)
 OWN_TUNABLES = (
     ALGORITHM,
     Tunable("output_tile", (2, 4), False, "outputs of a tile of Winograd along an axis: F(2 x 2) or F(4 x 4)", 2),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from itertools import count, product
 from typing import Any
@@ -25,6 +27,7 @@ from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.search.space import completed
 from codegen.targets import target
+from cukiln.types import LaunchTransform
 from tests.operators.conv2d import convolutions
 from tests.operators.conv2d.convolutions import DEFINED, DO_NOT_FIT, LAYOUTS, OUT, REGISTERS
 from tests.operators.conv2d.kernels import ALIGNS, SIZES, Kernels, convolution
@@ -32,6 +35,7 @@ from tests.operators.conv2d.random_cases import TARGETS, draw_problem
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Rejection
+from tests.support.fixtures_library import Built
 
 RINGS = {"int32": 32, "int64": 64}
 NAMES = tuple(ALIGNS)
@@ -109,6 +113,10 @@ IMAD = {t.name: t.default for t in ring_space.IMAD} | {"tile_k": 16, "padding": 
 LIMBS = {t.name: t.default for t in ring_space.LIMBS} | {
     "algorithm": "limbs", "tile_m": 32, "tile_n": 32, "warps_m": 2, "warps_n": 2,
 }  # fmt: skip
+BY_LIMBS = {
+    **{key: value for key, value in LIMBS.items() if key not in ("split", "split_k")},
+    "algorithm": "winograd_limbs", "output_tile": 4, "transform_width": 1,
+}  # fmt: skip
 # Sums of 20,000 products: of channels, of filters, of pixels.
 LONG: dict[str, Fields] = {
     "conv2d": {"c": 2240},
@@ -129,23 +137,19 @@ def searches(name: str) -> declare.Searches:
             {**LAYER, "stride": 2}, {**LIMBS, "split": "workspace", "split_k": 2}, "split", "sums differ in length"
         )
     ]
-    by_limbs = {
-        **{key: value for key, value in LIMBS.items() if key not in ("split", "split_k")},
-        "algorithm": "winograd_limbs", "output_tile": 4, "transform_width": 1,
-    }  # fmt: skip
     of_winograd = [
-        Rejection({**LAYER, **TOLERANT}, {**by_limbs, "truncate": "tile"}, "truncate", "truncates its outputs, once"),
+        Rejection({**LAYER, **TOLERANT}, {**BY_LIMBS, "truncate": "tile"}, "truncate", "truncates its outputs, once"),
         Rejection(
-            LAYER, {**by_limbs, "transform_width": 2}, "transform_width", "2 x 36 values of a thread, 4 words each"
+            LAYER, {**BY_LIMBS, "transform_width": 2}, "transform_width", "2 x 36 values of a thread, 4 words each"
         ),
-        Rejection(LAYER, {**by_limbs, **AHEAD, "copy": "registers"}, "limb_split", "copied by cp_async, not by copy"),
+        Rejection(LAYER, {**BY_LIMBS, **AHEAD, "copy": "registers"}, "limb_split", "copied by cp_async, not by copy"),
         Rejection(
-            {**LAYER, "c": 3, "k": 3}, {**by_limbs, **AHEAD, "transform_width": 2}, "transform_width", "2 repeats 1"
+            {**LAYER, "c": 3, "k": 3}, {**BY_LIMBS, **AHEAD, "transform_width": 2}, "transform_width", "2 repeats 1"
         ),
-        Rejection({**LAYER, "stride": 2}, by_limbs, "winograd", "and 1 groups: imad or limbs computes them"),
+        Rejection({**LAYER, "stride": 2}, BY_LIMBS, "winograd", "and 1 groups: imad or limbs computes them"),
         Rejection(
             {**LAYER, "c": 13_216, "k": 13_216, "h": 4, "w": 4},
-            by_limbs,
+            BY_LIMBS,
             "chain_k",
             "diagonals of Z/2^72 hold a k of 13210",
         ),
@@ -644,9 +648,33 @@ CALLS = {
                 {"x": f"T((2, 12, 10, {LONGEST}), 'int64')", "w": f"T((24, 3, 3, {LONGEST}), 'int64')"}, 1,
             ),
         },
-    )
+    ),
+    "limbs in planes": declare.Library(
+        candidate=lambda: in_planes(),
+        refused={"taps": ({"w": "T((24, 5, 5, 20), 'int64')"}, "ValueError", "w has 5 x 5 taps and 1 groups")},
+        taken={"another image": ({"x": "T((1, 4, 6, 20), 'int64')", "out": f"T((1, 4, 6, 24), 'int64', {OUT})"}, 4)},
+    ),
 }  # fmt: skip
-assert OUT
+
+
+def in_planes() -> Candidate:
+    """Of 20 channels, in rows of 32 bytes of each limb."""
+    p, op = convolution("conv2d", c=20, padding=1, dtype="int64", epilogue=[{"op": "bias"}]), operator("conv2d")
+    schedule = Schedule.of({**BY_LIMBS, **AHEAD, "output_tile": 2, "tile_n": 32, "stages": 2})
+    assert op.rules(p, schedule, SM_90A) == ACCEPTED
+    return op.candidate(p, schedule)
+
+
+def test_filters_that_are_transformed_once_are_limbs(built: Mapping[tuple[str, str], Built]) -> None:
+    """Of 16 places 24 filters in rows of 32 bytes for each of nine limbs."""
+    winner = built["conv2d", "limbs in planes"]
+    assert winner.launch.transform == LaunchTransform(operand="w", bytes=16 * 24 * 9 * 32)
+    loaded = ctypes.CDLL(str(winner.path))
+    extents = (ctypes.c_int64 * 18)(2, 12, 10, 20, 24, 3, 3, 12, 10, 1, *(1,) * 8)
+    loaded.cukiln_transformed_bytes.restype = ctypes.c_int64
+    assert loaded.cukiln_transformed_bytes(extents) == winner.launch.transform.bytes
+    first = winner.launch.functions[0]
+    assert "transform_filters" in first.symbol and first.grid == (24 * 32 // 256, 1, 1)
 
 
 def declared(name: str) -> declare.Declarations:
