@@ -70,6 +70,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "filters' gradient, slices": ({**WGRAD, "h": 40, "w": 40}, {"split": "workspace"}),
     "ring convolution, imad": ({**RING_CONV, "epilogue": BIAS}, {"algorithm": "imad"}),
     "ring convolution, limbs": (RING_CONV, {"algorithm": "limbs"}),
+    "ring convolution, limbs split ahead": (
+        {**RING_CONV, "epilogue": BIAS}, {"algorithm": "limbs", "limb_split": "ahead"}
+    ),
+    "ring convolution of int32, limbs split ahead, groups, stride": (
+        {**RING_CONV, "dtype": "int32", "layout": "nchw", "c": 10, "groups": 2, "stride": 2},
+        {"algorithm": "limbs", "limb_split": "ahead"},
+    ),
+    "ring convolution, limbs split ahead, slices": (
+        {**RING_CONV, "n": 1, "h": 4, "w": 5, "c": 250, "k": 16},
+        {"algorithm": "limbs", "limb_split": "ahead", "split": "workspace"},
+    ),
     "ring convolution, F(2) by limbs": ({**RING_CONV, "epilogue": BIAS}, {"algorithm": "winograd_limbs"}),
     "ring convolution, F(4) by imad": (RING_CONV, {"algorithm": "winograd_imad", "output_tile": 4}),
     "ring convolution, F(2) by limbs in planes": (

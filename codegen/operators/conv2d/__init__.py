@@ -18,7 +18,7 @@ from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, Work
 from codegen.operators.conv2d import reduced, unfused_epilogue
 from codegen.operators.conv2d.problem import Conv2dProblem as Conv2dProblem
-from codegen.operators.convolution import direct, implicit, winograd, winograd_fused
+from codegen.operators.convolution import channel_planes, direct, implicit, winograd, winograd_fused
 from codegen.operators.convolution.operator import Admit, every_tunable, index_check
 from codegen.operators.convolution.problem import with_axes
 from codegen.operators.convolution.reference import padded, windows
@@ -45,6 +45,7 @@ class Conv2d(WinogradOperator):
         *winograd.OF_RINGS,
     ))  # fmt: skip
     beside = (unfused_epilogue.TUNABLE,)
+    splits_ahead = True
     folder = packaged_files("codegen.operators.conv2d")
     files = ("gather.cuh", "separate.cuh", "kernel.cuh")
     direct = direct
@@ -106,6 +107,8 @@ class Conv2d(WinogradOperator):
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
         p, t = self.own(problem), schedule.as_dict()
+        if channel_planes.ahead(t):
+            return channel_planes.rules(p, self.product(p), self.values(schedule), target, workspace_limit)
         if not unfused_epilogue.is_separate(t):
             return super().rules(p, schedule, target, workspace_limit)
         broken = unfused_epilogue.rules(p, t, workspace_limit)
@@ -140,7 +143,7 @@ class Conv2d(WinogradOperator):
     # ---- the kernel
 
     def gather_registers(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
-        return implicit.image_registers(s, t)
+        return channel_planes.registers(s, t) if channel_planes.ahead(t) else implicit.image_registers(s, t)
 
     def out_align(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
         return unfused_epilogue.out_align(s, t)
@@ -179,14 +182,19 @@ class Conv2d(WinogradOperator):
     # ---- what a schedule costs
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
-        p, cost = self.own(problem), super().cost(problem, schedule)
-        if not unfused_epilogue.is_separate(schedule.as_dict()):
+        p, t, cost = self.own(problem), schedule.as_dict(), super().cost(problem, schedule)
+        if channel_planes.ahead(t):
+            return replace(cost, workspace_bytes=channel_planes.workspace_bytes(p, self.product(p), t))
+        if not unfused_epilogue.is_separate(t):
             return cost
         return replace(cost, launches=1 + len(p.epilogue), workspace_bytes=unfused_epilogue.workspace_bytes(p))
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        p = self.own(problem)
-        if not unfused_epilogue.is_separate(schedule.as_dict()):
+        p, t = self.own(problem), self.values(schedule)
+        if channel_planes.ahead(t):
+            out, least = self.aligns(p)[2], self.cost(p, schedule)
+            return channel_planes.work(p, self.product(p), t, out, least, target)
+        if not unfused_epilogue.is_separate(t):
             return super().work(p, schedule, target)
         sums = unfused_epilogue.sums(p)
         return replace(
@@ -194,8 +202,11 @@ class Conv2d(WinogradOperator):
         )
 
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
-        p = self.own(problem)
-        if not unfused_epilogue.is_separate(schedule.as_dict()):
+        p, t = self.own(problem), self.values(schedule)
+        if channel_planes.ahead(t):
+            inside = self.gathered_place(p), self.share_inside(p)
+            return channel_planes.launches(p, self.product(p), t, self.aligns(p)[2], inside)
+        if not unfused_epilogue.is_separate(t):
             return super().launches(p, schedule, target)
         sums = unfused_epilogue.sums(p)
         nodes = unfused_epilogue.counted_launches(p, self.aligns(sums)[2])

@@ -12,10 +12,12 @@ from codegen.search.space import Tunable
 
 LIMB_SPLIT = Tunable(
     "limb_split", ("fused", "ahead"), False,
-    "over rings only, by limbs of stored matrices: elements are split into limbs where they are read, or once by a "
-    "launch of its own (of Winograd by its transforms)", "fused", later=True,
+    "over rings only, by limbs: elements are split into limbs where they are read, or once by a launch of its own (of "
+    "Winograd by its transforms)", "fused", later=True,
 )  # fmt: skip
 SPLIT_LIMBS = "split_limbs"
+# In place of `ahead`, where only the product is looked at: its planes come from elsewhere.
+GIVEN = "given"
 # Bytes that rows of planes are made of, as `plane_vector` in limb_planes.cuh.
 VECTOR = 16
 
@@ -24,9 +26,14 @@ def ahead(tunables: Mapping[str, Any]) -> bool:
     return bool(tunables.get(LIMB_SPLIT.name) == "ahead")
 
 
+def planes(tunables: Mapping[str, Any]) -> bool:
+    """Whether `run` reads planes."""
+    return tunables.get(LIMB_SPLIT.name) in ("ahead", GIVEN)
+
+
 def element_bytes(problem: MatmulProblem, tunables: Mapping[str, Any]) -> int:
     """Of an operand as `run` copies it."""
-    return bits_of(problem.dtype) // 8 if ahead(tunables) else dtype(problem.dtype).bytes
+    return bits_of(problem.dtype) // 8 if planes(tunables) else dtype(problem.dtype).bytes
 
 
 def rows(problem: MatmulProblem) -> tuple[int, int]:

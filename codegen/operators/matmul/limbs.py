@@ -76,7 +76,7 @@ def shared_bytes(tunables: Mapping[str, Any], size: int) -> int:
 
 def staged_bytes(tunables: Mapping[str, Any], stored: Stored) -> int:
     """Bytes of an input element in shared memory."""
-    return (stored.limbs or stored.size) if limb_planes.ahead(tunables) else stored.size
+    return (stored.limbs or stored.size) if limb_planes.planes(tunables) else stored.size
 
 
 def registers(tunables: Mapping[str, Any], stored: Stored) -> int:
@@ -174,7 +174,7 @@ def holds(problem: MatmulProblem, t: Mapping[str, Any]) -> bool:
 
 
 def _copy_rules(t: Mapping[str, Any]) -> Rejected | None:
-    if limb_planes.ahead(t) and t["copy"] != "cp_async":
+    if limb_planes.planes(t) and t["copy"] != "cp_async":
         return Rejected("limb_split", f"limbs that are split ahead are copied by cp_async, not by copy = {t['copy']}")
     if t["copy"] == "registers":
         return check(t["stages"] <= 2, "copy", f"copies through registers have 1 or 2 stages, not {t['stages']}")
@@ -256,8 +256,8 @@ def _instructions(
     # An operand that lies along k is read 16 bytes at a time, another one element by element.
     along_k = (not problem.a_transposed) + problem.b_transposed
     turning = TURNING * -(-limbs_of(problem.dtype) // 4) / (size / 4)  # of the words that have limbs
-    per_16_bytes = 1.0 if limb_planes.ahead(t) else (along_k + (2 - along_k) * 16 / size) / 2 + turning
-    vectors = (limb_planes.VECTOR / staged,) * 2 if limb_planes.ahead(t) else aligns
+    per_16_bytes = 1.0 if limb_planes.planes(t) else (along_k + (2 - along_k) * 16 / size) / 2 + turning
+    vectors = (limb_planes.VECTOR / staged,) * 2 if limb_planes.planes(t) else aligns
     copies = tiles * steps * t["tile_k"] * (t["tile_m"] / vectors[0] + t["tile_n"] / vectors[1])
     outputs = float(tiles) * t["tile_m"] * t["tile_n"] * t["split_k"]
     times = 1 + (steps if t["truncate"] == "tile" else problem.k // t["chain_k"] if t["chain_k"] else 0)

@@ -17,6 +17,7 @@ from codegen.fixed_point import largest_error
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.operators.convolution import channel_planes
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import ring_space
 from codegen.operators.matmul.grid import k_steps
@@ -39,6 +40,7 @@ from tests.support.fixtures_library import Built
 
 RINGS = {"int32": 32, "int64": 64}
 NAMES = tuple(ALIGNS)
+SPLIT_AHEAD = ("conv2d",)  # whose image and filters may be
 ONCE = {"truncation": {"policy": "exact_once"}, "rounding": "floor"}
 TOLERANT = {"fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 63}}
 SQUARED = {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "square"}, "where_clear": {"op": "relu"}}
@@ -137,6 +139,13 @@ def searches(name: str) -> declare.Searches:
             {**LAYER, "stride": 2}, {**LIMBS, "split": "workspace", "split_k": 2}, "split", "sums differ in length"
         )
     ]
+    of_planes = {**LIMBS, **AHEAD}
+    ahead = [
+        Rejection(LAYER, {**of_planes, "copy": "registers"}, "limb_split", "copied by cp_async, not by copy"),
+        Rejection({**LAYER, **TOLERANT}, {**of_planes, "truncate": "tile"}, "limb_split", "have zeros of their own"),
+        Rejection({**LAYER, "n": 2**14, "c": 65}, of_planes, "index", "a plane of the image has 1515192320 bytes"),
+        Rejection({**LAYER, "c": 1841, "k": 1841}, of_planes, "chain_k", "k = 16704; without carries the diagonals"),
+    ]
     of_winograd = [
         Rejection({**LAYER, **TOLERANT}, {**BY_LIMBS, "truncate": "tile"}, "truncate", "truncates its outputs, once"),
         Rejection(
@@ -162,6 +171,7 @@ def searches(name: str) -> declare.Searches:
             Rejection({**LAYER, **LONG[name]}, LIMBS, "chain_k", f"k = {length}; without carries the diagonals"),
             Rejection(LAYER, LIMBS, "mma", "mma.sync on uint8 with k = 32 needs sm_80", "sm_75"),
             Rejection({**LAYER, "n": 2**16}, LIMBS, "index", "32 bits reach"),
+            *(ahead if name in SPLIT_AHEAD else ()),
             Rejection(LAYER, {**LIMBS, "warps_m": 1, "warps_n": 1}, "registers", "registers per thread"),
             *(strided if name == "conv2d_dgrad" else ()),
             *(of_winograd if name != "conv2d_wgrad" else ()),
@@ -324,6 +334,9 @@ AHEAD_SCHEDULES: tuple[Fields, ...] = (
     {"tile_n": 32, "warps_n": 2},
     {"tile_m": 64, "warps_m": 4, "warps_n": 1},
 )
+CHANNEL_SCHEDULES: tuple[Fields, ...] = (
+    {"tile_k": 64, "stages": 3}, {"split": "workspace"}, {}, {"tile_m": 64, "warps_m": 4, "tile_n": 32, "warps_n": 2},
+)  # fmt: skip
 IMAD_SCHEDULES: tuple[Fields, ...] = (
     {"stages": 2, "fragments": 2, "padding": 4}, {"tile_m": 64, "thread_m": 8, "tile_k": 16}, {"split": "workspace"},
     {"tile_m": 16, "tile_n": 16, "thread_m": 2, "thread_n": 2, "warp_m": 8},
@@ -365,6 +378,16 @@ def proved(name: str) -> dict[str, Kernel]:
     by_name["limbs, 1 x 1"] = of.limbs({"pointwise": True, "bits": 9, "epilogue": EPILOGUES[name][1]})
     by_name["imad, 1 x 1"] = of.imad({"pointwise": True, "dtype": "int32"})
     by_name["limbs with carries"] = of.limbs({"bits": 18}, chain_k=512)
+    if name in SPLIT_AHEAD:
+        for number, (dtype, layout, narrow) in enumerate(product(RINGS, LAYOUTS, (False, True))):
+            words = {
+                "layout": layout, "dtype": dtype, "bits": (18, 9, 0, 7)[number % 4],
+                "epilogue": EPILOGUES[name][number % 5], "align": (1, 1, 1) if narrow else None,
+            }  # fmt: skip
+            label = f"limbs of {dtype} in planes, {layout}{', 1 element' if narrow else ''}"
+            by_name[label] = of.limbs(words, **AHEAD, **CHANNEL_SCHEDULES[number % 4])
+        by_name["limbs in planes, 1 x 1"] = of.limbs({"pointwise": True, "bits": 9}, **AHEAD)
+        by_name["limbs in planes with carries"] = of.limbs({"bits": 18, "layout": "nchw"}, **AHEAD, chain_k=512)
     if name == "conv2d_wgrad":
         return by_name
     for number, (way, dtype, tile) in enumerate(product(("imad", "limbs"), RINGS, (2, 4))):
@@ -409,11 +432,15 @@ def mutated(name: str) -> dict[str, Kernel]:
         "F(4), five limbs in planes": of.exact_winograd(
             "limbs", {"dtype": "int32", "layout": "nchw", "bits": 9}, **AHEAD, output_tile=4, tile_n=32, warps_n=2
         ),
+        "limbs in planes": of.limbs({"bits": 18}, **AHEAD, split="workspace", tile_k=64, tile_n=32),
+        "limbs of int32 in planes, channels first": of.limbs(
+            {"dtype": "int32", "layout": "nchw", "bits": 9}, **AHEAD, tile_m=128, warps_m=8
+        ),
         "F(4), 128 bits": of.exact_winograd("imad", {"bits": 18, "epilogue": ("bias.n",)}, output_tile=4),
     }
 
 
-OF_WINOGRAD, PLANES = "conv/winograd.cuh", "conv/winograd_planes.cuh"
+OF_WINOGRAD, PLANES, CHANNELS = "conv/winograd.cuh", "conv/winograd_planes.cuh", "conv/channel_planes.cuh"
 WRONG = {
     "a bit less of the scale": (OF_WINOGRAD, "sum.value >> zeros", "sum.value >> (zeros - 1)"),
     "the inverse of another number": (OF_WINOGRAD, "0x8e38e38e38e38e39ull", "0x8e38e38e38e38e3bull"),
@@ -427,6 +454,16 @@ WRONG = {
     "the last limb is not stored": (PLANES, "low + i < limbs", "low + i + 1 < limbs"),
     "the words of one lane of two": (PLANES, "high ? words[i] : words[i | distance]", "words[i | distance]"),
     "bytes that are not turned": (PLANES, "transpose_bytes(words)", "static_cast<void>(0)"),
+    "the second vector of a group's channels is the first": (
+        CHANNELS,
+        "(place * groups + group) * vectors + vector",
+        "(place * groups + group) * vectors",
+    ),
+    "a plane of the filters for one of the image": (
+        CHANNELS,
+        "Channels<C>::limbs * image.plane()",
+        "(Channels<C>::limbs - 1) * image.plane()",
+    ),
     "filters' limbs where the image's are": (
         "gemm/limb_planes.cuh",
         "static_cast<const unsigned char*>(arguments.b)",
@@ -467,7 +504,8 @@ def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
             if rng.random() < 0.3:
                 lists |= {"copy": ("registers",), "stages": (1, 2)}
         for _ in range(300):
-            schedule = Schedule.of({key: rng.choice(values) for key, values in lists.items()})
+            chosen = {key: rng.choice(values) for key, values in lists.items()}
+            schedule = completed(chosen, [t for t in op.tunables if t.name in lists])
             if isinstance(op.rules(p, schedule, target(arch)), Accepted):
                 return arch, op.candidate(p, schedule)
     raise AssertionError("no schedule")
@@ -527,6 +565,8 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
     counts[f"split {t.get('split')}"] += 1
     if "output_tile" in t:
         counts[f"F({t['output_tile']})"] += 1
+    if t["algorithm"] == "limbs" and p.operator in SPLIT_AHEAD:
+        counts[f"split {t.get('limb_split', 'fused')}"] += 1
     if t["algorithm"] == "winograd_limbs":
         counts[f"limbs split {t.get('limb_split', 'fused')}"] += 1
     counts.update([f"{t['algorithm']}, truncated by {t['truncate']}", f"{p.rounding}, {min(p.fraction_bits, 2)} bits"])
@@ -560,6 +600,10 @@ def compiled(name: str) -> dict[str, Kernel]:
         kernels["limbs int64"] = of.limbs({"bits": 18}, tile_n=32, warps_n=2)
     if name != "conv2d_dgrad":
         kernels["limbs int32"] = of.limbs({"dtype": "int32", "bits": 9, "layout": "nchw"}, tile_n=32)
+    if name in SPLIT_AHEAD:
+        kernels["limbs in planes"] = of.limbs({"bits": 18}, **AHEAD, tile_n=32, warps_n=2)
+        words = {"dtype": "int32", "bits": 9, "layout": "nchw"}
+        kernels["limbs of int32 in planes"] = of.limbs(words, **AHEAD, tile_n=32)
     if name == "conv2d":
         kernels |= {
             "nine limbs": of.exact_winograd("limbs", {"bits": 18}, transform_width=2, tile_n=32, warps_n=2),
@@ -611,7 +655,8 @@ def planned(name: str, fields: Fields) -> list[Candidate]:
     ways: list[dict[str, Any]] = [{}, {"split": "workspace", "split_k": 3}]
     if name == "conv2d_dgrad" and "stride" in fields:
         ways = ways[:1]
-    return [op.candidate(p, Schedule.of({**base, **way})) for base in (IMAD, LIMBS) for way in ways]
+    bases = (IMAD, LIMBS, {**LIMBS, **AHEAD}) if name in SPLIT_AHEAD else (IMAD, LIMBS)
+    return [op.candidate(p, Schedule.of({**base, **way})) for base in bases for way in ways]
 
 
 def bound(candidate: Candidate) -> Schedule:
@@ -619,7 +664,10 @@ def bound(candidate: Candidate) -> Schedule:
     t, op = candidate.schedule.as_dict(), operator(candidate.problem.operator)
     if "split_k" not in t:
         return candidate.schedule
-    k = op.product(candidate.problem).k  # type: ignore[attr-defined]
+    as_product = op.product(candidate.problem)  # type: ignore[attr-defined]
+    if "limb_split" in t:
+        as_product = channel_planes.padded(candidate.problem, as_product)
+    k = as_product.k
     return Schedule.of({**t, "split_k": min(int(t["split_k"]), k_steps(k, int(t["tile_k"])))})
 
 
@@ -688,11 +736,17 @@ def declared(name: str) -> declare.Declarations:
         searches=searches(name),
         references=references(name),
         proofs=declare.Proofs(kernels=partial(proved, name), sanitized=partial(sanitized, name)),
-        mutations=declare.Mutations(kernels=mutated, files=(PLANES,), wrong=WRONG) if name == "conv2d" else None,
+        mutations=declare.Mutations(kernels=mutated, files=(PLANES, CHANNELS), wrong=WRONG)
+        if name == "conv2d"
+        else None,
         random_cases=declare.RandomCases(
             draws=partial(draws, name=name),
             properties=properties,
-            spread=SPREAD if name == "conv2d_wgrad" else {**SPREAD, **SPREAD_OF_WINOGRAD},
+            spread={
+                **SPREAD,
+                **({} if name == "conv2d_wgrad" else SPREAD_OF_WINOGRAD),
+                **({"split fused": 3, "split ahead": 3} if name in SPLIT_AHEAD else {}),
+            },
             each_run=12 if name == "conv2d_wgrad" else 6,
         ),
         machine_code=declare.MachineCode(
