@@ -96,6 +96,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "ring convolution of int32, F(2)": ({**RING_CONV, "dtype": "int32"}, {"algorithm": "winograd_limbs"}),
     "ring convolution, image's gradient": ({**DGRAD, "dtype": "int64", "fraction_bits": 18, "stride": 2}, {}),
+    "ring convolution, image's gradient, limbs split ahead": (
+        {**DGRAD, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "limbs", "limb_split": "ahead"}
+    ),
+    "ring convolution, image's gradient, limbs split ahead, stride": (
+        {**DGRAD, "dtype": "int32", "fraction_bits": 9, "layout": "nchw", "k": 20, "c": 10, "groups": 2, "stride": 2},
+        {"algorithm": "limbs", "limb_split": "ahead"},
+    ),
     "ring convolution, filters' gradient": ({**WGRAD, "dtype": "int64", "fraction_bits": 18}, {}),
     "masked, over a ring": (
         {**MASKED, "where_set": {"op": "square"}, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "vectorised"}
@@ -105,7 +112,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 # Sums of these differ in length.
-UNEVEN = ("ring convolution, image's gradient", "image's gradient, stride", "image's gradient, no taps")
+UNEVEN = (
+    "ring convolution, image's gradient", "ring convolution, image's gradient, limbs split ahead, stride",
+    "image's gradient, stride", "image's gradient, no taps",
+)  # fmt: skip
 
 
 def candidate(fields: dict[str, Any], asked: dict[str, Any]) -> Candidate:

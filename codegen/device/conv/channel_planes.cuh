@@ -3,7 +3,7 @@
 // layout is. A group's channels fill channel_pitch bytes, 0 behind the last, so that 16 channels of a tap are one copy: the sum is
 // over filter_height x filter_width x channel_pitch products.
 //
-// Planes lie in the workspace behind the partial sums: those of the image, then those of the filters, limb by limb. `Arguments`
+// Planes lie in the workspace behind the partial sums: those of the filters, then those of the image, limb by limb. `Arguments`
 // is what conv/gather.cuh asks for, of the image's planes as an image with channels last, whose elements are bytes.
 #pragma once
 
@@ -64,16 +64,17 @@ struct Channels {
   }
 };
 
-// One thread for each item of the image, then of the filters.
-template <class C, class Arguments>
+// One thread for each item of the filters, which `Filters` is, then of the image.
+template <class C, class Filters, class Arguments>
 __device__ __forceinline__ void split_channels(const Arguments& arguments) {
-  const Channels<C> image = Channels<C>::of_image(arguments), filters = Channels<C>::of_filters(arguments);
+  const Channels<C> image = Channels<C>::of_image(arguments);
+  const Filters filters = Filters::of_filters(arguments);
   unsigned char* const first = gemm::planes_of<C>(arguments);
   const int64_t index = int64_t(blockIdx.x) * gemm::reduce_threads + threadIdx.x;
-  if (index < image.items()) {
-    image.split(first, index);
-  } else if (in_bounds(index, image.items() + filters.items())) {  // bounds: split channels
-    filters.split(first + Channels<C>::limbs * image.plane(), index - image.items());
+  if (index < filters.items()) {
+    filters.split(first, index);
+  } else if (in_bounds(index, filters.items() + image.items())) {  // bounds: split channels
+    image.split(first + Channels<C>::limbs * filters.plane(), index - filters.items());
   }
 }
 
@@ -111,7 +112,8 @@ struct PixelPlanes {
   }
 
   __device__ __forceinline__ void start(char* tile, int k_left) {
-    const bool tap_exists = in_bounds(Tile::k(), k_left);  // bounds: gather tap of planes
+    // No bounds check: the filters are 0 behind the end of the sum. Not copying saves bandwidth.
+    const bool tap_exists = Tile::k() < k_left;
     char* const to = tile + Tile::target();
 #pragma unroll
     for (int i = 0; i < V::per_thread; ++i) {
@@ -127,40 +129,59 @@ struct PixelPlanes {
   }
 };
 
+// The planes of filters that are rows along the sum.
+template <class C>
+struct FilterPlanes {
+  using Channels = conv::Channels<C>;
+  static constexpr int tile_outer = C::channels_last ? C::tile_n : C::tile_m;
+  using Tile = gemm::tensor::PlaneTile<C, tile_outer>;
+
+  const unsigned char* first;
+  int64_t pitch, plane;
+  int left;  // filters from the tile's first
+
+  template <class Arguments>
+  __device__ __forceinline__ FilterPlanes(const Arguments& arguments, const gemm::Tile& tile, const gemm::Share& share,
+                                          const unsigned char* planes, int64_t bytes)
+      : pitch(arguments.k), plane(bytes) {
+    const int row = (C::channels_last ? tile.column : tile.row) * tile_outer;
+    const int of_group = C::channels_last ? arguments.n : arguments.m;
+    left = of_group - row;
+    first = planes + (int64_t(arguments.group_of(tile.matrix)) * of_group + row) * pitch + share.first;
+  }
+
+  __device__ __forceinline__ void start(char* tile, int k_left) {
+    Tile::start(tile, first, pitch, plane, left, k_left);
+    first += C::tile_k;
+  }
+};
+
 // The planes of the image and of the filters for gemm::tensor::run.
-template <class C, class Arguments>
+template <class C, class Filters, class Arguments>
 struct PlaneFeed {
   using Image = PixelPlanes<C, Arguments>;
-  using FilterTile = gemm::tensor::PlaneTile<C, C::channels_last ? C::tile_n : C::tile_m>;
-  using TileA = typename Choose<C::channels_last, typename Image::Tile, FilterTile>::type;
-  using TileB = typename Choose<C::channels_last, FilterTile, typename Image::Tile>::type;
+  using TileA = typename Choose<C::channels_last, typename Image::Tile, typename Filters::Tile>::type;
+  using TileB = typename Choose<C::channels_last, typename Filters::Tile, typename Image::Tile>::type;
   static constexpr int stage_bytes = TileA::bytes + TileB::bytes;
   static constexpr int image_bytes = C::channels_last ? 0 : TileA::bytes, filter_bytes = C::channels_last ? TileA::bytes : 0;
   static_assert(C::copy == gemm::tensor::copy_cp_async, "planes have no other copy");
 
   Image image;
-  const unsigned char* filters;
-  int64_t pitch, plane;  // of the filters
-  int left, k_left;      // filters from the tile's first; the sum's end
+  Filters filters;
+  int k_left;
 
   __device__ __forceinline__ PlaneFeed(const Arguments& arguments, const gemm::Tile& tile, const gemm::Share& share)
-      : image(arguments, tile, share, gemm::planes_of<C>(arguments), Channels<C>::of_image(arguments).plane()),
-        pitch(arguments.k),
-        plane(Channels<C>::of_filters(arguments).plane()),
-        k_left(share.end - share.first) {
-    const int row = C::channels_last ? tile.column * C::tile_n : tile.row * C::tile_m;
-    const int of_group = C::channels_last ? arguments.n : arguments.m;
-    left = of_group - row;
-    filters = gemm::planes_of<C>(arguments) + Channels<C>::limbs * image.plane +
-        (int64_t(arguments.group_of(tile.matrix)) * of_group + row) * pitch + share.first;
-  }
+      : image(arguments, tile, share,
+              gemm::planes_of<C>(arguments) + Channels<C>::limbs * Filters::Channels::of_filters(arguments).plane(),
+              Channels<C>::of_image(arguments).plane()),
+        filters(arguments, tile, share, gemm::planes_of<C>(arguments), Filters::Channels::of_filters(arguments).plane()),
+        k_left(share.end - share.first) {}
 
   // As of stored matrices, an empty group behind the end of k.
   __device__ __forceinline__ void start(char* stage) {
     if (k_left > 0) {
       image.start(stage + image_bytes, k_left);
-      FilterTile::start(stage + filter_bytes, filters, pitch, plane, left, k_left);
-      filters += C::tile_k;
+      filters.start(stage + filter_bytes, k_left);
       k_left -= C::tile_k;
     }
     cp_async_commit();
@@ -176,6 +197,15 @@ struct PlaneFeed {
 // Vectors of a plane of the image and of one of the filters; `channels` are those of a group.
 inline int64_t plane_vectors(int64_t pixels, int64_t groups, int64_t taps, int64_t channels) {
   return (pixels * groups + taps) * (channel_pitch(channels) / gemm::plane_vector);
+}
+
+// The launches of a product whose planes have so many vectors.
+template <class Arguments>
+int plan_planes(const gemm::Plan& product, int64_t vectors, const Arguments& arguments, Launch* out) {
+  if (!gemm::plan_items(0, vectors, &out[0])) return 0;
+  const int count = gemm::plan(product, arguments, out + 1);
+  for (int i = 1; i <= count; ++i) ++out[i].function;
+  return count ? 1 + count : 0;
 }
 
 #endif  // CUKILN_HOST

@@ -19,6 +19,7 @@ from codegen.operator import Array, Config, Cost, Work
 from codegen.operators.conv2d import reduced, unfused_epilogue
 from codegen.operators.conv2d.problem import Conv2dProblem as Conv2dProblem
 from codegen.operators.convolution import channel_planes, direct, implicit, winograd, winograd_fused
+from codegen.operators.convolution.channel_planes import ChannelPlanes
 from codegen.operators.convolution.operator import Admit, every_tunable, index_check
 from codegen.operators.convolution.problem import with_axes
 from codegen.operators.convolution.reference import padded, windows
@@ -108,7 +109,7 @@ class Conv2d(WinogradOperator):
     ) -> Accepted | Rejected:
         p, t = self.own(problem), schedule.as_dict()
         if channel_planes.ahead(t):
-            return channel_planes.rules(p, self.product(p), self.values(schedule), target, workspace_limit)
+            return self.rules_of_planes(p, schedule, target, workspace_limit)
         if not unfused_epilogue.is_separate(t):
             return super().rules(p, schedule, target, workspace_limit)
         broken = unfused_epilogue.rules(p, t, workspace_limit)
@@ -143,7 +144,7 @@ class Conv2d(WinogradOperator):
     # ---- the kernel
 
     def gather_registers(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
-        return channel_planes.registers(s, t) if channel_planes.ahead(t) else implicit.image_registers(s, t)
+        return channel_planes.registers(s["layout"], t) if channel_planes.ahead(t) else implicit.image_registers(s, t)
 
     def out_align(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
         return unfused_epilogue.out_align(s, t)
@@ -184,7 +185,7 @@ class Conv2d(WinogradOperator):
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         p, t, cost = self.own(problem), schedule.as_dict(), super().cost(problem, schedule)
         if channel_planes.ahead(t):
-            return replace(cost, workspace_bytes=channel_planes.workspace_bytes(p, self.product(p), t))
+            return replace(cost, workspace_bytes=self.planes(p).workspace_bytes(self.product(p), t))
         if not unfused_epilogue.is_separate(t):
             return cost
         return replace(cost, launches=1 + len(p.epilogue), workspace_bytes=unfused_epilogue.workspace_bytes(p))
@@ -192,8 +193,7 @@ class Conv2d(WinogradOperator):
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         p, t = self.own(problem), self.values(schedule)
         if channel_planes.ahead(t):
-            out, least = self.aligns(p)[2], self.cost(p, schedule)
-            return channel_planes.work(p, self.product(p), t, out, least, target)
+            return self._work_of_planes(p, t, self.cost(p, schedule), target)
         if not unfused_epilogue.is_separate(t):
             return super().work(p, schedule, target)
         sums = unfused_epilogue.sums(p)
@@ -204,13 +204,28 @@ class Conv2d(WinogradOperator):
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
         p, t = self.own(problem), self.values(schedule)
         if channel_planes.ahead(t):
-            inside = self.gathered_place(p), self.share_inside(p)
-            return channel_planes.launches(p, self.product(p), t, self.aligns(p)[2], inside)
+            return self.launches_of_planes(p, t)
         if not unfused_epilogue.is_separate(t):
             return super().launches(p, schedule, target)
         sums = unfused_epilogue.sums(p)
         nodes = unfused_epilogue.counted_launches(p, self.aligns(sums)[2])
         return (*super().launches(sums, schedule, target), *nodes)
+
+    def planes(self, p: Conv2dProblem) -> ChannelPlanes:
+        rows, columns = p.padded
+        align = implicit.widths(p, p.group_channels, 1, 1)[0] if p.channels_last else 1
+        return ChannelPlanes(
+            p.dtype, p.channels_last, p.n, p.h * p.w, p.groups, p.group_channels, p.k * p.r * p.s, rows * columns, align
+        )
+
+    def _work_of_planes(self, p: Conv2dProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
+        planes = self.planes(p)
+        of_planes, aligned = planes.padded(self.product(p)), (1, 1, self.aligns(p)[2])
+        run = implicit.work(
+            of_planes, channel_planes.of_run(t), aligned, least, target, p.input_bytes, planes.gather_instructions()
+        )
+        from_dram = run.dram_bytes - p.input_bytes + planes.beyond_l2(target)
+        return replace(run, dram_bytes=from_dram, others=(planes.split_work(target), *run.others))
 
     def ring_forms(self, problem: Problem) -> tuple[RingForm, ...]:
         p = self.own(problem)

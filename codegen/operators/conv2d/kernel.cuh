@@ -16,7 +16,7 @@ __device__ __forceinline__ void multiply(const Arguments& arguments) {
   } else if constexpr (C::direct) {
     conv::direct::run<C>(arguments, static_cast<int>(blockIdx.x));
   } else if constexpr (gemm::splits_ahead<C>) {
-    gemm::tensor::run<C, conv::tensor::PlaneFeed<C, Arguments>>(arguments);
+    gemm::tensor::run<C, conv::tensor::PlaneFeed<C, conv::tensor::FilterPlanes<C>, Arguments>>(arguments);
   } else if constexpr (C::pointwise) {
     gemm::multiply_stored<C>(arguments);
   } else {
@@ -31,7 +31,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 
 template <class C>
 __device__ __forceinline__ void split_limbs(const Arguments& arguments) {
-  conv::split_channels<C>(arguments);
+  conv::split_channels<C, conv::Channels<C>>(arguments);
 }
 
 template <class C>
@@ -301,12 +301,7 @@ inline int plan_direct(const Plan& kernel, const Arguments& arguments, Launch* o
 inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
   if (!takes(kernel, arguments)) return 0;
   if (kernel.winograd.outputs) return conv::winograd::plan(kernel.winograd, kernel.product, kernel.channels_last, arguments, out);
-  if (kernel.planes) {
-    if (!gemm::plan_items(0, plane_vectors(arguments, arguments.channels), &out[0])) return 0;
-    const int of_product = gemm::plan(kernel.product, arguments, out + 1);
-    for (int i = 1; i <= of_product; ++i) ++out[i].function;
-    return of_product ? 1 + of_product : 0;
-  }
+  if (kernel.planes) return conv::plan_planes(kernel.product, plane_vectors(arguments, arguments.channels), arguments, out);
   int count = kernel.direct ? plan_direct(kernel, arguments, out) : gemm::plan(kernel.product, arguments, out);
   if (count == 0) return 0;
   const int64_t outputs = int64_t(arguments.images) * arguments.out_height * arguments.out_width * arguments.filters;

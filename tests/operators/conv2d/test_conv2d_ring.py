@@ -17,7 +17,6 @@ from codegen.fixed_point import largest_error
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.operators.convolution import channel_planes
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import ring_space
 from codegen.operators.matmul.grid import k_steps
@@ -40,7 +39,7 @@ from tests.support.fixtures_library import Built
 
 RINGS = {"int32": 32, "int64": 64}
 NAMES = tuple(ALIGNS)
-SPLIT_AHEAD = ("conv2d",)  # whose image and filters may be
+SPLIT_AHEAD = ("conv2d", "conv2d_dgrad")  # whose image and filters may be
 ONCE = {"truncation": {"policy": "exact_once"}, "rounding": "floor"}
 TOLERANT = {"fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 63}}
 SQUARED = {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "square"}, "where_clear": {"op": "relu"}}
@@ -143,7 +142,7 @@ def searches(name: str) -> declare.Searches:
     ahead = [
         Rejection(LAYER, {**of_planes, "copy": "registers"}, "limb_split", "copied by cp_async, not by copy"),
         Rejection({**LAYER, **TOLERANT}, {**of_planes, "truncate": "tile"}, "limb_split", "have zeros of their own"),
-        Rejection({**LAYER, "n": 2**14, "c": 65}, of_planes, "index", "a plane of the image has 1515192320 bytes"),
+        Rejection({**LAYER, "n": 2**14, "c": 65}, of_planes, "index", "a plane has"),
         Rejection({**LAYER, "c": 1841, "k": 1841}, of_planes, "chain_k", "k = 16704; without carries the diagonals"),
     ]
     of_winograd = [
@@ -386,6 +385,9 @@ def proved(name: str) -> dict[str, Kernel]:
             }  # fmt: skip
             label = f"limbs of {dtype} in planes, {layout}{', 1 element' if narrow else ''}"
             by_name[label] = of.limbs(words, **AHEAD, **CHANNEL_SCHEDULES[number % 4])
+            if name == "conv2d_dgrad" and not narrow:
+                undivided = {**CHANNEL_SCHEDULES[(number + 1) % 4], "split": "none"}
+                by_name[f"{label}, strided"] = of.limbs({**words, "strided": True, "align": None}, **AHEAD, **undivided)
         by_name["limbs in planes, 1 x 1"] = of.limbs({"pointwise": True, "bits": 9}, **AHEAD)
         by_name["limbs in planes with carries"] = of.limbs({"bits": 18, "layout": "nchw"}, **AHEAD, chain_k=512)
     if name == "conv2d_wgrad":
@@ -461,13 +463,45 @@ WRONG = {
     ),
     "a plane of the filters for one of the image": (
         CHANNELS,
-        "Channels<C>::limbs * image.plane()",
-        "(Channels<C>::limbs - 1) * image.plane()",
+        "Channels<C>::limbs * filters.plane()",
+        "(Channels<C>::limbs - 1) * filters.plane()",
     ),
     "filters' limbs where the image's are": (
         "gemm/limb_planes.cuh",
         "static_cast<const unsigned char*>(arguments.b)",
         "static_cast<const unsigned char*>(arguments.a)",
+    ),
+}
+
+
+def mutated_dgrad(name: str) -> dict[str, Kernel]:
+    of = Kernels("conv2d_dgrad", name)
+    int32 = {"dtype": "int32", "bits": 9}
+    return {
+        "limbs in planes": of.limbs({"bits": 18}, **AHEAD, split="workspace", tile_k=64, tile_n=32),
+        "limbs in planes, strided": of.limbs({"bits": 18, "strided": True}, **AHEAD),
+        "limbs of int32 in planes, channels first, strided": of.limbs(
+            {**int32, "layout": "nchw", "strided": True}, **AHEAD, tile_n=32, warps_n=2
+        ),
+        "limbs of int32 in planes, few columns": of.limbs(int32, **AHEAD, tile_m=128, warps_m=8),
+    }
+
+
+OF_DGRAD = "planes.cuh"
+MUTATIONS = {
+    "conv2d": declare.Mutations(kernels=mutated, files=(PLANES, CHANNELS), wrong=WRONG),
+    "conv2d_dgrad": declare.Mutations(
+        kernels=mutated_dgrad,
+        files=(OF_DGRAD,),
+        wrong={
+            "taps of the filters in another order": (
+                OF_DGRAD,
+                "(group * rows + row) * taps + tap",
+                "(group * rows + row) * taps + taps - 1 - tap",
+            ),
+            "filters of the first group": (OF_DGRAD, "group * channels + begin", "begin"),
+            "taps from the first": (OF_DGRAD, "given.last_weight", "0"),
+        },
     ),
 }
 
@@ -666,7 +700,7 @@ def bound(candidate: Candidate) -> Schedule:
         return candidate.schedule
     as_product = op.product(candidate.problem)  # type: ignore[attr-defined]
     if "limb_split" in t:
-        as_product = channel_planes.padded(candidate.problem, as_product)
+        as_product = op.planes(candidate.problem).padded(as_product)  # type: ignore[attr-defined]
     k = as_product.k
     return Schedule.of({**t, "split_k": min(int(t["split_k"]), k_steps(k, int(t["tile_k"])))})
 
@@ -728,7 +762,9 @@ def test_filters_that_are_transformed_once_are_limbs(built: Mapping[tuple[str, s
 def declared(name: str) -> declare.Declarations:
     without = {"job": "test_every_operator.py has one of rings and of Winograd"}
     if name != "conv2d":
-        without |= {"calls": "as those of conv2d", "mutations": "the text is that of conv2d and of matmul"}
+        without |= {"calls": "as those of conv2d"}
+    if name not in MUTATIONS:
+        without |= {"mutations": "the text is that of conv2d and of matmul"}
     return declare.Declarations(
         operator=name,
         problem={**SIZES, "dtype": "int64"},
@@ -736,9 +772,7 @@ def declared(name: str) -> declare.Declarations:
         searches=searches(name),
         references=references(name),
         proofs=declare.Proofs(kernels=partial(proved, name), sanitized=partial(sanitized, name)),
-        mutations=declare.Mutations(kernels=mutated, files=(PLANES, CHANNELS), wrong=WRONG)
-        if name == "conv2d"
-        else None,
+        mutations=MUTATIONS.get(name),
         random_cases=declare.RandomCases(
             draws=partial(draws, name=name),
             properties=properties,

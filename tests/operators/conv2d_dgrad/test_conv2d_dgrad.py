@@ -418,7 +418,7 @@ BEFORE = "conv::as_distance(before)"
 TAPS = "(along.taps - 1 - first) / along.tap_step + 1"
 MUTATIONS = declare.Mutations(
     kernels=lambda called: Kernels(NAME, called).made(CONFIGS),
-    files=OP.files,
+    files=(PHASES, FILTERS, KERNEL),  # test_conv2d_ring has the mutants of planes.cuh
     counts={"bounds": 12},
     wrong={
         "every phase begins with the first tap": (PHASES, FITS, "false"),
