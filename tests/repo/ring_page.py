@@ -3,6 +3,8 @@ compares them."""
 
 from __future__ import annotations
 
+from functools import partial
+
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.predict.predict_uncompiled import predict_before
@@ -17,7 +19,7 @@ WAYS = [(algorithm, dtype) for dtype in ("int32", "int64") for algorithm in ("im
 EXTENT = 4096
 
 
-# Winograd's layers: images, pixels along an axis, channels and filters.
+# Layers of 3 x 3: images, pixels along an axis, channels and filters.
 LAYERS = ((1, 32, 64), (16, 32, 64), (16, 8, 256))
 SPLITS = ("fused", "ahead")
 
@@ -42,22 +44,25 @@ def products() -> str:
     return "\n".join(rows) + "\n"
 
 
-def best_winograd(layer: tuple[int, int, int], limb_split: str, arch: str) -> float:
-    """Microseconds of the best of both forms over Z/2^64."""
-    images, pixels, channels = layer
+Way = tuple[str, str, str, str]
+"""Operator, ring, layout and algorithm."""
+
+
+def best_of_layer(layer: tuple[int, int, int], way: Way, limb_split: str, arch: str) -> float:
+    """Microseconds of the best with level 1's values of other tunables."""
+    (images, pixels, channels), (name, dtype, layout, algorithm) = layer, way
     fields = {
-        "operator": "conv2d", "n": images, "h": pixels, "w": pixels, "c": channels, "k": channels, "r": 3, "s": 3,
-        "padding": 1, "dtype": "int64", "fraction_bits": 18,
+        "operator": name, "n": images, "h": pixels, "w": pixels, "c": channels, "k": channels, "r": 3, "s": 3,
+        "padding": 1, "dtype": dtype, "layout": layout, "fraction_bits": 18,
     }  # fmt: skip
-    search = Search(tunables={"algorithm": ["winograd_limbs"], "limb_split": [limb_split]})
-    candidates = lower(operator("conv2d").parse(fields), target(arch), search).candidates
-    return min(
-        predict_before(c, target(arch)).us for c in candidates if c.schedule.get("algorithm") == "winograd_limbs"
-    )
+    search = Search(tunables={"algorithm": [algorithm], "limb_split": [limb_split]})
+    candidates = lower(operator(name).parse(fields), target(arch), search).candidates
+    tried = (c for c in candidates if c.schedule.as_dict().get("limb_split", "fused") == limb_split)
+    return min(predict_before(c, target(arch)).us for c in tried if c.schedule.get("algorithm") == algorithm)
 
 
-def layers() -> str:
-    """Of Winograd by limbs, by layer and by where limbs are split, in Markdown."""
+def layers(way: Way) -> str:
+    """By layer and by where limbs are split, in Markdown."""
     heads = [
         f"{channels} → {channels} @ {pixels}², {images} image{'s' * (images > 1)}, `{limb_split}`"
         for images, pixels, channels in LAYERS
@@ -65,12 +70,16 @@ def layers() -> str:
     ]
     rows = [f"| target | {' | '.join(heads)} |", f"|---{'|---' * len(heads)}|"]
     for arch in TARGETS[1:]:  # the first has no such tensor cores
-        cells = [f"{best_winograd(layer, limb_split, arch):.3g}" for layer in LAYERS for limb_split in SPLITS]
+        cells = [f"{best_of_layer(layer, way, limb_split, arch):.3g}" for layer in LAYERS for limb_split in SPLITS]
         rows.append(f"| {arch} | {' | '.join(cells)} |")
     return "\n".join(rows) + "\n"
 
 
-TABLES = {"<!-- predicted -->\n": products, "<!-- predicted of Winograd -->\n": layers}
+TABLES = {
+    "<!-- predicted -->\n": products,
+    "<!-- predicted of Winograd -->\n": partial(layers, ("conv2d", "int64", "nhwc", "winograd_limbs")),
+    "<!-- predicted of gradients -->\n": partial(layers, ("conv2d_dgrad", "int32", "nchw", "limbs")),
+}
 
 
 def with_tables(text: str) -> str:

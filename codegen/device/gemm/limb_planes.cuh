@@ -150,14 +150,15 @@ struct PlaneTile {
   static __device__ __forceinline__ int outer() { return V::row(0) % tile_outer; }
   static __device__ __forceinline__ int k() { return V::column(0); }
   static __device__ __forceinline__ int target() {
-    const int swizzled = k() / chunk_bytes ^ Plane::swizzle(outer());  // swizzle: copy plane
-    return limb() * Plane::bytes + Plane::at(outer(), swizzled);
+    const int of_limb = limb(), row = outer();
+    const int swizzled = k() / chunk_bytes ^ Plane::swizzle(row);  // swizzle: copy plane
+    return of_limb * Plane::bytes + Plane::at(row, swizzled);
   }
 
   // `source` points at the first limb's first byte of the tile, `plane` bytes before the next limb's.
   static __device__ __forceinline__ void start(char* tile, const unsigned char* source, int64_t pitch, int64_t plane, int outer_left, int k_left) {
-    const bool k_exists = in_bounds(k(), k_left);  // bounds: copy plane k
     char* const to = tile + target();
+    const bool k_exists = in_bounds(k(), k_left);  // bounds: copy plane k
     const unsigned char* const from = source + limb() * plane + outer() * pitch + k();
 #pragma unroll
     for (int i = 0; i < V::per_thread; ++i) {
@@ -187,21 +188,19 @@ struct PlaneFeed {
     const Planes<C, true, Arguments> of_a(arguments);
     const Planes<C, false, Arguments> of_b(arguments);
     const int row = tile.row * C::tile_m, column = tile.column * C::tile_n;
-    const unsigned char *of_every_a, *of_every_b;
-    if constexpr (splits_ahead<C>) {
-      of_every_a = planes_of<C>(arguments);
-      of_every_b = of_every_a + of_a.bytes();
-    } else {
-      of_every_a = static_cast<const unsigned char*>(arguments.a);
-      of_every_b = static_cast<const unsigned char*>(arguments.b);
-    }
     pitch = of_a.pitch;
     plane_a = of_a.plane;
     plane_b = of_b.plane;
     rows_left = of_a.outer - row;
     columns_left = of_b.outer - column;
-    a = of_a.of_matrix(of_every_a, tile.matrix) + row * pitch + share.first;
-    b = of_b.of_matrix(of_every_b, tile.matrix) + column * pitch + share.first;
+    if constexpr (splits_ahead<C>) {
+      unsigned char* const first = planes_of<C>(arguments);
+      a = of_a.of_matrix(first, tile.matrix) + row * pitch + share.first;
+      b = of_b.of_matrix(first + of_a.bytes(), tile.matrix) + column * pitch + share.first;
+    } else {
+      a = of_a.of_matrix(static_cast<const unsigned char*>(arguments.a), tile.matrix) + row * pitch + share.first;
+      b = of_b.of_matrix(static_cast<const unsigned char*>(arguments.b), tile.matrix) + column * pitch + share.first;
+    }
   }
 
   // As of stored matrices, an empty group behind the end of k.

@@ -458,8 +458,8 @@ WRONG = {
     ),
     "planes of B where those of A are": (
         PLANES,
-        "of_b.of_matrix(of_every_b, tile.matrix)",
-        "of_b.of_matrix(of_every_a, tile.matrix)",
+        "of_b.of_matrix(first + of_a.bytes(), tile.matrix)",
+        "of_b.of_matrix(first, tile.matrix)",
     ),
     "a bit more shifted": (RING, "value >> bits", "value >> (bits + 1)"),
     "a shift without the sign": (
