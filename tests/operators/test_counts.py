@@ -70,8 +70,30 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "filters' gradient, slices": ({**WGRAD, "h": 40, "w": 40}, {"split": "workspace"}),
     "ring convolution, imad": ({**RING_CONV, "epilogue": BIAS}, {"algorithm": "imad"}),
     "ring convolution, limbs": (RING_CONV, {"algorithm": "limbs"}),
+    "ring convolution, limbs split ahead": (
+        {**RING_CONV, "epilogue": BIAS}, {"algorithm": "limbs", "limb_split": "ahead"}
+    ),
+    "ring convolution of int32, limbs split ahead, groups, stride": (
+        {**RING_CONV, "dtype": "int32", "layout": "nchw", "c": 10, "groups": 2, "stride": 2},
+        {"algorithm": "limbs", "limb_split": "ahead"},
+    ),
+    "ring convolution, limbs split ahead, slices": (
+        {**RING_CONV, "n": 1, "h": 4, "w": 5, "c": 250, "k": 16},
+        {"algorithm": "limbs", "limb_split": "ahead", "split": "workspace"},
+    ),
     "ring convolution, F(2) by limbs": ({**RING_CONV, "epilogue": BIAS}, {"algorithm": "winograd_limbs"}),
     "ring convolution, F(4) by imad": (RING_CONV, {"algorithm": "winograd_imad", "output_tile": 4}),
+    "ring convolution, F(2) by limbs in planes": (
+        {**RING_CONV, "epilogue": BIAS}, {"algorithm": "winograd_limbs", "limb_split": "ahead"}
+    ),
+    "ring convolution of int32, F(4) by limbs in planes, channels first": (
+        {**RING_CONV, "dtype": "int32", "c": 19, "layout": "nchw"},
+        {"algorithm": "winograd_limbs", "limb_split": "ahead", "output_tile": 4},
+    ),
+    "image's gradient over a ring, F(4) by limbs in planes": (
+        {**DGRAD, "dtype": "int64", "fraction_bits": 18},
+        {"algorithm": "winograd_limbs", "limb_split": "ahead", "output_tile": 4},
+    ),
     "ring convolution of int32, F(2)": ({**RING_CONV, "dtype": "int32"}, {"algorithm": "winograd_limbs"}),
     "ring convolution, F(2) in one launch": (
         {**RING_CONV, "epilogue": [*BIAS, {"op": "masked_activation", "where_set": {"op": "square"}}]},
@@ -84,6 +106,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**DGRAD, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "winograd_fused", "output_tile": 4},
     ),
     "ring convolution, image's gradient": ({**DGRAD, "dtype": "int64", "fraction_bits": 18, "stride": 2}, {}),
+    "ring convolution, image's gradient, limbs split ahead": (
+        {**DGRAD, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "limbs", "limb_split": "ahead"}
+    ),
+    "ring convolution, image's gradient, limbs split ahead, stride": (
+        {**DGRAD, "dtype": "int32", "fraction_bits": 9, "layout": "nchw", "k": 20, "c": 10, "groups": 2, "stride": 2},
+        {"algorithm": "limbs", "limb_split": "ahead"},
+    ),
     "ring convolution, filters' gradient": ({**WGRAD, "dtype": "int64", "fraction_bits": 18}, {}),
     "masked, over a ring": (
         {**MASKED, "where_set": {"op": "square"}, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "vectorised"}
@@ -93,7 +122,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 # Sums of these differ in length.
-UNEVEN = ("ring convolution, image's gradient", "image's gradient, stride", "image's gradient, no taps")
+UNEVEN = (
+    "ring convolution, image's gradient", "ring convolution, image's gradient, limbs split ahead, stride",
+    "image's gradient, stride", "image's gradient, no taps",
+)  # fmt: skip
 
 
 def candidate(fields: dict[str, Any], asked: dict[str, Any]) -> Candidate:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tests.repo.ring_page import PAGE, with_table
+from tests.repo.ring_page import PAGE, with_tables
 
 
 def test_the_page_has_the_predicted_times() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    assert with_table(text) == text, "python -m tests.repo.ring_page writes the table"
+    assert with_tables(text) == text, "python -m tests.repo.ring_page writes the tables"

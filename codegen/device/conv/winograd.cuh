@@ -44,7 +44,11 @@ struct Product<C, true> : C {
   using Output = Input;
   using Epilogue = Chain<>;
   static constexpr int fraction_bits = 0, limbs = static_cast<int>(sizeof(typename C::Input)) + 1;
+  static constexpr int limb_split = gemm::splits_ahead<C> ? gemm::limbs_given : gemm::limbs_fused;
 };
+
+// Whether the transforms write limbs (winograd_planes.cuh).
+template <class C> constexpr bool writes_planes = gemm::reads_planes<Product<C>>;
 
 // The Config as a call's tensors have it: `align_x` and `align_w` elements of an access to x and w, `align_c` to out.
 template <class C, bool is_winograd = (outputs_of<C> > 0)>
@@ -306,19 +310,24 @@ __device__ __forceinline__ void transform_filters(const Arguments& arguments) {
   const int64_t pitch = C::channels_last ? arguments.ldb : arguments.lda;
   const int64_t per_place = C::channels_last ? arguments.stride_b : arguments.stride_a;
   const int64_t index = item();
-  if (!in_bounds(index, per_place)) return;  // bounds: filter item
+  if (!writes_planes<C> && !in_bounds(index, per_place)) return;  // bounds: filter item
   const int filter = static_cast<int>(index / pitch), channel = static_cast<int>(index % pitch);
   typename E::Value given[taps][taps] = {}, result[Pass::out][Pass::out];
   read_filter<C>(arguments.layer, filter, channel, given);
   transform<Pass>(given, result);
-  Operand* const out = static_cast<Operand*>(const_cast<void*>(C::channels_last ? arguments.b : arguments.a)) + index;
+  void* const matrices = const_cast<void*>(C::channels_last ? arguments.b : arguments.a);
+  if constexpr (writes_planes<C>) {
+    store_planes<Product<C>::limbs>(static_cast<unsigned char*>(matrices), index, per_place, result);
+  } else {
+    Operand* const out = static_cast<Operand*>(matrices) + index;
 #pragma unroll
-  for (int place = 0; place < Pass::out * Pass::out; ++place)
-    store_global<1>(out + place * per_place, Vector<Operand, 1>{{E::of_filter(result[place / Pass::out][place % Pass::out])}});
+    for (int place = 0; place < Pass::out * Pass::out; ++place)
+      store_global<1>(out + place * per_place, Vector<Operand, 1>{{E::of_filter(result[place / Pass::out][place % Pass::out])}});
+  }
 }
 
 // One thread for each tile and `image_width` channels of the matrices. Neighbouring threads have neighbouring channels where
-// those are last, else neighbouring tiles.
+// those are last or limbs are written, else neighbouring tiles.
 template <class C, class Arguments>
 __device__ __forceinline__ void transform_image(const Arguments& arguments) {
   using E = Exact<C>;
@@ -328,24 +337,31 @@ __device__ __forceinline__ void transform_image(const Arguments& arguments) {
   const int64_t pitch = C::channels_last ? arguments.lda : arguments.ldb;
   const int64_t per_place = C::channels_last ? arguments.stride_a : arguments.stride_b;
   const int64_t index = item() * width;
-  if (!in_bounds(index, per_place)) return;  // bounds: image item
+  if (!writes_planes<C> && !in_bounds(index, per_place)) return;  // bounds: image item
   const int row_of = static_cast<int>(index / pitch), column_of = static_cast<int>(index % pitch);
-  const int channel = C::channels_last ? column_of : row_of;
-  const TileOf tile(arguments.layer, C::channels_last ? row_of : column_of, C::output_tile);
+  constexpr bool along_channels = C::channels_last || writes_planes<C>;
+  const int channel = along_channels ? column_of : row_of;
+  const TileOf tile(arguments.layer, along_channels ? row_of : column_of, C::output_tile);
   typename E::Value given[width][Pass::in][Pass::in] = {};
   read_image<C>(arguments.layer, tile, channel, given);
   typename E::Value result[width][Pass::out][Pass::out];
 #pragma unroll
   for (int w = 0; w < width; ++w) transform<Pass>(given[w], result[w]);
-  Operand* const out = static_cast<Operand*>(const_cast<void*>(C::channels_last ? arguments.a : arguments.b)) + index;
+  void* const matrices = const_cast<void*>(C::channels_last ? arguments.a : arguments.b);
+  if constexpr (writes_planes<C>) {
+    static_assert(width == 1, "limbs are written channel by channel");
+    store_planes<Product<C>::limbs>(static_cast<unsigned char*>(matrices), index, per_place, result[0]);
+  } else {
+    Operand* const out = static_cast<Operand*>(matrices) + index;
 #pragma unroll
-  for (int place = 0; place < Pass::out * Pass::out; ++place) {
+    for (int place = 0; place < Pass::out * Pass::out; ++place) {
 #pragma unroll
-    for (int first = 0; first < width; first += part) {
-      Vector<Operand, part> rounded;
+      for (int first = 0; first < width; first += part) {
+        Vector<Operand, part> rounded;
 #pragma unroll
-      for (int w = 0; w < part; ++w) rounded.data[w] = E::of_image(result[first + w][place / Pass::out][place % Pass::out]);
-      store_global<part>(out + place * per_place + first, rounded);
+        for (int w = 0; w < part; ++w) rounded.data[w] = E::of_image(result[first + w][place / Pass::out][place % Pass::out]);
+        store_global<part>(out + place * per_place + first, rounded);
+      }
     }
   }
 }
@@ -422,6 +438,7 @@ struct Plan {
   int outputs, input_bytes, operand_bytes, sum_bytes, image_width, out_width;
   int tile_m, tile_n, threads;
   uint32_t shared_bytes;
+  int planes = 0;  // limbs of an operand, which are written one by one
 };
 
 template <class C>
@@ -432,7 +449,8 @@ constexpr Plan make_plan() {
   } else if constexpr (outputs_of<C> > 0) {
     using P = Product<C>;
     return {C::output_tile, static_cast<int>(sizeof(typename C::Input)), static_cast<int>(sizeof(typename P::Input)),
-            static_cast<int>(sizeof(typename P::Accumulator)), C::image_width, C::out_width, 0, 0, 0, 0};
+            static_cast<int>(sizeof(typename P::Accumulator)), C::image_width, C::out_width, 0, 0, 0, 0,
+            writes_planes<C> ? gemm::limbs_of<P> : 0};
   } else {
     return {};
   }
@@ -440,24 +458,26 @@ constexpr Plan make_plan() {
 
 inline int64_t rounded_up(int64_t extent) { return ceil_div(extent, unit) * unit; }
 
-// Rows and columns of the matrices of a call.
+// Rows and columns of the matrices of a call. `pitch`: elements of rows that run along channels.
 struct Extents {
-  int64_t tiles_h, tiles_w, tiles, channels, filters, places;
+  int64_t tiles_h, tiles_w, tiles, channels, filters, places, pitch, operand_bytes;
 
   Extents(const Plan& kernel, const Shape& shape)
       : tiles_h(ceil_div(shape.out_height, kernel.outputs)), tiles_w(ceil_div(shape.out_width, kernel.outputs)),
         tiles(rounded_up(shape.images * tiles_h * tiles_w)), channels(rounded_up(shape.channels)),
-        filters(rounded_up(shape.filters)), places((kernel.outputs + taps - 1) * (kernel.outputs + taps - 1)) {}
+        filters(rounded_up(shape.filters)), places((kernel.outputs + taps - 1) * (kernel.outputs + taps - 1)),
+        pitch(kernel.planes ? gemm::plane_pitch(channels) : channels),
+        operand_bytes(kernel.planes ? kernel.planes : kernel.operand_bytes) {}
 
-  int64_t image_bytes(const Plan& kernel) const { return places * tiles * channels * kernel.operand_bytes; }
-  int64_t filter_bytes(const Plan& kernel) const { return places * filters * channels * kernel.operand_bytes; }
+  int64_t image_bytes() const { return places * tiles * pitch * operand_bytes; }
+  int64_t filter_bytes() const { return places * filters * pitch * operand_bytes; }
   int64_t sum_bytes(const Plan& kernel) const { return places * tiles * filters * kernel.sum_bytes; }
 };
 
 // The image's matrices, then those of the filters, then the sums.
 inline int64_t workspace_bytes(const Plan& kernel, const Shape& shape) {
   const Extents extents(kernel, shape);
-  return extents.image_bytes(kernel) + extents.filter_bytes(kernel) + extents.sum_bytes(kernel);
+  return extents.image_bytes() + extents.filter_bytes() + extents.sum_bytes(kernel);
 }
 
 // The image and the filters that are read, packed; `gradient`: of the output's gradient, by the filters turned over.
@@ -511,20 +531,20 @@ void bind(const Plan& kernel, bool channels_last, bool gradient, const Shape& sh
           void* result, void* workspace, Arguments& arguments) {
   const Extents tiled(kernel, shape);
   char* const image = static_cast<char*>(workspace);
-  char* const filters = image + tiled.image_bytes(kernel);
+  char* const filters = image + tiled.image_bytes();
   arguments.layer = layer_of(kernel, channels_last, gradient, shape, extents, pointers, result);
   arguments.a = channels_last ? image : filters;
   arguments.b = channels_last ? filters : image;
-  arguments.out = filters + tiled.filter_bytes(kernel);
+  arguments.out = filters + tiled.filter_bytes();
   arguments.batch = takes(shape, extents) ? gemm::as_extent(tiled.places) : 0;
   arguments.m = gemm::as_extent(channels_last ? tiled.tiles : tiled.filters);
   arguments.n = gemm::as_extent(channels_last ? tiled.filters : tiled.tiles);
   arguments.k = gemm::as_extent(tiled.channels);
-  arguments.lda = tiled.channels;
-  arguments.ldb = channels_last ? tiled.channels : tiled.tiles;
+  arguments.lda = tiled.pitch;
+  arguments.ldb = channels_last || kernel.planes ? tiled.pitch : tiled.tiles;
   arguments.ldc = channels_last ? tiled.filters : tiled.tiles;
-  arguments.stride_a = (channels_last ? tiled.tiles : tiled.filters) * tiled.channels;
-  arguments.stride_b = (channels_last ? tiled.filters : tiled.tiles) * tiled.channels;
+  arguments.stride_a = (channels_last ? tiled.tiles : tiled.filters) * tiled.pitch;
+  arguments.stride_b = (channels_last ? tiled.filters : tiled.tiles) * tiled.pitch;
   arguments.stride_c = tiled.tiles * tiled.filters;
 }
 
@@ -548,7 +568,7 @@ int plan(const Plan& kernel, const gemm::Plan& product, bool channels_last, cons
 }
 
 // Bytes of the filters' matrices, which a caller may have transformed once ahead (binding/transform.h).
-inline int64_t transformed_bytes(const Plan& kernel, const Shape& shape) { return Extents(kernel, shape).filter_bytes(kernel); }
+inline int64_t transformed_bytes(const Plan& kernel, const Shape& shape) { return Extents(kernel, shape).filter_bytes(); }
 
 // Has them written and read there, not in the workspace.
 template <class C, class Arguments>

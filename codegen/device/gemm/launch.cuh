@@ -8,7 +8,9 @@ namespace gemm {
 
 template <class C>
 constexpr uint32_t shared_bytes() {
-  if constexpr (C::tensor_cores) {
+  if constexpr (reads_planes<C>) {
+    return C::stages * plane_stage_bytes<C>();
+  } else if constexpr (C::tensor_cores) {
     return tensor::shared_bytes<C>();
   } else {
     return simt::shared_bytes<C>();

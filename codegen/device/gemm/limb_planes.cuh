@@ -9,10 +9,12 @@
 namespace cukiln {
 namespace gemm {
 
-// Config::limb_split.
-enum { limbs_fused, limbs_ahead };
-template <class C, class = void> constexpr bool splits_ahead = false;
-template <class C> constexpr bool splits_ahead<C, typename Named<C::limb_split>::type> = C::limb_split == limbs_ahead;
+// Config::limb_split; `limbs_given`: of a part of another algorithm, whose operands are planes.
+enum { limbs_fused, limbs_ahead, limbs_given };
+template <class C, class = void> constexpr int limb_split_of = limbs_fused;
+template <class C> constexpr int limb_split_of<C, typename Named<C::limb_split>::type> = C::limb_split;
+template <class C> constexpr bool splits_ahead = limb_split_of<C> == limbs_ahead;
+template <class C> constexpr bool reads_planes = limb_split_of<C> != limbs_fused;
 
 enum { plane_vector = 16 };  // bytes that rows of planes are made of
 
@@ -23,11 +25,48 @@ constexpr int64_t plane_pitch(int64_t k) { return (k + plane_vector - 1) / plane
 
 #if defined(CUKILN_DEVICE)
 
+// Writes the limbs of plane_vector elements along k, from element `begin` of `k` on; those behind the last are 0. `step`: from one
+// element to the next where they are read one by one, else 1. `plane`: bytes from one limb to the next.
+template <int limbs, int width, class T>
+__device__ __forceinline__ void split_vector(const T* from, int64_t step, int begin, int k, unsigned char* to, int64_t plane) {
+  constexpr int words = static_cast<int>(sizeof(T)) / 4;
+  unsigned limb_words[4 * words][plane_vector / 4];
+#pragma unroll
+  for (int group = 0; group < plane_vector / 4; ++group) {
+    T elements[4];
+#pragma unroll
+    for (int i = 0; i < 4; i += width) {
+      Vector<T, width> loaded = {};
+      const int at = group * 4 + i;
+      if (in_bounds(begin + at, k)) loaded = load_global<width>(from + at * step);  // bounds: split k
+#pragma unroll
+      for (int j = 0; j < width; ++j) elements[i + j] = loaded.data[j];
+    }
+#pragma unroll
+    for (int word = 0; word < words; ++word) {
+      unsigned turned[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        turned[i] = static_cast<unsigned>(static_cast<typename UnsignedOf<T>::type>(elements[i]) >> (32 * word));
+      transpose_bytes(turned);
+#pragma unroll
+      for (int limb = 0; limb < 4; ++limb) limb_words[word * 4 + limb][group] = turned[limb];
+    }
+  }
+#pragma unroll
+  for (int limb = 0; limb < limbs; ++limb) {
+    Vector<unsigned, plane_vector / 4> whole;
+#pragma unroll
+    for (int group = 0; group < plane_vector / 4; ++group) whole.data[group] = limb_words[limb][group];
+    store_global<plane_vector / 4>(reinterpret_cast<unsigned*>(to + limb * plane), whole);
+  }
+}
+
 // The planes of one operand of a call.
 template <class C, bool of_a, class Arguments>
 struct Planes {
   using T = typename C::Input;
-  static constexpr int limbs = limbs_of<C>, words = static_cast<int>(sizeof(T)) / 4;
+  static constexpr int limbs = limbs_of<C>;
   static constexpr bool along_k = of_a ? !C::a_transposed : C::b_transposed;
   static constexpr int align = of_a ? C::align_a : C::align_b;
   const T* source;
@@ -45,8 +84,9 @@ struct Planes {
         plane(outer * pitch) {}
 
   __device__ __forceinline__ int64_t bytes() const { return copies * limbs * plane; }
-  // Of a matrix of the batch; `first`: what lies in front of the first matrix.
-  __device__ __forceinline__ unsigned char* of_matrix(unsigned char* first, int64_t matrix) const {
+  // Of a matrix of the batch; `first`: where those of the first matrix begin.
+  template <class Byte>
+  __device__ __forceinline__ Byte* of_matrix(Byte* first, int64_t matrix) const {
     return first + (stored_stride ? matrix * limbs * plane : 0);
   }
 
@@ -58,38 +98,8 @@ struct Planes {
     const int64_t row = along_k ? within / vectors : within % outer;
     const int begin = static_cast<int>(along_k ? within % vectors : within / outer) * plane_vector;
     const T* const from = source + matrix * stored_stride + (along_k ? row * stored_pitch + begin : begin * stored_pitch + row);
-    constexpr int width = along_k ? align : 1;
-    unsigned limb_words[4 * words][plane_vector / 4];
-#pragma unroll
-    for (int group = 0; group < plane_vector / 4; ++group) {
-      T elements[4];
-#pragma unroll
-      for (int i = 0; i < 4; i += width) {
-        Vector<T, width> loaded = {};
-        const int at = group * 4 + i;
-        if (in_bounds(begin + at, k)) loaded = load_global<width>(from + (along_k ? at : at * stored_pitch));  // bounds: split k
-#pragma unroll
-        for (int j = 0; j < width; ++j) elements[i + j] = loaded.data[j];
-      }
-#pragma unroll
-      for (int word = 0; word < words; ++word) {
-        unsigned turned[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i)
-          turned[i] = static_cast<unsigned>(static_cast<typename UnsignedOf<T>::type>(elements[i]) >> (32 * word));
-        transpose_bytes(turned);
-#pragma unroll
-        for (int limb = 0; limb < 4; ++limb) limb_words[word * 4 + limb][group] = turned[limb];
-      }
-    }
     unsigned char* const to = of_matrix(first, matrix) + row * pitch + begin;
-#pragma unroll
-    for (int limb = 0; limb < limbs; ++limb) {
-      Vector<unsigned, plane_vector / 4> whole;
-#pragma unroll
-      for (int group = 0; group < plane_vector / 4; ++group) whole.data[group] = limb_words[limb][group];
-      store_global<plane_vector / 4>(reinterpret_cast<unsigned*>(to + limb * plane), whole);
-    }
+    split_vector<limbs, along_k ? align : 1>(from, along_k ? 1 : stored_pitch, begin, k, to, plane);
   }
 };
 
@@ -129,24 +139,32 @@ template <class C, int tile_outer>
 struct PlaneTile {
   using Plane = SharedTile<Bytes<C>, tile_outer, true>;
   static constexpr int limbs = limbs_of<C>, bytes = limbs * Plane::bytes;
+  using V = Vectors<C, limbs * tile_outer, C::tile_k, plane_vector>;
+  // A thread's vectors are a number of rows apart that leaves the swizzle as it is: in every so many limbs, or parts of one.
+  static constexpr int apart = V::rows_at_once, parts = apart < tile_outer ? tile_outer / apart : 1;
+  static constexpr int limbs_apart = apart < tile_outer ? 1 : apart / tile_outer;
+  static_assert(apart % 8 == 0 && apart * parts == limbs_apart * tile_outer, "threads divide the rows of planes evenly");
+
+  // Of this thread's first vector.
+  static __device__ __forceinline__ int limb() { return V::row(0) / tile_outer; }
+  static __device__ __forceinline__ int outer() { return V::row(0) % tile_outer; }
+  static __device__ __forceinline__ int k() { return V::column(0); }
+  static __device__ __forceinline__ int target() {
+    const int of_limb = limb(), row = outer();
+    const int swizzled = k() / chunk_bytes ^ Plane::swizzle(row);  // swizzle: copy plane
+    return of_limb * Plane::bytes + Plane::at(row, swizzled);
+  }
 
   // `source` points at the first limb's first byte of the tile, `plane` bytes before the next limb's.
   static __device__ __forceinline__ void start(char* tile, const unsigned char* source, int64_t pitch, int64_t plane, int outer_left, int k_left) {
-    using V = Vectors<C, limbs * tile_outer, C::tile_k, plane_vector>;
-    // A thread's vectors are a number of rows apart that leaves the swizzle as it is: in every so many limbs, or parts of one.
-    constexpr int apart = V::rows_at_once, parts = apart < tile_outer ? tile_outer / apart : 1;
-    constexpr int limbs_apart = apart < tile_outer ? 1 : apart / tile_outer;
-    static_assert(apart % 8 == 0 && apart * parts == limbs_apart * tile_outer, "threads divide the rows of planes evenly");
-    const int limb = V::row(0) / tile_outer, outer = V::row(0) % tile_outer, k = V::column(0);
-    const int swizzled = k / chunk_bytes ^ Plane::swizzle(outer);  // swizzle: copy plane
-    const bool k_exists = in_bounds(k, k_left);  // bounds: copy plane k
-    char* const to = tile + limb * Plane::bytes + Plane::at(outer, swizzled);
-    const unsigned char* const from = source + limb * plane + outer * pitch + k;
+    char* const to = tile + target();
+    const bool k_exists = in_bounds(k(), k_left);  // bounds: copy plane k
+    const unsigned char* const from = source + limb() * plane + outer() * pitch + k();
 #pragma unroll
     for (int i = 0; i < V::per_thread; ++i) {
       if (!V::even && !in_bounds(V::index(i), V::count)) continue;  // bounds: copy plane vector
       const int further = i / parts * limbs_apart, rows = i % parts * apart;
-      const bool outer_exists = in_bounds(outer + rows, outer_left);  // bounds: copy plane outer
+      const bool outer_exists = in_bounds(outer() + rows, outer_left);  // bounds: copy plane outer
       cp_async<plane_vector>(to + further * Plane::bytes + rows * Plane::row_bytes, from + further * plane + rows * pitch, outer_exists && k_exists);
     }
   }
@@ -170,14 +188,19 @@ struct PlaneFeed {
     const Planes<C, true, Arguments> of_a(arguments);
     const Planes<C, false, Arguments> of_b(arguments);
     const int row = tile.row * C::tile_m, column = tile.column * C::tile_n;
-    unsigned char* const first = planes_of<C>(arguments);
     pitch = of_a.pitch;
     plane_a = of_a.plane;
     plane_b = of_b.plane;
     rows_left = of_a.outer - row;
     columns_left = of_b.outer - column;
-    a = of_a.of_matrix(first, tile.matrix) + row * pitch + share.first;
-    b = of_b.of_matrix(first + of_a.bytes(), tile.matrix) + column * pitch + share.first;
+    if constexpr (splits_ahead<C>) {
+      unsigned char* const first = planes_of<C>(arguments);
+      a = of_a.of_matrix(first, tile.matrix) + row * pitch + share.first;
+      b = of_b.of_matrix(first + of_a.bytes(), tile.matrix) + column * pitch + share.first;
+    } else {
+      a = of_a.of_matrix(static_cast<const unsigned char*>(arguments.a), tile.matrix) + row * pitch + share.first;
+      b = of_b.of_matrix(static_cast<const unsigned char*>(arguments.b), tile.matrix) + column * pitch + share.first;
+    }
   }
 
   // As of stored matrices, an empty group behind the end of k.
@@ -218,12 +241,16 @@ struct LimbReader<PlaneTile<C, tile_outer>, limbs, of_a> {
 #pragma unroll
       for (int i = 0; i < 4; ++i) out[limb + i / words][i % words] = read[i];
     }
-    if constexpr (limbs % at_once != 0) ldmatrix<2>(out[limbs - 1], source + (limbs - 1) * Plane::bytes);
+    if constexpr (limbs % at_once != 0) {
+      // Of the upper lanes too the address is one of the tile, though nothing there is read.
+      const int within = static_cast<int>(threadIdx.x) % 32 / 16 * Plane::bytes;
+      ldmatrix<2>(out[limbs - 1], source + (limbs - 1) * Plane::bytes - within);
+    }
   }
 };
 
 // What brings tiles of stored matrices in.
-template <class C, bool ahead = splits_ahead<C>> struct StoredFeed { using type = Feed<C>; };
+template <class C, bool planes = reads_planes<C>> struct StoredFeed { using type = Feed<C>; };
 template <class C> struct StoredFeed<C, true> { using type = PlaneFeed<C>; };
 
 }  // namespace tensor
@@ -231,6 +258,12 @@ template <class C> struct StoredFeed<C, true> { using type = PlaneFeed<C>; };
 #endif  // CUKILN_DEVICE
 
 #if defined(CUKILN_HOST)
+
+// Of a stage in shared memory.
+template <class C>
+constexpr uint32_t plane_stage_bytes() {
+  return limbs_of<C> * (C::tile_m + C::tile_n) * C::tile_k;
+}
 
 // Bytes of the planes of an operand, `outer` rows or columns of length k.
 inline int64_t plane_bytes(int limbs, int64_t batch, int64_t outer, int64_t k, int64_t stride) {

@@ -18,7 +18,8 @@ from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, Work
 from codegen.operators.conv2d import reduced, unfused_epilogue
 from codegen.operators.conv2d.problem import Conv2dProblem as Conv2dProblem
-from codegen.operators.convolution import direct, implicit, winograd, winograd_fused
+from codegen.operators.convolution import channel_planes, direct, implicit, winograd, winograd_fused
+from codegen.operators.convolution.channel_planes import ChannelPlanes
 from codegen.operators.convolution.operator import Admit, every_tunable, index_check
 from codegen.operators.convolution.problem import with_axes
 from codegen.operators.convolution.reference import padded, windows
@@ -45,6 +46,7 @@ class Conv2d(WinogradOperator):
         *winograd_fused.RING_TUNABLES, *winograd.OF_RINGS,
     ))  # fmt: skip
     beside = (unfused_epilogue.TUNABLE,)
+    splits_ahead = True
     folder = packaged_files("codegen.operators.conv2d")
     files = ("gather.cuh", "separate.cuh", "kernel.cuh")
     direct = direct
@@ -106,6 +108,8 @@ class Conv2d(WinogradOperator):
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
         p, t = self.own(problem), schedule.as_dict()
+        if channel_planes.ahead(t):
+            return self.rules_of_planes(p, schedule, target, workspace_limit)
         if not unfused_epilogue.is_separate(t):
             return super().rules(p, schedule, target, workspace_limit)
         broken = unfused_epilogue.rules(p, t, workspace_limit)
@@ -140,7 +144,7 @@ class Conv2d(WinogradOperator):
     # ---- the kernel
 
     def gather_registers(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
-        return implicit.image_registers(s, t)
+        return channel_planes.registers(s["layout"], t) if channel_planes.ahead(t) else implicit.image_registers(s, t)
 
     def out_align(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
         return unfused_epilogue.out_align(s, t)
@@ -179,14 +183,18 @@ class Conv2d(WinogradOperator):
     # ---- what a schedule costs
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
-        p, cost = self.own(problem), super().cost(problem, schedule)
-        if not unfused_epilogue.is_separate(schedule.as_dict()):
+        p, t, cost = self.own(problem), schedule.as_dict(), super().cost(problem, schedule)
+        if channel_planes.ahead(t):
+            return replace(cost, workspace_bytes=self.planes(p).workspace_bytes(self.product(p), t))
+        if not unfused_epilogue.is_separate(t):
             return cost
         return replace(cost, launches=1 + len(p.epilogue), workspace_bytes=unfused_epilogue.workspace_bytes(p))
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
-        p = self.own(problem)
-        if not unfused_epilogue.is_separate(schedule.as_dict()):
+        p, t = self.own(problem), self.values(schedule)
+        if channel_planes.ahead(t):
+            return self._work_of_planes(p, t, self.cost(p, schedule), target)
+        if not unfused_epilogue.is_separate(t):
             return super().work(p, schedule, target)
         sums = unfused_epilogue.sums(p)
         return replace(
@@ -194,12 +202,30 @@ class Conv2d(WinogradOperator):
         )
 
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
-        p = self.own(problem)
-        if not unfused_epilogue.is_separate(schedule.as_dict()):
+        p, t = self.own(problem), self.values(schedule)
+        if channel_planes.ahead(t):
+            return self.launches_of_planes(p, t)
+        if not unfused_epilogue.is_separate(t):
             return super().launches(p, schedule, target)
         sums = unfused_epilogue.sums(p)
         nodes = unfused_epilogue.counted_launches(p, self.aligns(sums)[2])
         return (*super().launches(sums, schedule, target), *nodes)
+
+    def planes(self, p: Conv2dProblem) -> ChannelPlanes:
+        rows, columns = p.padded
+        align = implicit.widths(p, p.group_channels, 1, 1)[0] if p.channels_last else 1
+        return ChannelPlanes(
+            p.dtype, p.channels_last, p.n, p.h * p.w, p.groups, p.group_channels, p.k * p.r * p.s, rows * columns, align
+        )
+
+    def _work_of_planes(self, p: Conv2dProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
+        planes = self.planes(p)
+        of_planes, aligned = planes.padded(self.product(p)), (1, 1, self.aligns(p)[2])
+        run = implicit.work(
+            of_planes, channel_planes.of_run(t), aligned, least, target, p.input_bytes, planes.gather_instructions()
+        )
+        from_dram = run.dram_bytes - p.input_bytes + planes.beyond_l2(target)
+        return replace(run, dram_bytes=from_dram, others=(planes.split_work(target), *run.others))
 
     def ring_forms(self, problem: Problem) -> tuple[RingForm, ...]:
         p = self.own(problem)

@@ -15,6 +15,8 @@ __device__ __forceinline__ void multiply(const Arguments& arguments) {
     gemm::multiply_stored<conv::winograd::Product<C>>(arguments);
   } else if constexpr (C::direct) {
     conv::direct::run<C>(arguments, static_cast<int>(blockIdx.x));
+  } else if constexpr (gemm::splits_ahead<C>) {
+    gemm::tensor::run<C, conv::tensor::PlaneFeed<C, conv::tensor::FilterPlanes<C>, Arguments>>(arguments);
   } else if constexpr (C::pointwise) {
     gemm::multiply_stored<C>(arguments);
   } else {
@@ -25,6 +27,11 @@ __device__ __forceinline__ void multiply(const Arguments& arguments) {
 template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
   multiply<typename separate::RunOf<C>::type>(arguments);
+}
+
+template <class C>
+__device__ __forceinline__ void split_limbs(const Arguments& arguments) {
+  conv::split_channels<C, conv::Channels<C>>(arguments);
 }
 
 template <class C>
@@ -100,13 +107,20 @@ __device__ __forceinline__ void node7(const Arguments& arguments) {
 struct Shape : conv::Shape {
   using conv::Shape::Shape;
 
-  // The implicit product.
-  gemm::Extents product(bool channels_last) const {
-    const int64_t k = filter_height * filter_width * (channels / groups), pixels = out_height * out_width;
+  // The implicit product; `planes`: of limbs that are split ahead.
+  gemm::Extents product(bool channels_last, bool planes = false) const {
+    const int64_t of_tap = planes ? conv::channel_pitch(channels / groups) : channels / groups;
+    const int64_t k = filter_height * filter_width * of_tap, pixels = out_height * out_width;
     if (channels_last) return {groups, images * pixels, filters / groups, k};
     return {images * groups, filters / groups, pixels, k};
   }
 };
+
+// Of the planes of limbs that are split ahead, by what Shape and Arguments both say; `channels` are those of a group.
+template <class Extents>
+int64_t plane_vectors(const Extents& e, int64_t channels) {
+  return conv::plane_vectors(int64_t(e.images) * e.height * e.width, e.groups, int64_t(e.filters) * e.filter_height * e.filter_width, channels);
+}
 
 // What launches depend on, as values, as in gemm/launch.cuh. Of a direct kernel the product has the width of a store and the
 // epilogue's counts alone.
@@ -120,6 +134,7 @@ struct Plan {
   int window;  // columns of the filters; 0: any
   uint32_t shared_bytes;
   conv::winograd::Plan winograd;
+  int planes;  // limbs of an element, of an image and filters that are split ahead
 };
 
 template <class C>
@@ -148,7 +163,9 @@ constexpr Plan make_plan() {
     plan.shared_bytes = conv::direct::shared_bytes<C>();
   } else {
     plan.product = gemm::plan_of<typename separate::RunOf<C>::type>;
-    plan.taps_of_step = C::channels_last ? C::tile_k : C::threads / C::tile_n;
+    plan.planes = plan.product.planes;
+    plan.product.planes = 0;
+    plan.taps_of_step = C::channels_last || plan.planes ? C::tile_k : C::threads / C::tile_n;
   }
   plan.product.width = C::align_c;
   plan.product.epilogue_tensors = C::Epilogue::tensors;
@@ -163,7 +180,7 @@ constexpr Plan plan_of = make_plan<C>();
 // slices of k, blocks of stream-K. Scalars: those of the epilogue.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
   const Shape shape(extents);
-  const gemm::Extents product = shape.product(kernel.channels_last);
+  const gemm::Extents product = shape.product(kernel.channels_last, kernel.planes > 0);
   const int64_t pixels = shape.height * shape.width, out_pixels = shape.out_height * shape.out_width;
   const bool image_is_a = kernel.channels_last || kernel.direct;
   Arguments arguments = {};
@@ -208,6 +225,13 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.channel_pitch = static_cast<int>(kernel.channels_last ? 1 : pixels);
   arguments.radix_inner = kernel.channels_last ? arguments.channels : arguments.filter_width;
   arguments.radix_middle = kernel.channels_last ? arguments.filter_width : arguments.filter_height;
+  if (kernel.planes) {
+    arguments.radix_inner = static_cast<int>(conv::channel_pitch(group_channels));
+    arguments.radix_middle = arguments.filter_width;
+    arguments.pixel_pitch = static_cast<int>(shape.groups * arguments.radix_inner);
+    arguments.row_pitch = static_cast<int>(shape.width * arguments.pixel_pitch);
+    arguments.image_pitch = static_cast<int>(shape.height * arguments.row_pitch);
+  }
   if (arguments.radix_inner > 0 && arguments.radix_middle > 0) {
     const int step = kernel.taps_of_step, rest = step / arguments.radix_inner;
     arguments.step = Taps{step % arguments.radix_inner, rest % arguments.radix_middle, rest / arguments.radix_middle};
@@ -228,7 +252,8 @@ int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
   if (plan_of<C>.in_workspace) return int64_t(sizeof(float)) * shape.images * shape.out_height * shape.out_width * shape.filters;
   if constexpr (conv::winograd::outputs_of<C> > 0) return conv::winograd::workspace_bytes(plan_of<C>.winograd, shape);
   if constexpr (C::direct) return 0;
-  return gemm::workspace_bytes(plan_of<C>.product, shape.product(C::channels_last), launch);
+  const int64_t planes = plan_of<C>.planes ? plan_of<C>.planes * gemm::plane_vector * plane_vectors(shape, shape.channels / shape.groups) : 0;
+  return gemm::workspace_bytes(plan_of<C>.product, shape.product(C::channels_last, planes > 0), launch) + planes;
 }
 
 // Of Winograd alone.
@@ -246,7 +271,9 @@ void use_transformed(Arguments& arguments, void* filters) {
 // padding counts as if it were there.
 inline int64_t reached(const Plan& kernel, const Arguments& a) {
   const int64_t rows = a.padded_height, columns = a.padded_width;
-  const int64_t channels = kernel.channels_last || kernel.direct ? int64_t(a.images) * a.groups * a.channels : a.channels;
+  const int64_t of_group = kernel.planes ? conv::channel_pitch(a.channels) : a.channels;
+  const int64_t of_image = kernel.planes ? a.groups * of_group : of_group;
+  const int64_t channels = kernel.channels_last || kernel.direct ? int64_t(a.images) * a.groups * of_group : of_image;
   return rows > INT32_MAX / columns || rows * columns > INT32_MAX / channels ? INT64_MAX : rows * columns * channels;
 }
 
@@ -257,7 +284,7 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
   if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
   if (kernel.window && (a.filter_width != kernel.window || a.stride_w != 1 || a.dilation_w != 1)) return false;
   if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.filters) return false;
-  return (kernel.pointwise && !kernel.direct) || reached(kernel, a) <= INT32_MAX;
+  return (kernel.pointwise && !kernel.direct && !kernel.planes) || reached(kernel, a) <= INT32_MAX;
 }
 
 // Writes the launch of a direct kernel and returns 1; 0 where the extents are beyond what it can index.
@@ -274,6 +301,7 @@ inline int plan_direct(const Plan& kernel, const Arguments& arguments, Launch* o
 inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
   if (!takes(kernel, arguments)) return 0;
   if (kernel.winograd.outputs) return conv::winograd::plan(kernel.winograd, kernel.product, kernel.channels_last, arguments, out);
+  if (kernel.planes) return conv::plan_planes(kernel.product, plane_vectors(arguments, arguments.channels), arguments, out);
   int count = kernel.direct ? plan_direct(kernel, arguments, out) : gemm::plan(kernel.product, arguments, out);
   if (count == 0) return 0;
   const int64_t outputs = int64_t(arguments.images) * arguments.out_height * arguments.out_width * arguments.filters;
@@ -312,7 +340,8 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
   const Shape shape(extents);
   if (!conv::check_window<C>(shape, complaint) || !conv::winograd::check_filters<C>(shape, complaint)) return false;
   const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
-  const int64_t sum_length = conv::winograd::outputs_of<C> > 0 ? shape.channels : shape.product(C::channels_last).k;
+  const bool planes = plan_of<C>.planes > 0;
+  const int64_t sum_length = conv::winograd::outputs_of<C> > 0 ? shape.channels : shape.product(C::channels_last, planes).k;
   if (!conv::check_sums(plan_of<C>.product, sum_length, complaint)) return false;
   if (C::channels_last) {
     const int64_t x = C::depthwise ? shape.channels : channels, out = C::depthwise ? shape.filters : filters;

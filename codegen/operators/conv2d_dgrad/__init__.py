@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from codegen.arrays import Float64, namespace_of
+from codegen.counts import LaunchCounts
 from codegen.dtypes import dtype
 from codegen.fixed_point import FIELDS
 from codegen.operator import Array, Cost, Work
@@ -17,7 +18,8 @@ from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.conv2d_dgrad import reduced, work
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.residue_classes import count, largest, phases
-from codegen.operators.convolution import direct, implicit, winograd, winograd_fused
+from codegen.operators.convolution import channel_planes, direct, implicit, winograd, winograd_fused
+from codegen.operators.convolution.channel_planes import ChannelPlanes
 from codegen.operators.convolution.operator import (
     MANY_FILTERS,
     Admit,
@@ -55,9 +57,10 @@ class Conv2dDgrad(WinogradOperator):
     ))  # fmt: skip
     flags = ("pointwise", "depthwise", "strided")
     folder = packaged_files("codegen.operators.conv2d_dgrad")
-    files = ("phases.cuh", "filters.cuh", "kernel.cuh")
+    files = ("phases.cuh", "filters.cuh", "planes.cuh", "kernel.cuh")
     direct = direct
     reduced = reduced
+    splits_ahead = True
 
     @staticmethod
     @lru_cache(maxsize=1024)  # called for every schedule
@@ -147,23 +150,23 @@ class Conv2dDgrad(WinogradOperator):
 
     def index_rule(self, p: Conv2dDgradProblem, *, whole: bool) -> Rejected | None:
         """As `reached` in kernel.cuh."""
-        rows, columns = (
-            extent + 2 * ((taps - 1) * p.dilation[axis] // p.stride[axis] + 1)
-            for axis, (extent, taps) in enumerate(((p.p, p.r), (p.q, p.s)))
-        )
-        elements = rows * columns * (p.n * p.k if whole else p.group_filters)
+        elements = _pixels_reached(p) * (p.n * p.k if whole else p.group_filters)
         weights = p.group_filters * p.r * p.s * p.group_channels
         return index_check(elements, f"dy has {elements} elements with what windows reach beyond it") or index_check(
             weights, f"a group's filters have {weights} elements"
         )
 
+    def _split_rule(self, p: Conv2dDgradProblem, t: Mapping[str, Any]) -> Rejected | None:
+        return check(
+            not p.strided or t["split"] == "none",
+            "split",
+            f"with stride {p.stride[0]} x {p.stride[1]} sums differ in length: split = {t['split']} would leave "
+            "slices of some empty",
+        )
+
     def gather_rule(self, p: Conv2dDgradProblem, t: Mapping[str, Any]) -> Rejected | None:
-        if p.strided and t["split"] != "none":
-            return Rejected(
-                "split",
-                f"with stride {p.stride[0]} x {p.stride[1]} sums differ in length: split = {t['split']} would leave "
-                "slices of some empty",
-            )
+        if broken := self._split_rule(p, t):
+            return broken
         threads, (dy, w, _) = family(t).threads(t), self.aligns(p)
         if not p.channels_last:
             return check(
@@ -188,7 +191,17 @@ class Conv2dDgrad(WinogradOperator):
             )
         return None
 
+    def rules(
+        self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
+    ) -> Accepted | Rejected:
+        p, t = self.own(problem), schedule.as_dict()
+        if not channel_planes.ahead(t):
+            return super().rules(p, schedule, target, workspace_limit)
+        return self._split_rule(p, t) or self.rules_of_planes(p, schedule, target, workspace_limit)
+
     def gather_registers(self, s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
+        if channel_planes.ahead(t):
+            return channel_planes.registers(s["layout"], t) + WEIGHT_REGISTERS
         return implicit.image_registers(s, t) + WEIGHT_REGISTERS
 
     # ---- tests
@@ -234,7 +247,20 @@ class Conv2dDgrad(WinogradOperator):
             workspace_bytes=split.workspace_bytes(as_product, t),
             truncations=work.truncations(p, t),
         )
+        if channel_planes.ahead(t):
+            return replace(cost, workspace_bytes=self.planes(p).workspace_bytes(as_product, t))
         return self.cost_of_winograd(p, schedule, cost)
+
+    def planes(self, p: Conv2dDgradProblem) -> ChannelPlanes:
+        align = implicit.widths(p, p.group_filters, 1, 1)[0] if p.channels_last else 1
+        return ChannelPlanes(
+            p.dtype, p.channels_last, p.n, p.p * p.q, p.groups, p.group_filters, p.c * p.r * p.s, _pixels_reached(p),
+            align,
+        )  # fmt: skip
+
+    def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
+        p, t = self.own(problem), self.values(schedule)
+        return self.launches_of_planes(p, t) if channel_planes.ahead(t) else super().launches(p, schedule, target)
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         if winograd.computes(schedule.as_dict()):
@@ -244,14 +270,25 @@ class Conv2dDgrad(WinogradOperator):
             return self.direct_work(p, t, least, target)
         s, layout = self.signature(p), _layout(p.layout, pointwise=p.pointwise)
         aligned = (*self.product_aligns(s), s["align_out"])
+        planes = self.planes(p) if channel_planes.ahead(t) else None
         count_phase = partial(
-            work.of_product, t=t, layout=layout, aligned=aligned, target=target, gathered=not p.pointwise
+            work.of_product, t=t, layout=layout, aligned=aligned, target=target, gathered=not p.pointwise, planes=planes
         )
-        return work.together(p, least, self.operands(p), split.grid_blocks(self.product(p), t), count_phase)
+        run = work.together(p, least, self.operands(p), split.grid_blocks(self.product(p), t), count_phase)
+        return run if planes is None else work.of_planes(run, planes, target)
 
     def direct_work(self, p: Conv2dDgradProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
         across, down = direct.blocks(largest(p), t)
         return work.together(p, least, self.operands(p), across * down * count(p), partial(work.of_sums, t=t))
+
+
+def _pixels_reached(p: Conv2dDgradProblem) -> int:
+    """Pixels of dy with what windows reach beyond it."""
+    rows, columns = (
+        extent + 2 * ((taps - 1) * p.dilation[axis] // p.stride[axis] + 1)
+        for axis, (extent, taps) in enumerate(((p.p, p.r), (p.q, p.s)))
+    )
+    return rows * columns
 
 
 def _layout(layout: str, *, pointwise: bool) -> Layout:

@@ -32,7 +32,7 @@ __device__ __forceinline__ void run_phase(const Arguments& arguments) {
   if (phase.k == 0) {
     write_zeros<C>(phase, tile);
   } else if constexpr (C::tensor_cores) {
-    gemm::tensor::compute<C, tensor::Feed<C>>(phase, tile, Share{0, phase.k});
+    gemm::tensor::compute<C, typename tensor::FeedOf<C>::type>(phase, tile, Share{0, phase.k});
   } else {
     gemm::simt::compute<C, simt::Feed<C>>(phase, tile, Share{0, phase.k});
   }
@@ -61,11 +61,16 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     run_direct<C>(arguments);
   } else if constexpr (C::strided) {
     run_phase<C>(arguments);
-  } else if constexpr (C::pointwise) {
+  } else if constexpr (C::pointwise && !gemm::splits_ahead<C>) {
     gemm::multiply_stored<C>(arguments);
   } else {
-    gemm::multiply<C, tensor::Feed<C>, simt::Feed<C>>(Phase<C>(arguments, 0));
+    gemm::multiply<C, typename tensor::FeedOf<C>::type, simt::Feed<C>>(Phase<C>(arguments, 0));
   }
+}
+
+template <class C>
+__device__ __forceinline__ void split_limbs(const Arguments& arguments) {
+  conv::split_channels<C, TurnedFilters<C>>(arguments);
 }
 
 template <class C>
@@ -114,6 +119,7 @@ struct Plan {
   int window;  // columns of the filters; 0: any
   uint32_t shared_bytes;
   conv::winograd::Plan winograd;
+  int planes;  // limbs of an element, of dy and filters that are split ahead
 };
 
 template <class C>
@@ -139,6 +145,8 @@ constexpr Plan make_plan() {
     plan.shared_bytes = conv::direct::shared_bytes<C>();
   } else {
     plan.product = gemm::plan_of<C>;
+    plan.planes = plan.product.planes;
+    plan.product.planes = 0;
   }
   plan.product.epilogue_tensors = C::Epilogue::tensors;
   plan.product.epilogue_scalars = C::Epilogue::scalars;
@@ -171,7 +179,8 @@ inline gemm::Extents product(const Plan& kernel, const Shape& shape, const Along
   const int64_t phases = int64_t(h.phases) * w.phases;
   if (phases == 0) return {0, 0, 0, 0};
   const int64_t pixels = ceil_div(shape.height, h.stride) * ceil_div(shape.width, w.stride);
-  const int64_t k = ceil_div(shape.filter_height, h.tap_step) * ceil_div(shape.filter_width, w.tap_step) * (shape.filters / shape.groups);
+  const int64_t filters = shape.filters / shape.groups, of_tap = kernel.planes ? conv::channel_pitch(filters) : filters;
+  const int64_t k = ceil_div(shape.filter_height, h.tap_step) * ceil_div(shape.filter_width, w.tap_step) * of_tap;
   const int64_t channels = shape.channels / shape.groups;
   if (kernel.direct) return {1, shape.images * pixels, channels, k};
   if (kernel.channels_last) return {shape.groups * phases, shape.images * pixels, channels, k};
@@ -230,6 +239,16 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.weight_column = static_cast<int>(last ? channels : 1);
   arguments.weight_row = static_cast<int>(shape.filter_width * arguments.weight_column);
   arguments.weight_channel = static_cast<int>(last ? 1 : taps);
+  if (kernel.planes) {
+    const int64_t of_tap = conv::channel_pitch(filters);
+    arguments.pixel_pitch = static_cast<int>(shape.groups * of_tap);
+    arguments.row_pitch = static_cast<int>(shape.out_width * arguments.pixel_pitch);
+    arguments.image_pitch = static_cast<int>(shape.out_height * arguments.row_pitch);
+    arguments.weight_pitch = 1;
+    arguments.weight_column = static_cast<int>(of_tap);
+    arguments.weight_row = static_cast<int>(shape.filter_width * of_tap);
+    arguments.weight_channel = static_cast<int>(taps * of_tap);
+  }
   if (kernel.winograd.outputs)
     conv::winograd::bind(kernel.winograd, last, true, layer_shape(shape), extents, pointers, arguments.out, workspace, arguments);
   return arguments;
@@ -240,13 +259,19 @@ Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* lau
   return bind(plan_of<C>, pointers, extents, launch, scalars, workspace);
 }
 
+inline int64_t plane_vectors(const Shape& s) {
+  const int64_t taps = s.filter_height * s.filter_width;
+  return conv::plane_vectors(s.images * s.out_height * s.out_width, s.groups, s.channels * taps, s.filters / s.groups);
+}
+
 // Without phases, which divide no sum, all is as with stride 1.
 template <class C>
 int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
   const Shape shape(extents);
   if constexpr (conv::winograd::outputs_of<C> > 0) return conv::winograd::workspace_bytes(plan_of<C>.winograd, layer_shape(shape));
-  if constexpr (C::direct || C::strided) return 0;
-  return gemm::workspace_bytes(plan_of<C>.product, product(plan_of<C>, shape, along_of(shape.height, shape.filter_height, 1, 0, 0, 1),
+  const int64_t planes = plan_of<C>.planes ? plan_of<C>.planes * gemm::plane_vector * plane_vectors(shape) : 0;
+  if constexpr (C::direct || C::strided) return planes;
+  return planes + gemm::workspace_bytes(plan_of<C>.product, product(plan_of<C>, shape, along_of(shape.height, shape.filter_height, 1, 0, 0, 1),
                                                            along_of(shape.width, shape.filter_width, 1, 0, 0, 1)), launch);
 }
 
@@ -272,7 +297,9 @@ inline int64_t reached(const Plan& kernel, const Arguments& a) {
   const int64_t weights = kernel.channels_last || kernel.direct ? a.stride_b : a.stride_a;
   if (weights > INT32_MAX) return weights;
   const int64_t rows = rows_reached(a.height, a.h), columns = rows_reached(a.width, a.w);
-  const int64_t channels = kernel.channels_last || kernel.direct ? int64_t(a.images) * a.groups * a.channels : a.channels;
+  const int64_t of_group = kernel.planes ? conv::channel_pitch(a.channels) : a.channels;
+  const int64_t of_image = kernel.planes ? a.groups * of_group : of_group;
+  const int64_t channels = kernel.channels_last || kernel.direct ? int64_t(a.images) * a.groups * of_group : of_image;
   return rows > INT32_MAX / columns || rows * columns > INT32_MAX / channels ? INT64_MAX : rows * columns * channels;
 }
 
@@ -292,13 +319,19 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
   if (kernel.window && (w.taps != kernel.window || w.stride != 1 || w.dilation != 1)) return false;
   if (!kernel.strided && (h.stride > 1 || w.stride > 1)) return false;
   if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.filters) return false;
-  return (kernel.pointwise && !kernel.direct) || reached(kernel, a) <= INT32_MAX;
+  return (kernel.pointwise && !kernel.direct && !kernel.planes) || reached(kernel, a) <= INT32_MAX;
 }
 
 // Writes the launches of one call and returns how many they are; 0 where the kernel cannot compute it.
 inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
   if (!takes(kernel, arguments)) return 0;
   if (kernel.winograd.outputs) return conv::winograd::plan(kernel.winograd, kernel.product, kernel.channels_last, arguments, out);
+  if (kernel.planes) {
+    const int64_t pixels = int64_t(arguments.images) * arguments.height * arguments.width;
+    const int64_t of_filters = int64_t(arguments.filters) * arguments.h.taps * arguments.w.taps;
+    const int64_t items = conv::plane_vectors(pixels, arguments.groups, of_filters, arguments.channels);
+    return conv::plan_planes(kernel.product, items, arguments, out);
+  }
   if (!kernel.direct) return gemm::plan(kernel.product, arguments, out);
   const int64_t columns = ceil_div(arguments.w.extent, arguments.w.stride);
   const int64_t across = conv::direct::blocks_along(arguments.m, columns, kernel.strip, kernel.tile_p);

@@ -81,13 +81,16 @@ __device__ __forceinline__ Part part_of(const Along& along, int phase) {
               (last * along.dilation - along.padding - phase) / along.stride};
 }
 
+// Whether channels are the inner digit of a tap: where they are last, and of limbs that are split ahead.
+template <class C> constexpr bool channels_inner = C::channels_last || gemm::splits_ahead<C>;
+
 // From one of a thread's taps to its next, of dy and of the filters: of a step of the product or of its next vector.
 template <class C>
 __device__ __forceinline__ constexpr int taps_of_step() {
   if constexpr (C::direct) {
     return 1;
   } else {
-    return C::channels_last ? C::tile_k : C::threads / C::tile_n;
+    return channels_inner<C> ? C::tile_k : C::threads / C::tile_n;
   }
 }
 
@@ -95,6 +98,8 @@ template <class C>
 __device__ __forceinline__ constexpr int weights_of_step() {
   if constexpr (C::direct) {
     return 1;
+  } else if constexpr (gemm::splits_ahead<C>) {
+    return C::tile_k;
   } else {
     return C::channels_last ? gemm::smaller(C::threads * C::align_b / C::tile_n, C::tile_k) : C::tile_k;
   }
@@ -128,20 +133,26 @@ struct Phase : Arguments {
       } else {
         n = pixels;
       }
-      k = of_h.taps * of_w.taps * channels;
+      k = of_h.taps * of_w.taps * channels_of_tap();
     }
-    radix_inner = C::channels_last ? channels : of_w.taps;
-    radix_middle = C::channels_last ? of_w.taps : of_h.taps;
+    radix_inner = channels_inner<C> ? channels_of_tap() : of_w.taps;
+    radix_middle = channels_inner<C> ? of_w.taps : of_h.taps;
     if (k > 0) {
       step = conv::taps_of(*this, taps_of_step<C>());
       weight_step = conv::taps_of(*this, weights_of_step<C>());
     }
   }
 
+  // Of a group.
+  __device__ __forceinline__ int channels_of_tap() const {
+    if constexpr (gemm::splits_ahead<C>) return static_cast<int>(conv::channel_pitch(channels));
+    return channels;
+  }
+
   // Where w has a tap of a channel of dy: elements from its last one. A phase counts them from there.
   __device__ __forceinline__ int weight_of(const Taps& at) const {
-    const int r = C::channels_last ? at.outer : at.middle, s = C::channels_last ? at.middle : at.inner;
-    const int channel = C::channels_last ? at.inner : at.outer;
+    const int r = channels_inner<C> ? at.outer : at.middle, s = channels_inner<C> ? at.middle : at.inner;
+    const int channel = channels_inner<C> ? at.inner : at.outer;
     return channel * weight_pitch - r * h.tap_step * weight_row - s * w.tap_step * weight_column;
   }
 

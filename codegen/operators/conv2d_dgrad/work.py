@@ -9,7 +9,8 @@ from codegen.fixed_point import truncations as product_truncations
 from codegen.operator import Cost, Operand, Work
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.residue_classes import Phase, phases
-from codegen.operators.convolution import direct
+from codegen.operators.convolution import channel_planes, direct
+from codegen.operators.convolution.channel_planes import ChannelPlanes
 from codegen.operators.convolution.implicit import GATHER_INSTRUCTIONS, image_product
 from codegen.operators.matmul import traffic
 from codegen.operators.matmul.problem import Layout
@@ -47,10 +48,13 @@ def together(
 
 def of_product(
     phase: Phase, own: Cost, t: Mapping[str, Any], layout: Layout, aligned: tuple[int, int, int], target: Target, *,
-    gathered: bool,
+    gathered: bool, planes: ChannelPlanes | None = None,
 ) -> Work:  # fmt: skip
-    """Matmul's counts for a phase's product; of DRAM what it writes and what its epilogue reads."""
+    """Matmul's counts for a phase's product; of DRAM what it writes and what its epilogue reads. `planes`: of limbs
+    that are split ahead."""
     as_matmul = image_product(phase, layout, phase.epilogue)
+    if planes is not None:
+        as_matmul, t = planes.padded(as_matmul) if phase.taps else as_matmul, channel_planes.of_run(t)
     as_stored = replace(own, bytes_read=own.bytes_read + int(traffic.input_bytes(as_matmul)))
     counts = family(t).work(as_matmul, t, aligned, as_stored, target)
     if phase.taps == 0:
@@ -62,11 +66,20 @@ def of_product(
         )  # fmt: skip
     tiles = traffic.tile_bytes(as_matmul, t) / dtype(phase.dtype).bytes / 2.0
     gather = GATHER_INSTRUCTIONS * (tiles / aligned[0] + tiles / aligned[1]) if gathered else 0.0
+    if planes is not None:
+        gather = 2 * tiles * planes.gather_instructions()
     return replace(
         counts,
         dram_bytes=counts.dram_bytes - traffic.input_traffic(as_matmul, t, target),
         other_instructions=counts.other_instructions + gather,
     )
+
+
+def of_planes(run: Work, planes: ChannelPlanes, target: Target) -> Work:
+    """`run` of planes, behind the launch that splits."""
+    inputs = planes.size * sum(planes.elements)
+    from_dram = run.dram_bytes - inputs + planes.beyond_l2(target)
+    return replace(run, dram_bytes=from_dram, others=(planes.split_work(target), *run.others))
 
 
 def of_sums(phase: Phase, own: Cost, t: Mapping[str, Any]) -> Work:

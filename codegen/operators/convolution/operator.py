@@ -62,6 +62,8 @@ class ConvolutionOperator(ProductOperator):
     gather_instructions: ClassVar[int] = implicit.GATHER_INSTRUCTIONS
     direct: Direct
     reduced: Reduced
+    # Whether an implicit product over a ring may have limbs that are split ahead.
+    splits_ahead: ClassVar[bool] = False
     # Tunables that both algorithms have, and of which levels try the default alone.
     beside: ClassVar[tuple[Tunable, ...]] = ()
 
@@ -143,7 +145,8 @@ class ConvolutionOperator(ProductOperator):
         p = self.own(problem)
         admit = partial(self.rules, p, target=target)
         if over_ring(p):
-            return ring_space.space(self.product(p), target, search, admit, self.ring_kinds(p, target))
+            others, stored = self.ring_kinds(p, target), self.splits_ahead
+            return ring_space.space(self.product(p), target, search, admit, others, stored=stored)
         kinds = self.kinds(p, target, search)
         make = {"direct": self.direct_default, "implicit_gemm": self.product_default}
         order = [name for name in sorted(make, reverse=not self.direct_first(p)) if name in kinds]
@@ -330,7 +333,7 @@ class ConvolutionOperator(ProductOperator):
             return super().launches(p, schedule, target)
         s = _signature(self, p)
         aligned, place = (*self.product_aligns(s), s[self.align_names[2]]), self.gathered_place(p)
-        inside = p.taps_inside * (p.c if p.gathered == "x" else p.k) / self.gathered_elements(p)
+        inside = self.share_inside(p)
 
         def of_product(product: MatmulProblem) -> tuple[LaunchCounts, ...]:
             asked = list(counts.input_bytes(product, t))
@@ -338,6 +341,10 @@ class ConvolutionOperator(ProductOperator):
             return counts.launches(product, t, aligned, asked)
 
         return added([(number, of_product(product)) for number, product in self.products(p)])
+
+    def share_inside(self, p: Any) -> float:
+        """Of the gathered matrices, without the zeros of the padding."""
+        return float(p.taps_inside * (p.c if p.gathered == "x" else p.k) / self.gathered_elements(p))
 
     def gathered_place(self, p: Any) -> int:
         """Which of the product's operands is gathered."""

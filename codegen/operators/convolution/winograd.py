@@ -16,7 +16,7 @@ from codegen.kernel import Kernel
 from codegen.operator import Config
 from codegen.operators.convolution import implicit
 from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd
-from codegen.operators.matmul import ring_space, simt_space, space, tensor_space
+from codegen.operators.matmul import limb_planes, limbs, ring_space, simt_space, space, tensor_space
 from codegen.operators.matmul.kernel_family import Stored, on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.product import family, product_fields, whole
@@ -37,7 +37,8 @@ def _algorithm(name: str) -> Tunable:
     return Tunable("algorithm", (name,), False, "how the convolution is computed", name, constant=False)
 
 
-ALGORITHM, *OF_RINGS = map(_algorithm, (NAME, BY_IMAD, BY_LIMBS))
+ALGORITHM, *_RING_ALGORITHMS = map(_algorithm, (NAME, BY_IMAD, BY_LIMBS))
+OF_RINGS = (*_RING_ALGORITHMS, limb_planes.LIMB_SPLIT)
 OWN_TUNABLES = (
     ALGORITHM,
     Tunable("output_tile", (2, 4), False, "outputs of a tile of Winograd along an axis: F(2 x 2) or F(4 x 4)", 2),
@@ -118,26 +119,36 @@ def product_aligns(element: str, allow_tf32: bool) -> tuple[int, int, int]:
     return (*(widest(element, UNIT, quads=quads),) * 2, widest(SUM, UNIT, quads=quads))
 
 
-def widths(channels_last: bool, x_and_out: tuple[int, int], transform_width: int) -> tuple[int, int]:
-    """Channels of a thread of the image's transform, and filters of one of the inverse."""
+def widths(
+    channels_last: bool, x_and_out: tuple[int, int], transform_width: int, *, planes: bool = False
+) -> tuple[int, int]:
+    """Channels of a thread of the image's transform, and filters of one of the inverse. `planes`: whether limbs are
+    written, which is done channel by channel."""
     if not channels_last:
         return 1, 1
     x, out = x_and_out
-    return min(x, transform_width), min(out, transform_width)
+    return 1 if planes else min(x, transform_width), min(out, transform_width)
 
 
-def workspace_parts(problem: AllowsWinograd, outputs: int) -> tuple[int, int, int]:
+def row_bytes(problem: AllowsWinograd, t: Mapping[str, Any]) -> int:
+    """Of the channels of a tile, or of a filter, at each place."""
+    as_product = product(problem, int(t["output_tile"]))
+    if limb_planes.ahead(t):
+        return limb_planes.row_bytes(as_product)
+    return dtype(as_product.dtype).bytes * as_product.k
+
+
+def workspace_parts(problem: AllowsWinograd, t: Mapping[str, Any]) -> tuple[int, int, int]:
     """Bytes of the image's matrices, of the filters', and of the sums."""
-    as_product = product(problem, outputs)
-    size, sum_bytes = dtype(as_product.dtype).bytes, dtype(as_product.acc_dtype).bytes
-    a, b = (size * as_product.batch * as_product.k * extent for extent in (as_product.m, as_product.n))
+    as_product, of_row = product(problem, int(t["output_tile"])), row_bytes(problem, t)
+    a, b = (of_row * as_product.batch * extent for extent in (as_product.m, as_product.n))
     image, filters = (a, b) if problem.channels_last else (b, a)
-    return image, filters, sum_bytes * as_product.batch * as_product.m * as_product.n
+    return image, filters, dtype(as_product.acc_dtype).bytes * as_product.batch * as_product.m * as_product.n
 
 
-def workspace_bytes(problem: AllowsWinograd, outputs: int) -> int:
+def workspace_bytes(problem: AllowsWinograd, t: Mapping[str, Any]) -> int:
     """As `workspace_bytes` in winograd.cuh."""
-    return sum(workspace_parts(problem, outputs))
+    return sum(workspace_parts(problem, t))
 
 
 # ---- levels
@@ -190,8 +201,13 @@ def _undivided(lists: Mapping[str, tuple[Value, ...]]) -> dict[str, tuple[Value,
     return {name: values for name, values in lists.items() if name not in _UNDIVIDED}
 
 
-def _widths(problem: AllowsWinograd, transform_width: int) -> tuple[int, int]:
-    return widths(problem.channels_last, x_and_out(problem), transform_width)
+def _widths(problem: AllowsWinograd, transform_width: int, *, planes: bool = False) -> tuple[int, int]:
+    return widths(problem.channels_last, x_and_out(problem), transform_width, planes=planes)
+
+
+def widths_of(problem: AllowsWinograd, t: Mapping[str, Any]) -> tuple[int, int]:
+    """`widths` of a schedule."""
+    return _widths(problem, int(t["transform_width"]), planes=limb_planes.ahead(t))
 
 
 @lru_cache(maxsize=1024)  # called for every schedule
@@ -218,7 +234,7 @@ def rules(
     outcome = family(t).rules(as_product, (a, b), Schedule.of(as_matmul(t)), target, None)
     if isinstance(outcome, Rejected):
         return outcome
-    return check_workspace(workspace_bytes(problem, outputs), workspace_limit) or ACCEPTED
+    return check_workspace(workspace_bytes(problem, t), workspace_limit) or ACCEPTED
 
 
 def does_not_fit(problem: AllowsWinograd, outputs: int, others: Sequence[str]) -> Rejected:
@@ -249,7 +265,7 @@ def truncation_rule(t: Mapping[str, Any]) -> Rejected | None:
 
 
 def _width_rule(problem: AllowsWinograd, t: Mapping[str, Any]) -> Rejected | None:
-    width, most = int(t["transform_width"]), max(_widths(problem, int(t["transform_width"])))
+    width, most = int(t["transform_width"]), max(widths_of(problem, t))
     if width != most:
         return Rejected("transform_width", f"transform_width = {width} repeats {most}: no access has more elements")
     values, words = places(int(t["output_tile"])), -(-dtype(operand_dtype(problem.dtype)).bytes // 4)
@@ -266,7 +282,8 @@ def config(kernel: Kernel, flags: Sequence[str]) -> Config:
     """What the code of winograd.cuh and of the product reads. `flags`: of a signature, all false here."""
     s, t = kernel.signature_dict, kernel.tunables.as_dict()
     last = s["layout"] == "nhwc"
-    image, out = widths(last, (s["align_x"], s["align_out"]), int(t["transform_width"]))
+    aligns, planes = (s["align_x"], s["align_out"]), limb_planes.ahead(t)
+    image, out = widths(last, aligns, int(t["transform_width"]), planes=planes)
     own = {"output_tile": int(t["output_tile"]), "image_width": image, "out_width": out}
     aligned = product_aligns(s["dtype"], s["allow_tf32"])
     bools = {"direct": False, "channels_last": last, **dict.fromkeys(flags, False)}
@@ -280,8 +297,8 @@ def stored(kernel: Kernel) -> Stored:
     s = kernel.signature_dict
     a, b, _ = product_aligns(s["dtype"], s["allow_tf32"])
     element = operand_dtype(s["dtype"])
-    limbs = bits_of(element) // 8 if s["dtype"] in WINOGRAD_RINGS else 0
-    return Stored(dtype(element).bytes, (a, b), "nt" if s["layout"] == "nhwc" else "nn", limbs)
+    count = bits_of(element) // 8 if s["dtype"] in WINOGRAD_RINGS else 0
+    return Stored(dtype(element).bytes, (a, b), "nt" if s["layout"] == "nhwc" else "nn", count)
 
 
 def registers(kernel: Kernel) -> int:
@@ -291,15 +308,16 @@ def registers(kernel: Kernel) -> int:
 
 
 def shared_bytes(kernel: Kernel) -> int:
-    t = as_matmul(kernel.tunables.as_dict())
-    return family(t).shared_bytes(t, stored(kernel).size)
+    t, lying = as_matmul(kernel.tunables.as_dict()), stored(kernel)
+    return family(t).shared_bytes(t, limbs.staged_bytes(t, lying))
 
 
 def compile_seconds(kernel: Kernel) -> float:
     """CPU seconds of nvcc for one more kernel of a group: the product, and the transforms with the epilogue."""
     s, t = kernel.signature_dict, as_matmul(kernel.tunables.as_dict())
     outputs = int(t["output_tile"])
-    width = max(widths(s["layout"] == "nhwc", (s["align_x"], s["align_out"]), int(t["transform_width"])))
+    last, aligns, planes = s["layout"] == "nhwc", (s["align_x"], s["align_out"]), limb_planes.ahead(t)
+    width = max(widths(last, aligns, int(t["transform_width"]), planes=planes))
     of_product = family(t).compile_seconds(t, (), stored(kernel))
     first, more = TRANSFORM_SECONDS[outputs]
     nodes = outputs**2 * width * node_seconds(tuple(s["epilogue"]))

@@ -2,6 +2,7 @@
 output's gradient."""
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, InputKind, LaunchBounds, Work
 from codegen.operators.convolution import winograd, winograd_fused, winograd_plan, winograd_reference, winograd_work
+from codegen.operators.convolution.channel_planes import ChannelPlanes
 from codegen.operators.convolution.operator import ConvolutionOperator
 from codegen.operators.convolution.problem import AllowsWinograd
 from codegen.operators.matmul import ring_space
@@ -30,7 +32,9 @@ class WinogradOperator(ConvolutionOperator):
 
     problem_type: ClassVar[type[AllowsWinograd]]
     layer_type: ClassVar[type[AllowsWinograd]]
-    shared: ClassVar[tuple[str, ...]] = (*ConvolutionOperator.shared, "conv/winograd.cuh", "conv/winograd_fused.cuh")
+    shared: ClassVar[tuple[str, ...]] = (
+        *ConvolutionOperator.shared, "conv/winograd_planes.cuh", "conv/winograd.cuh", "conv/winograd_fused.cuh",
+    )  # fmt: skip
 
     @abstractmethod
     def layer(self, p: Any) -> AllowsWinograd:
@@ -47,6 +51,23 @@ class WinogradOperator(ConvolutionOperator):
     @abstractmethod
     def row_of_filters(self, layout: str, channels: int, filters: int) -> int:
         """How many elements of w lie along one row, by a layer's channels and filters."""
+
+    @abstractmethod
+    def planes(self, p: Any) -> ChannelPlanes:
+        """What is split into limbs ahead of an implicit product."""
+
+    def rules_of_planes(
+        self, p: Any, schedule: Schedule, target: Target, workspace_limit: int | None
+    ) -> Accepted | Rejected:
+        """`rules` of an implicit product of planes."""
+        if p.depthwise:
+            return super().rules(p, schedule, target, workspace_limit)
+        return self.planes(p).rules(self.product(p), self.values(schedule), target, workspace_limit)
+
+    def launches_of_planes(self, p: Any, t: Mapping[str, Any]) -> tuple[LaunchCounts, ...]:
+        """`launches` of an implicit product of planes."""
+        inside = self.gathered_place(p), self.share_inside(p)
+        return self.planes(p).launches(self.products(p), t, self.signature(p)["align_out"], inside)
 
     # ---- search
 
@@ -100,7 +121,7 @@ class WinogradOperator(ConvolutionOperator):
         t = schedule.as_dict()
         if not winograd.computes(t) or winograd_fused.computes(t):
             return 0
-        return winograd.workspace_parts(self.layer(self.own(problem)), int(schedule.get("output_tile")))[1]
+        return winograd.workspace_parts(self.layer(self.own(problem)), t)[1]
 
     def config(self, kernel: Kernel) -> Config:
         if not winograd.is_winograd(kernel):
@@ -176,7 +197,7 @@ class WinogradOperator(ConvolutionOperator):
         t = schedule.as_dict()
         if not winograd.computes(t) or winograd_fused.computes(t):
             return cost
-        needed = winograd.workspace_bytes(self.layer(p), int(schedule.get("output_tile")))
+        needed = winograd.workspace_bytes(self.layer(p), t)
         return replace(cost, launches=len(winograd.FUNCTIONS), workspace_bytes=needed)
 
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:

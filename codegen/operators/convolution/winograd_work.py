@@ -1,6 +1,9 @@
 """What a schedule of Winograd does to the machine: the product, and the transforms around it."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 from codegen.counts import LaunchCounts, Primitive, load, merged, store
 from codegen.dtypes import dtype
@@ -8,7 +11,7 @@ from codegen.fixed_point import over_ring
 from codegen.operator import Cost, Work
 from codegen.operators.convolution import winograd
 from codegen.operators.convolution.problem import AllowsWinograd, windows_inside
-from codegen.operators.matmul import counts, traffic
+from codegen.operators.matmul import counts, limb_planes, traffic
 from codegen.operators.matmul.product import family
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
@@ -18,15 +21,22 @@ from codegen.targets import Target
 IMAGE_OPERATIONS = {2: 8 * 4, 4: 12 * 16}
 FILTER_OPERATIONS = {2: 7 * 6 + 16, 4: 9 * 12 + 36}
 INVERSE_OPERATIONS = {2: 6 * 4, 4: 10 * 12}
+# Of a word of limbs: an exchange between lanes, three choices and two permutations (`store_planes` in
+# winograd_planes.cuh).
+EXCHANGE_INSTRUCTIONS = 6.0
+# Of an image with channels first, threads of neighbouring channels read sectors of which each has half, beside the
+# next tile's.
+SPARSE_SECTORS = 2.0
 # Instructions of an element that is loaded and of one that is stored: its address, its check, its conversion.
 LOAD_INSTRUCTIONS, STORE_INSTRUCTIONS = 5.0, 3.0
+WORD_BYTES = 4  # of a store of limbs
 
 
 def work(problem: AllowsWinograd, schedule: Schedule, least: Cost, target: Target) -> Work:
     """Counts for the roofline. What a launch has written the next one finds in the L2, where it fits there."""
     t = winograd.as_matmul(schedule.as_dict())
     outputs = int(t["output_tile"])
-    as_product, parts = winograd.product(problem, outputs), winograd.workspace_parts(problem, outputs)
+    as_product, parts = winograd.product(problem, outputs), winograd.workspace_parts(problem, t)
     aligned = winograd.product_aligns(problem.dtype, problem.allow_tf32)
     image, filters, sums = parts
     alone = Cost(0, image + filters, sums, 1, 0)
@@ -38,9 +48,9 @@ def work(problem: AllowsWinograd, schedule: Schedule, least: Cost, target: Targe
         run,
         dram_bytes=from_dram + sums * _beyond_l2(sums, target),
         others=(
-            _filters(problem, outputs, filters, target),
-            _image(problem, outputs, t["transform_width"], image, target),
-            _inverse(problem, outputs, t["transform_width"], sums, least, target),
+            _filters(problem, t, filters, target),
+            _image(problem, t, image, target),
+            _inverse(problem, t, sums, least, target),
         ),
     )
 
@@ -49,40 +59,55 @@ def _beyond_l2(moved: int, target: Target) -> float:
     return 0.0 if moved <= traffic.L2_SHARE * target.l2_bytes else 1.0
 
 
-def _filters(problem: AllowsWinograd, outputs: int, written: int, target: Target) -> Work:
-    size, places = dtype(winograd.operand_dtype(problem.dtype)).bytes, winograd.places(outputs)
+def _store_instructions(problem: AllowsWinograd, t: Mapping[str, Any]) -> float:
+    """Of an element at one place; a store of limbs has those of four."""
+    if not limb_planes.ahead(t):
+        return STORE_INSTRUCTIONS
+    count = _element_bytes(problem, t)
+    return math.ceil(count / WORD_BYTES) * EXCHANGE_INSTRUCTIONS + count / WORD_BYTES * STORE_INSTRUCTIONS
+
+
+def _element_bytes(problem: AllowsWinograd, t: Mapping[str, Any]) -> int:
+    """Of a transformed number in the workspace."""
+    return limb_planes.element_bytes(winograd.product(problem, int(t["output_tile"])), t)
+
+
+def _filters(problem: AllowsWinograd, t: Mapping[str, Any], written: int, target: Target) -> Work:
+    outputs = int(t["output_tile"])
+    size, places = _element_bytes(problem, t), winograd.places(outputs)
     items, read = written / (size * places), float(dtype(problem.dtype).bytes * problem.k * problem.taps)
+    stores = places * _store_instructions(problem, t)
     return traffic.items(
         items,
-        instructions=items * (9 * LOAD_INSTRUCTIONS + places * STORE_INSTRUCTIONS + FILTER_OPERATIONS[outputs]),
+        instructions=items * (9 * LOAD_INSTRUCTIONS + stores + FILTER_OPERATIONS[outputs]),
         l2_bytes=read + written,
         dram_bytes=read + written * _beyond_l2(written, target),
         steps=1,
     )
 
 
-def _image(problem: AllowsWinograd, outputs: int, transform_width: int, written: int, target: Target) -> Work:
+def _image(problem: AllowsWinograd, t: Mapping[str, Any], written: int, target: Target) -> Work:
     """Tiles overlap: what L1 has not kept of the neighbours comes from the L2."""
-    size, places = dtype(winograd.operand_dtype(problem.dtype)).bytes, winograd.places(outputs)
-    width, _ = winograd.widths(problem.channels_last, winograd.x_and_out(problem), transform_width)
+    outputs = int(t["output_tile"])
+    size, places, (width, _) = _element_bytes(problem, t), winograd.places(outputs), winograd.widths_of(problem, t)
     items = written / (size * places * width)
     read = float(dtype(problem.dtype).bytes * problem.elements_seen)
-    per_item = places * (LOAD_INSTRUCTIONS + STORE_INSTRUCTIONS + width) + IMAGE_OPERATIONS[outputs] * width
+    stores = _store_instructions(problem, t)
+    per_item = places * (LOAD_INSTRUCTIONS + stores + width) + IMAGE_OPERATIONS[outputs] * width
+    sparse = SPARSE_SECTORS if limb_planes.ahead(t) and not problem.channels_last else 1.0
     return traffic.items(
         items,
         instructions=items * per_item,
-        l2_bytes=read * places / outputs**2 + written,
+        l2_bytes=sparse * read * places / outputs**2 + written,
         dram_bytes=read + written * _beyond_l2(written, target),
         steps=1,
     )
 
 
-def _inverse(
-    problem: AllowsWinograd, outputs: int, transform_width: int, sums: int, least: Cost, target: Target
-) -> Work:
+def _inverse(problem: AllowsWinograd, t: Mapping[str, Any], sums: int, least: Cost, target: Target) -> Work:
     """`least`: the problem's cost, of which out and what the epilogue reads are this launch's."""
+    outputs, (_, width) = int(t["output_tile"]), winograd.widths_of(problem, t)
     places = winograd.places(outputs)
-    _, width = winograd.widths(problem.channels_last, winograd.x_and_out(problem), transform_width)
     items = float(winograd.tiles(problem, outputs) * problem.k / width)
     sum_bytes = dtype(winograd.product(problem, outputs).acc_dtype).bytes
     read = float(sum_bytes) * places * items * width
@@ -102,12 +127,12 @@ def launches(problem: AllowsWinograd, schedule: Schedule) -> tuple[LaunchCounts,
     """What each launch does, in their order."""
     p, t = problem, winograd.as_matmul(schedule.as_dict())
     outputs = int(t["output_tile"])
-    as_product, (image, filters, _) = winograd.product(p, outputs), winograd.workspace_parts(p, outputs)
+    as_product, (image, filters, _) = winograd.product(p, outputs), winograd.workspace_parts(p, t)
     aligned = winograd.product_aligns(p.dtype, p.allow_tf32)
     places, read = winograd.places(outputs), dtype(p.dtype).bytes
-    size, sums = dtype(as_product.dtype).bytes, dtype(as_product.acc_dtype).bytes
-    wide_in, wide_out = winograd.widths(p.channels_last, winograd.x_and_out(p), int(t["transform_width"]))
-    (run,) = counts.launches(as_product, t, aligned)
+    sums, (wide_in, wide_out) = dtype(as_product.acc_dtype).bytes, winograd.widths_of(p, t)
+    size = WORD_BYTES if limb_planes.ahead(t) else dtype(as_product.dtype).bytes
+    run = counts.launches(as_product, t, aligned)[-1]  # in front of it matmul would split limbs, as the transforms do
     # Tiles overlap, and reach beyond the image.
     rows, columns = (
         windows_inside(-(-extent // outputs), outputs, p.corner[axis], outputs + 2, 1, of_image)

@@ -46,7 +46,7 @@ def input_bytes(problem: MatmulProblem, t: Mapping[str, Any]) -> tuple[int, int]
     """Of A and B that lanes ask for: A once for each column of tiles, B once for each row."""
     tiles_m, tiles_n = tiles(problem, t["tile_m"], t["tile_n"])
     of_row = dtype(problem.dtype).bytes * problem.k
-    if limb_planes.ahead(t):
+    if limb_planes.planes(t):
         of_row = limb_planes.row_bytes(problem)
     of_k = problem.batch * of_row
     return of_k * problem.m * tiles_n, of_k * problem.n * tiles_m
@@ -58,7 +58,7 @@ def _run(
     size = dtype(problem.dtype).bytes
     copy = "cp_async" if t.get("copy") == "cp_async" else "load_global"
     parts = [_products(problem, t)]
-    accesses = [limb_planes.VECTOR] * 2 if limb_planes.ahead(t) else [align * size for align in aligns[:2]]
+    accesses = [limb_planes.VECTOR] * 2 if limb_planes.planes(t) else [align * size for align in aligns[:2]]
     parts += [load(bytes_, access, copy) for bytes_, access in zip(reads, accesses, strict=True)]
     if over_ring(problem) and problem.fraction_bits:
         parts.append(Primitive(TRUNCATE, _early_truncations(problem, t)))

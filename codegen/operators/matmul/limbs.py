@@ -74,6 +74,11 @@ def shared_bytes(tunables: Mapping[str, Any], size: int) -> int:
     return ring
 
 
+def staged_bytes(tunables: Mapping[str, Any], stored: Stored) -> int:
+    """Bytes of an input element in shared memory."""
+    return (stored.limbs or stored.size) if limb_planes.planes(tunables) else stored.size
+
+
 def registers(tunables: Mapping[str, Any], stored: Stored) -> int:
     """An estimate of a thread's: diagonals, sums of truncated tiles, the limbs of all its columns and of 16 rows, and
     what it carries to shared memory."""
@@ -101,7 +106,7 @@ def rules(
         or _shape_rules(t, problem)
         or _copy_rules(t)
         or split.rules(t, problem, target)
-        or grid.residency_rules(1, threads(t), shared_bytes(t, stored.size), registers(t, stored), target)
+        or grid.residency_rules(1, threads(t), shared_bytes(t, staged_bytes(t, stored)), registers(t, stored), target)
         or _worth_rules(t, problem)
         or check_workspace(split.workspace_bytes(problem, t), workspace_limit)
         or ACCEPTED
@@ -169,7 +174,7 @@ def holds(problem: MatmulProblem, t: Mapping[str, Any]) -> bool:
 
 
 def _copy_rules(t: Mapping[str, Any]) -> Rejected | None:
-    if limb_planes.ahead(t) and t["copy"] != "cp_async":
+    if limb_planes.planes(t) and t["copy"] != "cp_async":
         return Rejected("limb_split", f"limbs that are split ahead are copied by cp_async, not by copy = {t['copy']}")
     if t["copy"] == "registers":
         return check(t["stages"] <= 2, "copy", f"copies through registers have 1 or 2 stages, not {t['stages']}")
@@ -194,7 +199,7 @@ def work(
     problem: MatmulProblem, tunables: Mapping[str, Any], aligns: tuple[int, int, int], least: Cost, target: Target
 ) -> Work:
     """Counts for the roofline. `aligns`: elements per global access of A, B and out; `least`: the problem's cost."""
-    t, size = tunables, dtype(problem.dtype).bytes
+    t, size = tunables, limb_planes.element_bytes(problem, tunables)
     (rows, columns), steps = warp_tile(t), grid.k_steps(problem.k, t["tile_k"])
     tiles = grid.blocks(problem, t["tile_m"], t["tile_n"])
     k_bytes = float(steps * t["tile_k"] * size)
@@ -245,13 +250,14 @@ def _instructions(
 ) -> float:
     """Per lane: mma, reads and the turning of their bytes, copies with their addresses and checks, adding up, the way
     out."""
-    size = dtype(problem.dtype).bytes
+    size, staged = dtype(problem.dtype).bytes, limb_planes.element_bytes(problem, t)
     tiles, steps = grid.blocks(problem, t["tile_m"], t["tile_n"]), grid.k_steps(problem.k, t["tile_k"])
     mma = products / (16 * 8 * STEP)
     # An operand that lies along k is read 16 bytes at a time, another one element by element.
     along_k = (not problem.a_transposed) + problem.b_transposed
-    per_16_bytes = 1.0 if limb_planes.ahead(t) else (along_k + (2 - along_k) * 16 / size) / 2 + TURNING
-    vectors = (limb_planes.VECTOR / size,) * 2 if limb_planes.ahead(t) else aligns
+    turning = TURNING * -(-limbs_of(problem.dtype) // 4) / (size / 4)  # of the words that have limbs
+    per_16_bytes = 1.0 if limb_planes.planes(t) else (along_k + (2 - along_k) * 16 / size) / 2 + turning
+    vectors = (limb_planes.VECTOR / staged,) * 2 if limb_planes.planes(t) else aligns
     copies = tiles * steps * t["tile_k"] * (t["tile_m"] / vectors[0] + t["tile_n"] / vectors[1])
     outputs = float(tiles) * t["tile_m"] * t["tile_n"] * t["split_k"]
     times = 1 + (steps if t["truncate"] == "tile" else problem.k // t["chain_k"] if t["chain_k"] else 0)

@@ -64,6 +64,8 @@ EVERY_WAY = linked(ways(SLICES, atomic=False), with_stream=False)
 USUAL_CHAIN = 512
 # The tensor cores add up products before any could be truncated.
 LACKING = ("limbs", "product")
+# As levels split that try both.
+EITHER_WAY: Lists = {"limb_split": ("fused", "ahead")}
 # Of a tile along k, the most that a schedule of either kind has.
 DEEPEST_TILE = 64
 
@@ -107,7 +109,7 @@ def space(
     if target.capability >= AMPERE:
         kinds["limbs"] = _limbs(problem, target, search, stored=stored)
     default = _default(problem, target, admit)
-    every: dict[Value, tuple[Tunable, ...]] = {"imad": IMAD, "limbs": _limb_tunables(stored=stored)}
+    every: dict[Value, tuple[Tunable, ...]] = {"imad": IMAD, "limbs": limb_tunables(stored=stored)}
     every |= {value: kind.tunables for value, kind in (others or {}).items()}
     joined = build_joined(search, "algorithm", every, {**kinds, **(others or {})}, default)
     if search.level != 2:
@@ -180,12 +182,14 @@ def undivided_kinds(
     problems: Sequence[MatmulProblem], target: Target, own: Mapping[str, tuple[tuple[Tunable, ...], Lists]]
 ) -> dict[Value, Kind]:
     """Of products that are never divided, as a part of another algorithm with any of these: by each of `imad` and
-    `limbs`, the tunables and lists that come before matmul's (`own`), which begin with the algorithm."""
+    `limbs`, the tunables and lists that come before matmul's (`own`), which begin with the algorithm. Level 1 splits
+    limbs ahead, too: without a launch of its own that is predicted faster but for the smallest products."""
     ways: dict[str, tuple[tuple[Tunable, ...], Callable[[MatmulProblem], tuple[Lists, Lists]]]] = {
         "imad": (IMAD, lambda p: (_few(_small_imad(p, target)[0]), simt_space.levels(p, target)[2][0])),
     }
     if target.capability >= AMPERE:
-        ways["limbs"] = LIMBS, lambda p: (_small_limbs(p, target)[0], _full_limbs(p))
+        either = limb_tunables(stored=True)
+        ways["limbs"] = either, lambda p: (_small_limbs(p, target)[0] | EITHER_WAY, _full_limbs(p) | EITHER_WAY)
     kinds: dict[Value, Kind] = {}
     for way, (tunables, lists_of) in ways.items():
         rest = tuple(t for t in tunables if t.name not in ("algorithm", "split", "split_k"))
@@ -229,7 +233,8 @@ def _small_imad(problem: MatmulProblem, target: Target) -> tuple[Lists, tuple[in
     return {**small, **narrow, "algorithm": ("imad",), "truncate": ("once",)}, slices
 
 
-def _limb_tunables(*, stored: bool) -> tuple[Tunable, ...]:
+def limb_tunables(*, stored: bool) -> tuple[Tunable, ...]:
+    """`stored`: of products whose operands may be split ahead."""
     return (*LIMBS, LIMB_SPLIT) if stored else LIMBS
 
 
@@ -237,8 +242,8 @@ def _limbs(problem: MatmulProblem, target: Target, search: Search, *, stored: bo
     small, slices = _small_limbs(problem, target)
     full = _full_limbs(problem)
     if stored:
-        small, full = small | {"limb_split": ("fused",)}, full | {"limb_split": ("fused", "ahead")}
-    return _kind(_limb_tunables(stored=stored), small, full, search, slices)
+        small, full = small | {"limb_split": ("fused",)}, full | EITHER_WAY
+    return _kind(limb_tunables(stored=stored), small, full, search, slices)
 
 
 def _full_limbs(problem: MatmulProblem) -> Lists:

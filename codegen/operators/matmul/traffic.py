@@ -8,7 +8,7 @@ from codegen.dtypes import dtype
 from codegen.epilogue import node_of
 from codegen.fixed_point import truncations
 from codegen.operator import Cost, Operand, Work
-from codegen.operators.matmul import split
+from codegen.operators.matmul import limb_planes, split
 from codegen.operators.matmul.grid import blocks, tiles
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.targets import Target
@@ -63,12 +63,13 @@ def tile_bytes(problem: MatmulProblem, t: Mapping[str, Any]) -> float:
     """Bytes of A and B that all blocks read: A once per column of tiles, B once per row."""
     tiles_m, tiles_n = tiles(problem, t["tile_m"], t["tile_n"])
     elements: int = tiles_n * problem.m + tiles_m * problem.n
-    return float(dtype(problem.dtype).bytes * problem.batch * problem.k * elements)
+    return float(limb_planes.element_bytes(problem, t) * problem.batch * problem.k * elements)
 
 
 def input_traffic(problem: MatmulProblem, t: Mapping[str, Any], target: Target) -> float:
     """Bytes of A and B from DRAM: once what fits in L2; beyond it, what a wave of blocks does not share."""
-    inputs = input_bytes(problem)
+    size = limb_planes.element_bytes(problem, t)
+    inputs = input_bytes(problem) * size / dtype(problem.dtype).bytes
     if inputs <= L2_SHARE * target.l2_bytes:
         return inputs
     tiles_m, tiles_n = tiles(problem, t["tile_m"], t["tile_n"])
@@ -80,7 +81,7 @@ def input_traffic(problem: MatmulProblem, t: Mapping[str, Any], target: Target) 
     rows = min(tiles_m, max(band, wave // tiles_n if tiles_n < wave else 1)) if raster != 1 else min(tiles_m, wave)
     columns = min(tiles_n, max(1, wave // rows))
     shared_by_wave: int = min(problem.m, rows * t["tile_m"]) + min(problem.n, columns * t["tile_n"])
-    per_wave = float(dtype(problem.dtype).bytes * problem.k * shared_by_wave)
+    per_wave = float(size * problem.k * shared_by_wave)
     waves: int = -(-grid // wave)
     return min(tile_bytes(problem, t), max(inputs, per_wave * waves))
 

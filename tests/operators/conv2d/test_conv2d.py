@@ -543,7 +543,10 @@ APPLIED = "C::Epilogue::template apply_node<index>(value, Position{filter, filte
 FILTER, OF_OTHER = "C::channels_last ? first : first / per_image", "C::channels_last ? first / per_image : first"
 MUTATIONS = declare.Mutations(
     kernels=lambda called: Kernels(NAME, called).made(CONFIGS),
-    files=(*CONV, *OP.files),
+    files=(
+        *(name for name in CONV if name != "conv/channel_planes.cuh"),
+        *OP.files,
+    ),  # test_conv2d_ring has its mutants
     counts={"barrier": 2},
     definitions={"bounds": 1},
     wrong={

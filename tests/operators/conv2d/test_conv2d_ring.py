@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 from collections import Counter
+from collections.abc import Mapping
 from functools import partial
 from itertools import count, product
 from pathlib import Path
@@ -24,7 +26,9 @@ from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.rules import ACCEPTED, Accepted
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
+from codegen.search.space import completed
 from codegen.targets import target
+from cukiln.types import LaunchTransform
 from tests.operators.conv2d import convolutions
 from tests.operators.conv2d.convolutions import DEFINED, DO_NOT_FIT, LAYOUTS, OUT, REGISTERS
 from tests.operators.conv2d.kernels import ALIGNS, EXACT_FUSED, SIZES, Kernels, convolution
@@ -32,12 +36,14 @@ from tests.operators.conv2d.random_cases import TARGETS, draw_problem
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Rejection
+from tests.support.fixtures_library import Built
 from tests.support.spills import require_no_spills
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
 RINGS = {"int32": 32, "int64": 64}
 NAMES = tuple(ALIGNS)
+SPLIT_AHEAD = ("conv2d", "conv2d_dgrad")  # whose image and filters may be
 ONCE = {"truncation": {"policy": "exact_once"}, "rounding": "floor"}
 TOLERANT = {"fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 63}}
 SQUARED = {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "square"}, "where_clear": {"op": "relu"}}
@@ -107,9 +113,14 @@ def test_problems_on_floats_are_keyed_without_the_fields_of_rings(name: str) -> 
 # ---- schedules
 
 WINOGRAD = ("winograd_imad", "winograd_limbs", "winograd_fused")
+AHEAD = {"limb_split": "ahead"}
 IMAD = {t.name: t.default for t in ring_space.IMAD} | {"tile_k": 16, "padding": 4}
 LIMBS = {t.name: t.default for t in ring_space.LIMBS} | {
     "algorithm": "limbs", "tile_m": 32, "tile_n": 32, "warps_m": 2, "warps_n": 2,
+}  # fmt: skip
+BY_LIMBS = {
+    **{key: value for key, value in LIMBS.items() if key not in ("split", "split_k")},
+    "algorithm": "winograd_limbs", "output_tile": 4, "transform_width": 1,
 }  # fmt: skip
 # Sums of 20,000 products: of channels, of filters, of pixels.
 LONG: dict[str, Fields] = {
@@ -131,19 +142,26 @@ def searches(name: str) -> declare.Searches:
             {**LAYER, "stride": 2}, {**LIMBS, "split": "workspace", "split_k": 2}, "split", "sums differ in length"
         )
     ]
-    by_limbs = {
-        **{key: value for key, value in LIMBS.items() if key not in ("split", "split_k")},
-        "algorithm": "winograd_limbs", "output_tile": 4, "transform_width": 1,
-    }  # fmt: skip
+    of_planes = {**LIMBS, **AHEAD}
+    ahead = [
+        Rejection(LAYER, {**of_planes, "copy": "registers"}, "limb_split", "copied by cp_async, not by copy"),
+        Rejection({**LAYER, **TOLERANT}, {**of_planes, "truncate": "tile"}, "limb_split", "have zeros of their own"),
+        Rejection({**LAYER, "n": 2**14, "c": 65}, of_planes, "index", "a plane has"),
+        Rejection({**LAYER, "c": 1841, "k": 1841}, of_planes, "chain_k", "k = 16704; without carries the diagonals"),
+    ]
     of_winograd = [
-        Rejection({**LAYER, **TOLERANT}, {**by_limbs, "truncate": "tile"}, "truncate", "truncates its outputs, once"),
+        Rejection({**LAYER, **TOLERANT}, {**BY_LIMBS, "truncate": "tile"}, "truncate", "truncates its outputs, once"),
         Rejection(
-            LAYER, {**by_limbs, "transform_width": 2}, "transform_width", "2 x 36 values of a thread, 4 words each"
+            LAYER, {**BY_LIMBS, "transform_width": 2}, "transform_width", "2 x 36 values of a thread, 4 words each"
         ),
-        Rejection({**LAYER, "stride": 2}, by_limbs, "winograd", "and 1 groups: imad or limbs computes them"),
+        Rejection(LAYER, {**BY_LIMBS, **AHEAD, "copy": "registers"}, "limb_split", "copied by cp_async, not by copy"),
+        Rejection(
+            {**LAYER, "c": 3, "k": 3}, {**BY_LIMBS, **AHEAD, "transform_width": 2}, "transform_width", "2 repeats 1"
+        ),
+        Rejection({**LAYER, "stride": 2}, BY_LIMBS, "winograd", "and 1 groups: imad or limbs computes them"),
         Rejection(
             {**LAYER, "c": 13_216, "k": 13_216, "h": 4, "w": 4},
-            by_limbs,
+            BY_LIMBS,
             "chain_k",
             "diagonals of Z/2^72 hold a k of 13210",
         ),
@@ -170,6 +188,7 @@ def searches(name: str) -> declare.Searches:
             Rejection({**LAYER, **LONG[name]}, LIMBS, "chain_k", f"k = {length}; without carries the diagonals"),
             Rejection(LAYER, LIMBS, "mma", "mma.sync on uint8 with k = 32 needs sm_80", "sm_75"),
             Rejection({**LAYER, "n": 2**16}, LIMBS, "index", "32 bits reach"),
+            *(ahead if name in SPLIT_AHEAD else ()),
             Rejection(LAYER, {**LIMBS, "warps_m": 1, "warps_n": 1}, "registers", "registers per thread"),
             *(strided if name == "conv2d_dgrad" else ()),
             *(of_winograd if name != "conv2d_wgrad" else ()),
@@ -343,6 +362,15 @@ LIMB_SCHEDULES: tuple[Fields, ...] = (
     {}, {"tile_m": 64, "tile_n": 32, "warps_m": 4, "warps_n": 2, "stages": 3}, {**REGISTERS, "tile_k": 64, "stages": 1},
     {"split": "workspace"},
 )  # fmt: skip
+AHEAD_SCHEDULES: tuple[Fields, ...] = (
+    {},
+    {"tile_k": 64, "stages": 3},
+    {"tile_n": 32, "warps_n": 2},
+    {"tile_m": 64, "warps_m": 4, "warps_n": 1},
+)
+CHANNEL_SCHEDULES: tuple[Fields, ...] = (
+    {"tile_k": 64, "stages": 3}, {"split": "workspace"}, {}, {"tile_m": 64, "warps_m": 4, "tile_n": 32, "warps_n": 2},
+)  # fmt: skip
 IMAD_SCHEDULES: tuple[Fields, ...] = (
     {"stages": 2, "fragments": 2, "padding": 4}, {"tile_m": 64, "thread_m": 8, "tile_k": 16}, {"split": "workspace"},
     {"tile_m": 16, "tile_n": 16, "thread_m": 2, "thread_n": 2, "warp_m": 8},
@@ -385,6 +413,19 @@ def proved(name: str) -> dict[str, Kernel]:
     by_name["limbs, 1 x 1"] = of.limbs({"pointwise": True, "bits": 9, "epilogue": EPILOGUES[name][1]})
     by_name["imad, 1 x 1"] = of.imad({"pointwise": True, "dtype": "int32"})
     by_name["limbs with carries"] = of.limbs({"bits": 18}, chain_k=512)
+    if name in SPLIT_AHEAD:
+        for number, (dtype, layout, narrow) in enumerate(product(RINGS, LAYOUTS, (False, True))):
+            words = {
+                "layout": layout, "dtype": dtype, "bits": (18, 9, 0, 7)[number % 4],
+                "epilogue": EPILOGUES[name][number % 5], "align": (1, 1, 1) if narrow else None,
+            }  # fmt: skip
+            label = f"limbs of {dtype} in planes, {layout}{', 1 element' if narrow else ''}"
+            by_name[label] = of.limbs(words, **AHEAD, **CHANNEL_SCHEDULES[number % 4])
+            if name == "conv2d_dgrad" and not narrow:
+                undivided = {**CHANNEL_SCHEDULES[(number + 1) % 4], "split": "none"}
+                by_name[f"{label}, strided"] = of.limbs({**words, "strided": True, "align": None}, **AHEAD, **undivided)
+        by_name["limbs in planes, 1 x 1"] = of.limbs({"pointwise": True, "bits": 9}, **AHEAD)
+        by_name["limbs in planes with carries"] = of.limbs({"bits": 18, "layout": "nchw"}, **AHEAD, chain_k=512)
     if name == "conv2d_wgrad":
         return by_name
     for number, (way, dtype, tile) in enumerate(product(("imad", "limbs"), RINGS, (2, 4))):
@@ -410,6 +451,17 @@ def proved(name: str) -> dict[str, Kernel]:
             by_name[f"one launch, {dtype}, F({tile}) {layout}"] = of.exact_fused(
                 words, output_tile=tile, **ONE_LAUNCH_SCHEDULES[number // 2 % 2]
             )
+    for number, (dtype, tile, layout) in enumerate(product(RINGS, (2, 4), LAYOUTS)):
+        if number.bit_count() % 2 != (name == "conv2d_dgrad"):
+            continue
+        wide = 2 if layout == "nhwc" and (tile, dtype) != (4, "int64") else 1
+        words = {
+            "layout": layout, "dtype": dtype, "bits": (9, 0, 31, 18)[number // 2],
+            "epilogue": EPILOGUES[name][number % 5], "align": (2, 2, 2) if wide == 2 else None,
+        }  # fmt: skip
+        by_name[f"limbs of {dtype} in planes, F({tile}) {layout}"] = of.exact_winograd(
+            "limbs", words, **AHEAD, output_tile=tile, transform_width=wide, **AHEAD_SCHEDULES[number // 2]
+        )
     return by_name
 
 
@@ -425,6 +477,14 @@ def mutated(name: str) -> dict[str, Kernel]:
     return {
         "F(2), nine limbs": of.exact_winograd("limbs", {"bits": 18}),
         "F(4), five limbs": of.exact_winograd("limbs", {"dtype": "int32", "layout": "nchw", "bits": 9}, output_tile=4),
+        "F(2), nine limbs in planes": of.exact_winograd("limbs", {"bits": 18}, **AHEAD),
+        "F(4), five limbs in planes": of.exact_winograd(
+            "limbs", {"dtype": "int32", "layout": "nchw", "bits": 9}, **AHEAD, output_tile=4, tile_n=32, warps_n=2
+        ),
+        "limbs in planes": of.limbs({"bits": 18}, **AHEAD, split="workspace", tile_k=64, tile_n=32),
+        "limbs of int32 in planes, channels first": of.limbs(
+            {"dtype": "int32", "layout": "nchw", "bits": 9}, **AHEAD, tile_m=128, warps_m=8
+        ),
         "F(4), 128 bits": of.exact_winograd("imad", {"bits": 18, "epilogue": ("bias.n",)}, output_tile=4),
         "F(4), three words": of.exact_fused({"bits": 18}, output_tile=4),
         "F(2), two words": of.exact_fused({"dtype": "int32", "bits": 9, "layout": "nchw"}),
@@ -432,6 +492,7 @@ def mutated(name: str) -> dict[str, Kernel]:
 
 
 OF_WINOGRAD, ONE_LAUNCH = "conv/winograd.cuh", "conv/winograd_fused.cuh"
+PLANES, CHANNELS = "conv/winograd_planes.cuh", "conv/channel_planes.cuh"
 WRONG: dict[str, tuple[str, str, str]] = {
     "a bit less of the scale": (OF_WINOGRAD, "sum.value >> zeros", "sum.value >> (zeros - 1)"),
     "the inverse of another number": (OF_WINOGRAD, "0x8e38e38e38e38e39ull", "0x8e38e38e38e38e3bull"),
@@ -442,6 +503,62 @@ WRONG: dict[str, tuple[str, str, str]] = {
         ONE_LAUNCH,
         "filters + (i * C::tile_k + channel) * F::filter_pitch + filter",
         "filters + ((i ^ 1) * C::tile_k + channel) * F::filter_pitch + filter",
+    ),
+    "places of four in another order": (PLANES, "(begin + i) % edge", "(begin + (i ^ 1)) % edge"),
+    "limbs of a word in another order": (
+        PLANES,
+        "(begin + lane) * limbs + low + i",
+        "(begin + lane) * limbs + (low + i ^ 1)",
+    ),
+    "the last limb is not stored": (PLANES, "low + i < limbs", "low + i + 1 < limbs"),
+    "the words of one lane of two": (PLANES, "high ? words[i] : words[i | distance]", "words[i | distance]"),
+    "bytes that are not turned": (PLANES, "transpose_bytes(words)", "static_cast<void>(0)"),
+    "the second vector of a group's channels is the first": (
+        CHANNELS,
+        "(place * groups + group) * vectors + vector",
+        "(place * groups + group) * vectors",
+    ),
+    "a plane of the filters for one of the image": (
+        CHANNELS,
+        "Channels<C>::limbs * filters.plane()",
+        "(Channels<C>::limbs - 1) * filters.plane()",
+    ),
+    "filters' limbs where the image's are": (
+        "gemm/limb_planes.cuh",
+        "static_cast<const unsigned char*>(arguments.b)",
+        "static_cast<const unsigned char*>(arguments.a)",
+    ),
+}
+
+
+def mutated_dgrad(name: str) -> dict[str, Kernel]:
+    of = Kernels("conv2d_dgrad", name)
+    int32 = {"dtype": "int32", "bits": 9}
+    return {
+        "limbs in planes": of.limbs({"bits": 18}, **AHEAD, split="workspace", tile_k=64, tile_n=32),
+        "limbs in planes, strided": of.limbs({"bits": 18, "strided": True}, **AHEAD),
+        "limbs of int32 in planes, channels first, strided": of.limbs(
+            {**int32, "layout": "nchw", "strided": True}, **AHEAD, tile_n=32, warps_n=2
+        ),
+        "limbs of int32 in planes, few columns": of.limbs(int32, **AHEAD, tile_m=128, warps_m=8),
+    }
+
+
+OF_DGRAD = "planes.cuh"
+MUTATIONS = {
+    "conv2d": declare.Mutations(kernels=mutated, files=(PLANES, CHANNELS), wrong=WRONG),
+    "conv2d_dgrad": declare.Mutations(
+        kernels=mutated_dgrad,
+        files=(OF_DGRAD,),
+        wrong={
+            "taps of the filters in another order": (
+                OF_DGRAD,
+                "(group * rows + row) * taps + tap",
+                "(group * rows + row) * taps + taps - 1 - tap",
+            ),
+            "filters of the first group": (OF_DGRAD, "group * channels + begin", "begin"),
+            "taps from the first": (OF_DGRAD, "given.last_weight", "0"),
+        },
     ),
 }
 
@@ -478,7 +595,8 @@ def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
             if rng.random() < 0.3:
                 lists |= {"copy": ("registers",), "stages": (1, 2)}
         for _ in range(300):
-            schedule = Schedule.of({key: rng.choice(values) for key, values in lists.items()})
+            chosen = {key: rng.choice(values) for key, values in lists.items()}
+            schedule = completed(chosen, [t for t in op.tunables if t.name in lists])
             if isinstance(op.rules(p, schedule, target(arch)), Accepted):
                 return arch, op.candidate(p, schedule)
     raise AssertionError("no schedule")
@@ -499,7 +617,8 @@ def _draw_winograd(name: str, number: int, rng: random.Random) -> tuple[str, Can
         parts = op.space(p, target(arch), Search(level=2)).parts
         lists = next(dict(part.tunables) for part in parts if part.tunables.get("algorithm") == (way,))
         for _ in range(300):
-            schedule = Schedule.of({key: rng.choice(values) for key, values in lists.items()})
+            chosen = {key: rng.choice(values) for key, values in lists.items()}
+            schedule = completed(chosen, [t for t in op.tunables if t.name in lists])
             if isinstance(op.rules(p, schedule, target(arch)), Accepted):
                 return arch, op.candidate(p, schedule)
 
@@ -538,6 +657,10 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
     counts[f"split {t.get('split')}"] += 1
     if "output_tile" in t:
         counts[f"F({t['output_tile']})"] += 1
+    if t["algorithm"] == "limbs" and p.operator in SPLIT_AHEAD:
+        counts[f"split {t.get('limb_split', 'fused')}"] += 1
+    if t["algorithm"] == "winograd_limbs":
+        counts[f"limbs split {t.get('limb_split', 'fused')}"] += 1
     counts.update([f"{t['algorithm']}, truncated by {t['truncate']}", f"{p.rounding}, {min(p.fraction_bits, 2)} bits"])
     counts.update(f"align {candidate.kernel.signature_dict[align]}" for align in ALIGNS[p.operator])
     counts["an epilogue" if p.epilogue else "no epilogue"] += 1
@@ -555,7 +678,10 @@ SPREAD = {
     "stride": 10, "no stride": 15, "dilation": 8, "no dilation": 15, "groups": 10, "one group": 25, "align 1": 40,
     "align 2": 8, "align 4": 5,
 }  # fmt: skip
-SPREAD_OF_WINOGRAD = {"winograd_imad": 3, "winograd_limbs": 3, "winograd_fused": 4, "F(2)": 5, "F(4)": 4}
+SPREAD_OF_WINOGRAD = {
+    "winograd_imad": 3, "winograd_limbs": 3, "winograd_fused": 4, "F(2)": 5, "F(4)": 4, "limbs split fused": 1,
+    "limbs split ahead": 1,
+}  # fmt: skip
 
 # ---- what nvcc makes of it
 
@@ -567,10 +693,20 @@ def compiled(name: str) -> dict[str, Kernel]:
         kernels["limbs int64"] = of.limbs({"bits": 18}, tile_n=32, warps_n=2)
     if name != "conv2d_dgrad":
         kernels["limbs int32"] = of.limbs({"dtype": "int32", "bits": 9, "layout": "nchw"}, tile_n=32)
+    if name in SPLIT_AHEAD:
+        kernels["limbs in planes"] = of.limbs({"bits": 18}, **AHEAD, tile_n=32, warps_n=2)
+        words = {"dtype": "int32", "bits": 9, "layout": "nchw"}
+        kernels["limbs of int32 in planes"] = of.limbs(words, **AHEAD, tile_n=32)
     if name == "conv2d":
         kernels |= {
             "nine limbs": of.exact_winograd("limbs", {"bits": 18}, transform_width=2, tile_n=32, warps_n=2),
             "five limbs": of.exact_winograd("limbs", {"dtype": "int32", "layout": "nchw"}, output_tile=4),
+            "nine limbs in planes": of.exact_winograd(
+                "limbs", {"bits": 18}, **AHEAD, transform_width=2, tile_n=32, warps_n=2
+            ),
+            "five limbs in planes": of.exact_winograd(
+                "limbs", {"dtype": "int32", "layout": "nchw"}, **AHEAD, output_tile=4
+            ),
             "128 bits": of.exact_winograd("imad", {"bits": 18}, output_tile=4, thread_m=2, thread_n=2, warp_m=8),
             "one launch, F(2)": of.exact_fused({"bits": 18, "epilogue": EPILOGUES[name][1]}, tile_m=16, tile_n=16),
             "one launch, F(4)": of.exact_fused({"bits": 18, "layout": "nchw"}, output_tile=4),
@@ -604,6 +740,12 @@ def test_no_kernel_of_one_launch_spills(
     require_no_spills([op.candidate(asked, t).kernel for t in accepted], arch, tmp_path, toolchain, processes)
 
 
+def has_copies_of_16_bytes(kernel: Kernel, code: Any) -> None:
+    """`run` copies limbs and reads them as they are: nothing is turned in front of the tensor cores."""
+    assert code.count("cp.async.cg.shared.global") > 0 == code.count("cp.async.ca.shared.global")
+    assert code.count("ldmatrix.sync.aligned.m8n8.x4.shared.b16") > 0
+
+
 # ---- launches and calls
 
 
@@ -611,11 +753,11 @@ def planned_winograd(name: str, fields: Fields) -> list[Candidate]:
     p, op = problem(name, **fields), operator(name)
     candidates = lower(p, SM_90A, LEVEL_1).candidates
     by_form = {
-        (c.schedule.get("algorithm"), c.schedule.get("output_tile")): c
+        tuple(c.schedule.as_dict().get(name) for name in ("algorithm", "output_tile", "limb_split")): c
         for c in candidates
         if c.schedule.get("algorithm") in WINOGRAD
     }
-    assert len(by_form) == 2 * len(WINOGRAD)
+    assert len(by_form) == 8
     return [op.candidate(p, candidate.schedule) for candidate in by_form.values()]
 
 
@@ -624,7 +766,8 @@ def planned(name: str, fields: Fields) -> list[Candidate]:
     ways: list[dict[str, Any]] = [{}, {"split": "workspace", "split_k": 3}]
     if name == "conv2d_dgrad" and "stride" in fields:
         ways = ways[:1]
-    return [op.candidate(p, Schedule.of({**base, **way})) for base in (IMAD, LIMBS) for way in ways]
+    bases = (IMAD, LIMBS, {**LIMBS, **AHEAD}) if name in SPLIT_AHEAD else (IMAD, LIMBS)
+    return [op.candidate(p, Schedule.of({**base, **way})) for base in bases for way in ways]
 
 
 def bound(candidate: Candidate) -> Schedule:
@@ -632,7 +775,10 @@ def bound(candidate: Candidate) -> Schedule:
     t, op = candidate.schedule.as_dict(), operator(candidate.problem.operator)
     if "split_k" not in t:
         return candidate.schedule
-    k = op.product(candidate.problem).k  # type: ignore[attr-defined]
+    as_product = op.product(candidate.problem)  # type: ignore[attr-defined]
+    if "limb_split" in t:
+        as_product = op.planes(candidate.problem).padded(as_product)  # type: ignore[attr-defined]
+    k = as_product.k
     return Schedule.of({**t, "split_k": min(int(t["split_k"]), k_steps(k, int(t["tile_k"])))})
 
 
@@ -661,15 +807,41 @@ CALLS = {
                 {"x": f"T((2, 12, 10, {LONGEST}), 'int64')", "w": f"T((24, 3, 3, {LONGEST}), 'int64')"}, 1,
             ),
         },
-    )
+    ),
+    "limbs in planes": declare.Library(
+        candidate=lambda: in_planes(),
+        refused={"taps": ({"w": "T((24, 5, 5, 20), 'int64')"}, "ValueError", "w has 5 x 5 taps and 1 groups")},
+        taken={"another image": ({"x": "T((1, 4, 6, 20), 'int64')", "out": f"T((1, 4, 6, 24), 'int64', {OUT})"}, 4)},
+    ),
 }  # fmt: skip
-assert OUT
+
+
+def in_planes() -> Candidate:
+    """Of 20 channels, in rows of 32 bytes of each limb."""
+    p, op = convolution("conv2d", c=20, padding=1, dtype="int64", epilogue=[{"op": "bias"}]), operator("conv2d")
+    schedule = Schedule.of({**BY_LIMBS, **AHEAD, "output_tile": 2, "tile_n": 32, "stages": 2})
+    assert op.rules(p, schedule, SM_90A) == ACCEPTED
+    return op.candidate(p, schedule)
+
+
+def test_filters_that_are_transformed_once_are_limbs(built: Mapping[tuple[str, str], Built]) -> None:
+    """Of 16 places 24 filters in rows of 32 bytes for each of nine limbs."""
+    winner = built["conv2d", "limbs in planes"]
+    assert winner.launch.transform == LaunchTransform(operand="w", bytes=16 * 24 * 9 * 32)
+    loaded = ctypes.CDLL(str(winner.path))
+    extents = (ctypes.c_int64 * 18)(2, 12, 10, 20, 24, 3, 3, 12, 10, 1, *(1,) * 8)
+    loaded.cukiln_transformed_bytes.restype = ctypes.c_int64
+    assert loaded.cukiln_transformed_bytes(extents) == winner.launch.transform.bytes
+    first = winner.launch.functions[0]
+    assert "transform_filters" in first.symbol and first.grid == (24 * 32 // 256, 1, 1)
 
 
 def declared(name: str) -> declare.Declarations:
     without = {"job": "test_every_operator.py has one of rings and of Winograd"}
     if name != "conv2d":
-        without |= {"calls": "as those of conv2d", "mutations": "the text is that of conv2d and of matmul"}
+        without |= {"calls": "as those of conv2d"}
+    if name not in MUTATIONS:
+        without |= {"mutations": "the text is that of conv2d and of matmul"}
     return declare.Declarations(
         operator=name,
         problem={**SIZES, "dtype": "int64"},
@@ -677,16 +849,24 @@ def declared(name: str) -> declare.Declarations:
         searches=searches(name),
         references=references(name),
         proofs=declare.Proofs(kernels=partial(proved, name), sanitized=partial(sanitized, name)),
-        mutations=declare.Mutations(kernels=mutated, files=(), wrong=WRONG) if name == "conv2d" else None,
+        mutations=MUTATIONS.get(name),
         random_cases=declare.RandomCases(
             draws=partial(draws, name=name),
             properties=properties,
-            spread=SPREAD if name == "conv2d_wgrad" else {**SPREAD, **SPREAD_OF_WINOGRAD},
+            spread={
+                **SPREAD,
+                **({} if name == "conv2d_wgrad" else SPREAD_OF_WINOGRAD),
+                **({"split fused": 3, "split ahead": 3} if name in SPLIT_AHEAD else {}),
+            },
             each_run=12 if name == "conv2d_wgrad" else 6,
         ),
         machine_code=declare.MachineCode(
             kernels=partial(compiled, name),
-            claims={words: (has_the_products_of_limbs,) for words in compiled(name) if "limbs" in words},
+            claims={
+                words: (has_the_products_of_limbs, *((has_copies_of_16_bytes,) if "planes" in words else ()))
+                for words in compiled(name)
+                if "limbs" in words
+            },
         ),
         launches=declare.Launches(
             planned={

@@ -460,7 +460,7 @@ WRONG: dict[str, tuple[str, str]] = {
     "the epilogue of the first filter": ("Position{filter, filter, offset}", "Position{0, 0, offset}"),
     "outputs of the first image": (ROWS, "(int64_t(0) * layer.filters + filter)"),
     "outputs one column further": (PIXEL, f"{PIXEL} + 1"),
-    "the filters where the image is": ("image + tiled.image_bytes(kernel)", "image"),
+    "the filters where the image is": ("image + tiled.image_bytes()", "image"),
     "too few tiles": (f"rounded_up{IMAGES}", f"rounded_up({IMAGES} - 8)"),
     "the inverse before the sums": ("out[2].function = 2;", "out[2].function = 3;"),
 }  # fmt: skip

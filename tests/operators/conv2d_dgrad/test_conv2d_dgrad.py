@@ -418,7 +418,7 @@ BEFORE = "conv::as_distance(before)"
 TAPS = "(along.taps - 1 - first) / along.tap_step + 1"
 MUTATIONS = declare.Mutations(
     kernels=lambda called: Kernels(NAME, called).made(CONFIGS),
-    files=OP.files,
+    files=(PHASES, FILTERS, KERNEL),  # test_conv2d_ring has the mutants of planes.cuh
     counts={"bounds": 12},
     wrong={
         "every phase begins with the first tap": (PHASES, FITS, "false"),
@@ -432,7 +432,7 @@ MUTATIONS = declare.Mutations(
         "the padding behind for that before": (KERNEL, BEFORE, BEFORE.replace("before", "behind")),
         "the paddings swapped": (PHASES, "padding_w = of_w.padding", "padding_w = of_h.padding"),
         "taps of the other axis": (
-            PHASES, "k = of_h.taps * of_w.taps * channels", "k = of_h.taps * of_h.taps * channels"
+            PHASES, "of_h.taps * of_w.taps * channels_of_tap()", "of_h.taps * of_h.taps * channels_of_tap()"
         ),
         "the first tap for the last": (PHASES, "of_h.last * weight_row + of_w.last * weight_column", "0"),
         "the filter is not turned over": (PHASES, "r * h.tap_step * weight_row", "-r * h.tap_step * weight_row"),
