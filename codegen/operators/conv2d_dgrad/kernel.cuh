@@ -259,9 +259,9 @@ Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* lau
   return bind(plan_of<C>, pointers, extents, launch, scalars, workspace);
 }
 
-inline int64_t plane_vectors(const Shape& s) {
-  const int64_t taps = s.filter_height * s.filter_width;
-  return conv::plane_vectors(s.images * s.out_height * s.out_width, s.groups, s.channels * taps, s.filters / s.groups);
+inline int64_t plane_vectors(const Shape& shape) {
+  const int64_t taps = shape.filter_height * shape.filter_width, pixels = shape.images * shape.out_height * shape.out_width;
+  return conv::plane_vectors(pixels, shape.groups, shape.channels * taps, shape.filters / shape.groups);
 }
 
 // Without phases, which divide no sum, all is as with stride 1.

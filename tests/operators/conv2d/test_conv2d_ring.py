@@ -146,7 +146,7 @@ def searches(name: str) -> declare.Searches:
     ahead = [
         Rejection(LAYER, {**of_planes, "copy": "registers"}, "limb_split", "copied by cp_async, not by copy"),
         Rejection({**LAYER, **TOLERANT}, {**of_planes, "truncate": "tile"}, "limb_split", "have zeros of their own"),
-        Rejection({**LAYER, "n": 2**14, "c": 65}, of_planes, "index", "a plane has"),
+        Rejection({**LAYER, "n": 26_000, "c": 65, "k": 65}, of_planes, "index", "a plane has"),
         Rejection({**LAYER, "c": 1841, "k": 1841}, of_planes, "chain_k", "k = 16704; without carries the diagonals"),
     ]
     of_winograd = [
