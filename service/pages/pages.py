@@ -29,6 +29,7 @@ from service.routes.jobs import ReportTurn, is_job_id
 from storage.database.session import Session
 from storage.database.tables import LIVE
 from storage.entities.jobs import list_jobs
+from storage.entities.stage_times import sums
 from storage.reports.job import job_report
 from storage.reports.profile import profile_page
 from storage.reports.progress import job_progress
@@ -169,13 +170,10 @@ def _progress(session: Session, service: Service, job: JobSummary) -> Progress |
 
 def _phases(rows: Sequence[TimingRow]) -> dict[str, Any]:
     """Seconds of each phase of compiling, the longest first, and those that all work waited for a worker."""
-    sums: dict[str, float] = {}
-    for row in rows:
-        for name, seconds in row.phases.items():
-            sums[name] = sums.get(name, 0.0) + seconds
-    waited = sums.pop("queue", 0.0)
+    whole = sums(phase for row in rows for phase in row.phases.items())
+    waited = whole.pop("queue", 0.0)
     phases = sorted(
-        ((name, seconds) for name, seconds in sums.items() if seconds), key=lambda phase: (-phase[1], phase[0])
+        ((name, seconds) for name, seconds in whole.items() if seconds), key=lambda phase: (-phase[1], phase[0])
     )
     return {"phases": phases, "waited": waited}
 

@@ -19,6 +19,7 @@ from cukiln.types import TimelineStep
 from service.context import ServiceDep
 from service.openapi import problems
 from service.routes.jobs import KnownJob, ReportTurn, found
+from storage.entities.stage_times import sums
 from storage.queue.new_tasks import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
 from storage.reports.times import JobTrace, TracedTask, job_trace
 
@@ -203,7 +204,7 @@ def _arguments(piece: _Slice) -> dict[str, Any]:
         elif task.kind == VERIFY:
             args["seconds"] = {"verify": task.group.verify_seconds}
     if task.phases and attempt is task.attempts[-1]:
-        args["phases"] = _sums(task.phases)
+        args["phases"] = sums((phase["name"], phase["seconds"]) for phase in task.phases)
     return args
 
 
@@ -215,13 +216,6 @@ def _whose(task: TracedTask, attempt: TimelineStep) -> dict[str, Any]:
     if task.jobs:
         args["jobs"] = task.jobs
     return args
-
-
-def _sums(phases: list[dict[str, Any]]) -> dict[str, float]:
-    sums: dict[str, float] = {}
-    for phase in phases:
-        sums[phase["name"]] = sums.get(phase["name"], 0.0) + phase["seconds"]
-    return sums
 
 
 def _name(task: TracedTask) -> str:

@@ -2,7 +2,7 @@
 the problems that use it, of the jobs that it was compiled for: so all problems sum to what the groups took."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 from sqlalchemy import ColumnElement, RowMapping, func, select, true
 
@@ -18,6 +18,15 @@ PROBLEMS_AT_ONCE = 500
 
 Spent = Mapping[int, Mapping[str, StageSeconds]]
 """By problem, then by stage or phase."""
+Key = TypeVar("Key")
+
+
+def sums(parts: Iterable[tuple[Key, float]]) -> dict[Key, float]:
+    """The numbers of each key, added up."""
+    whole: dict[Key, float] = {}
+    for key, part in parts:
+        whole[key] = whole.get(key, 0.0) + part
+    return whole
 
 
 def add_seconds(session: Session, spent: Spent) -> None:
@@ -56,11 +65,9 @@ def seconds_of(row: RowMapping) -> Seconds:
 
 def by_phase(phases: Iterable[Mapping[str, Any]]) -> dict[str, StageSeconds]:
     """The wall seconds of a group's phases, by name; their CPU seconds are not measured."""
-    sums: dict[str, float] = {}
-    for phase in phases:
-        name = phase["name"] if phase["name"] in get_args(PhaseName) else OTHER_PHASE
-        sums[name] = sums.get(name, 0.0) + phase["seconds"]
-    return {name: StageSeconds(wall=seconds) for name, seconds in sums.items()}
+    known = get_args(PhaseName)
+    seconds = sums((phase["name"] if phase["name"] in known else OTHER_PHASE, phase["seconds"]) for phase in phases)
+    return {name: StageSeconds(wall=wall) for name, wall in seconds.items()}
 
 
 def shares(
@@ -99,8 +106,5 @@ def shares(
 def _parts(users: Iterable[set[int]]) -> list[tuple[int, float]]:
     """Each problem's part of the whole; the parts sum to 1."""
     kernels = list(users)
-    parts: dict[int, float] = {}
-    for problems in kernels:
-        for problem in problems:
-            parts[problem] = parts.get(problem, 0.0) + 1.0 / len(kernels) / len(problems)
+    parts = sums((problem, 1.0 / len(kernels) / len(problems)) for problems in kernels for problem in problems)
     return list(parts.items())

@@ -6,6 +6,7 @@ job are short, which leaves no worker idle for long (guided self-scheduling: Pol
 Transactions on Computers, 1987).
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -233,9 +234,7 @@ def _jobs(session: Session, builds: Sequence[Any], now: float) -> dict[str, tupl
         .order_by(pending_build.job_id)
     ).all()
     seconds = {row.id: row.predicted_seconds for row in builds}
-    users: dict[str, int] = {}
-    for row in rows:
-        users[row.build] = users.get(row.build, 0) + 1
+    users = Counter(row.build for row in rows)
     jobs: dict[str, tuple[float, float]] = {}
     for row in rows:
         waited, charged = jobs.get(row.job_id, (0.0, 0.0))

@@ -1,5 +1,6 @@
 """What `cukiln tune` and `cukiln lookup` print when they are done."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -275,10 +276,9 @@ def summary(job: Job, seconds: float) -> str:
     if job.cached:
         return f"{counted(total, 'problem')} answered from the cache in {duration(seconds)}; nothing was compiled."
     candidates = sum(problem.candidates for problem in job.problems)
-    verdicts: dict[str, int] = {}
+    verdicts: Counter[str] = Counter()
     for problem in job.problems:
-        for name, count in problem.verdicts.items():
-            verdicts[name] = verdicts.get(name, 0) + count
+        verdicts.update(problem.verdicts)
     counts = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items(), key=lambda item: item[0] != "ok"))
     head = {"done": "done", "partial": f"{total - solved} of {total} without a winner"}.get(job.state, job.state)
     verified = f"{counted(candidates, 'candidate')} ({counts or 'none verified'})"

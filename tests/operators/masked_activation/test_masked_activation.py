@@ -162,7 +162,7 @@ SEARCHES = declare.Searches(
         Rejection(HALF, VECTORISED, "padding", "a block of 8192 elements is mostly padding for 1000"),
         Rejection({**HALF, "shape": [2**40]}, {**VECTORISED, **SMALLEST}, "grid", "17179869184 blocks"),
         Rejection({"shape": [2**20]}, {**VECTORISED, **LARGEST}, "registers",
-                  "about 88 registers; 1024 threads have 64 each"),
+                  "1024 threads of about 88 registers; sm_90a has"),
         Rejection({"shape": [2**31]}, LISTS, "index", "indices of 2147483648 elements; 32 bits count 2147483647"),
         Rejection({"shape": [1000]}, LISTS, "padding", "a block of 8192 elements"),
         Rejection({"shape": [2**20]}, LISTS, "workspace", "needs 4194816 bytes of workspace, the limit is 4096",

@@ -101,7 +101,7 @@ SEARCHES = declare.Searches(
             ((2, 1000), {}, "rows", "4 rows of a block are mostly padding for 2"),
             ((100, 1000), {"steps": 7}, "steps", "room for 896 elements; a row has 1000 (8 steps)"),
             ((100, 1000), {"steps": 16}, "steps", "16 steps are mostly unused by 8"),
-            ((100, 40000), {"steps": 313, "rows": 1}, "registers", "about 1284 registers; 255 are there"),
+            ((100, 40000), {"steps": 313, "rows": 1}, "registers", "about 1284 registers per thread; at most 255"),
             ((100, 400_000), LONG, "shared_memory", "1601664 bytes"),
         )
     ],
