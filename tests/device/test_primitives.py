@@ -23,7 +23,8 @@ CHECK = {check.name: check for check in CHECKS}
 
 INF, NAN, SMALLEST = float("inf"), float("nan"), 2.0**-126
 # Each is given as all three arguments of "arithmetic", of which thread i has the words from 3 i on.
-POWERS = {0.0: 1.0, -0.0: 1.0, 2.0**-140: 1.0, 3.0: 8.0, -126.0: SMALLEST, -127.0: 0.0, -256.0: 0.0, -INF: 0.0, INF: INF}
+POWERS = [(0.0, 1.0), (-0.0, 1.0), (2.0**-140, 1.0), (3.0, 8.0), (-126.0, SMALLEST), (-127.0, 0.0), (-256.0, 0.0)]
+POWERS += [(-INF, 0.0), (INF, INF)]
 GREATER = [(1.0, 2.0, 2.0), (2.0, 1.0, 2.0), (NAN, 1.0, 1.0), (1.0, NAN, 1.0), (-0.0, 0.0, 0.0), (0.0, -0.0, 0.0)]
 GREATER += [(-INF, -3.0, -3.0), (-0.0, -0.0, -0.0)]
 
@@ -38,8 +39,8 @@ def arithmetic(emulations: CpuEmulations, given: list[tuple[float, float, float]
 def test_a_power_of_2_is_exact_where_the_exponent_is_whole_and_flushes_what_is_subnormal(
     emulations: CpuEmulations,
 ) -> None:
-    results = arithmetic(emulations, [(x, 0.0, 0.0) for x in POWERS])
-    assert dict(zip(POWERS, results[:, 9].tolist(), strict=False)) == POWERS
+    results = arithmetic(emulations, [(x, 0.0, 0.0) for x, _ in POWERS])
+    assert results[: len(POWERS), 9].tolist() == [power for _, power in POWERS]
     assert np.isnan(arithmetic(emulations, [(NAN, 0.0, 0.0)])[0, 9])
 
 
