@@ -89,26 +89,24 @@ __device__ __forceinline__ int end_seen(const Arguments& arguments, int row) {
 template <class C>
 struct Feed {
   using T = typename C::Input;
-  const Arguments& arguments;
   const T *k, *v;
   int first_key, tiles;
 
-  __device__ __forceinline__ Feed(const Arguments& given, const Place<C>& place, int first, int count)
-      : arguments(given), first_key(first), tiles(count) {
+  __device__ __forceinline__ Feed(const Arguments& given, const Place<C>& place, int first, int count) : first_key(first), tiles(count) {
     k = static_cast<const T*>(given.k) + place.batch * given.of_k.batch + place.kv_head * given.of_k.head + first * given.of_k.position;
     v = static_cast<const T*>(given.v) + place.batch * given.of_v.batch + place.kv_head * given.of_v.head + first * given.of_v.position;
   }
-  __device__ __forceinline__ void start_keys(char* stage, int tile) const {
-    start<Keys<C>>(stage, tile, k, arguments.of_k.position, arguments.head_dim_qk);
+  __device__ __forceinline__ void start_keys(const Arguments& arguments, char* stage, int tile) const {
+    start<Keys<C>>(stage, tile, k, arguments.of_k.position, arguments.seq_kv, arguments.head_dim_qk);
   }
-  __device__ __forceinline__ void start_values(char* stage, int tile) const {
-    start<Values<C>>(stage, tile, v, arguments.of_v.position, arguments.head_dim_vo);
+  __device__ __forceinline__ void start_values(const Arguments& arguments, char* stage, int tile) const {
+    start<Values<C>>(stage, tile, v, arguments.of_v.position, arguments.seq_kv, arguments.head_dim_vo);
   }
   template <class Stage>
-  __device__ __forceinline__ void start(char* stage, int tile, const T* source, int64_t pitch, int columns) const {
+  __device__ __forceinline__ void start(char* stage, int tile, const T* source, int64_t pitch, int seq_kv, int columns) const {
     if (tile < tiles) {
       const int before = tile * C::tile_kv;
-      Stage::Copy::start(stage, source + before * pitch, pitch, arguments.seq_kv - first_key - before, columns);
+      Stage::Copy::start(stage, source + before * pitch, pitch, seq_kv - first_key - before, columns);
     }
     cp_async_commit();
   }
@@ -126,9 +124,8 @@ struct Warp {
   static_assert(pieces * 16 * C::warps == C::tile_q, "a warp has pieces of 16 queries");
   static_assert(C::tile_kv % 16 == 0, "a tile has pieces of 16 keys");
 
-  const Arguments& arguments;
-  const int first;     // of the block's queries
-  const int warp_row;  // of the tile
+  int first;     // of the block's queries
+  int warp_row;  // of the tile
   Reader<QTile> q_reader;
   Reader<Keys<C>> key_reader;
   Reader<Values<C>> value_reader;
@@ -136,9 +133,8 @@ struct Warp {
   float scores[pieces][key_columns][4], sums[pieces][out_columns][4];
   float greatest[pieces][2], total[pieces][2];  // of a row: its greatest score so far, as an exponent of 2; this lane's weights
 
-  __device__ __forceinline__ Warp(const Arguments& given, int first_query)
-      : arguments(given),
-        first(first_query),
+  __device__ __forceinline__ explicit Warp(int first_query)
+      : first(first_query),
         warp_row(static_cast<int>(threadIdx.x) / 32 * rows),
         q_reader(down_first<QTile>(warp_row)),
         key_reader(along_first<Keys<C>>()),
@@ -203,11 +199,11 @@ struct Warp {
   }
 
   // Whether a query of this warp does not see all of the tile that begins with key `begin`.
-  __device__ __forceinline__ bool needs_mask(int begin) const {
+  __device__ __forceinline__ bool needs_mask(const Arguments& arguments, int begin) const {
     const int first_row = first + warp_row;
     return begin + C::tile_kv > end_seen(arguments, first_row) || begin < first_seen(arguments, first_row + rows - 1);
   }
-  __device__ __forceinline__ void mask(int begin) {
+  __device__ __forceinline__ void mask(const Arguments& arguments, int begin) {
 #pragma unroll
     for (int i = 0; i < pieces; ++i)
 #pragma unroll
@@ -225,7 +221,7 @@ struct Warp {
   }
 
   // softcap's tanh, whose factor is in `to_bits`.
-  __device__ __forceinline__ void cap() {
+  __device__ __forceinline__ void cap(const Arguments& arguments) {
 #pragma unroll
     for (int i = 0; i < pieces; ++i)
 #pragma unroll
@@ -239,7 +235,7 @@ struct Warp {
 
   // Scores become weights 2^(score - greatest), and what was summed before is brought to the new greatest. That is kept as
   // it is subtracted, so that its rounding is a factor that all weights share.
-  __device__ __forceinline__ void weigh() {
+  __device__ __forceinline__ void weigh(const Arguments& arguments) {
 #pragma unroll
     for (int i = 0; i < pieces; ++i)
 #pragma unroll

@@ -74,7 +74,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   const int first_tile = first_seen(arguments, place.first) / C::tile_kv;
   const int end = end_seen(arguments, place.first + C::tile_q - 1);
   const int tiles = end > 0 ? (end - 1) / C::tile_kv + 1 - first_tile : 0;
-  Warp<C> warp(arguments, place.first);
+  Warp<C> warp(place.first);
   // Where Q stays in shared memory it comes with the first keys.
   if constexpr (Warp<C>::holds_q) {
     cp_async_commit();
@@ -86,27 +86,28 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   const Feed<C> feed(arguments, place, first_tile * C::tile_kv, tiles);
 #pragma unroll
   for (int i = 0; i < C::stages; ++i) {
-    feed.start_keys(stage_at<K>(keys, i), i);  // stage: first keys
-    if (i + 1 < C::stages) feed.start_values(stage_at<V>(values, i), i);  // stage: first values
+    feed.start_keys(arguments, stage_at<K>(keys, i), i);  // stage: first keys
+    if (i + 1 < C::stages) feed.start_values(arguments, stage_at<V>(values, i), i);  // stage: first values
   }
-  // Of keys and values in turn the newest 2 (stages - 1) groups may be under way at each wait.
-  int reading = 0, filling = C::stages - 1;
+  // Of keys and values in turn the newest 2 (stages - 1) groups may be under way at each wait. The first stage is 0, which is
+  // not known before: what nvcc 13.2 makes of a single stage's constant addresses depends on the other kernels of a file.
+  int reading = arguments.seq_q < 1, filling = C::stages - 1;
 #pragma unroll 1
   for (int tile = 0; tile < tiles; ++tile) {
     cp_async_wait<2 * (C::stages - 1)>();
     __syncthreads();  // these keys have landed, and all warps have left the values before
-    feed.start_values(stage_at<V>(values, filling), tile + C::stages - 1);  // stage: next values
+    feed.start_values(arguments, stage_at<V>(values, filling), tile + C::stages - 1);  // stage: next values
     warp.score(q_tile, stage_at<K>(keys, reading));  // stage: scored keys
     cp_async_wait<2 * (C::stages - 1)>();
     __syncthreads();  // these values have landed, and all warps have left these keys
-    feed.start_keys(stage_at<K>(keys, reading), C::stages + tile);  // stage: next keys
-    if constexpr (C::softcap) warp.cap();
+    feed.start_keys(arguments, stage_at<K>(keys, reading), C::stages + tile);  // stage: next keys
+    if constexpr (C::softcap) warp.cap(arguments);
     const int begin = (first_tile + tile) * C::tile_kv;
-    if (warp.needs_mask(begin)) warp.mask(begin);
-    warp.weigh();
+    if (warp.needs_mask(arguments, begin)) warp.mask(arguments, begin);
+    warp.weigh(arguments);
     warp.add_values(stage_at<V>(values, reading));  // stage: added values
     filling = reading;
-    reading = next_of(reading, C::stages);
+    if constexpr (C::stages > 1) reading = next_of(reading, C::stages);
   }
   // No warp reads keys any more; values may still be read where out takes more room than they leave.
   if constexpr (out_bytes<C> > keys_bytes<C>) __syncthreads();

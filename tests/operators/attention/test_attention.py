@@ -403,7 +403,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "values by the heads of keys": (BLOCK, "place.kv_head * given.of_v.head", "place.kv_head * given.of_k.head"),
     "values by the positions of keys": (BLOCK, "arguments.of_v.position", "arguments.of_k.position"),
     "the same tile again": (BLOCK, "source + before * pitch", "source + 0 * pitch"),
-    "rows of the first tile exist": (BLOCK, "arguments.seq_kv - first_key - before", "arguments.seq_kv - first_key"),
+    "rows of the first tile exist": (BLOCK, "seq_kv - first_key - before", "seq_kv - first_key"),
     "keys from another tile on": (OWN, "first_tile * C::tile_kv", "0 * C::tile_kv"),
     "the last tile is left out": (
         OWN, "(end - 1) / C::tile_kv + 1 - first_tile",
