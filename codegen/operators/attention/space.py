@@ -30,7 +30,7 @@ L2_SHARE = 0.75
 ROW_REGISTERS = 8
 # Fragments of K or V, weights that become fragments, addresses and counters. These constants are fitted so that kernels
 # of levels 0 and 1 do not spill: of 80 kernels near the limit that were compiled with ptxas 13.2 (sm_80 and sm_90a,
-# both types, heads of 64 to 256, with and without cap and lse) they reject the 11 that did and 23 that did not.
+# both types, heads of 64 to 256, with and without cap and lse) they reject the 14 that did and 20 that did not.
 OVERHEAD_REGISTERS = 73
 # A copy of a thread beyond so many in a tile: its address and its check are kept, or what is kept instead spills.
 FEW_COPIES, COPY_REGISTERS = 4, 2
