@@ -2,8 +2,9 @@
 
 Occupancy follows NVIDIA's CUDA Occupancy Calculator (registers are given to warps in units of 256, shared memory to
 blocks in units of 128 bytes from 8.0 on and 256 before). Time is the roofline of Williams, Waterman and Patterson (CACM
-52:4, 2009) with five roofs (issue of FMAs and all else, tensor cores, shared memory, L2, DRAM), quantised into waves of
-blocks, with latency hidden as Little's law allows (Volkov, "Understanding Latency Hiding on GPUs", UC Berkeley 2016).
+52:4, 2009) with six roofs (issue of FMAs and all else, tensor cores, special functions, shared memory, L2, DRAM),
+quantised into waves of blocks, with latency hidden as Little's law allows (Volkov, "Understanding Latency Hiding on
+GPUs", UC Berkeley 2016).
 A candidate of several launches takes the sum of their times.
 """
 
