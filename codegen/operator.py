@@ -117,7 +117,8 @@ class Work:
 
     On tensor cores: `mma` multiply-adds of the whole launch, `mma_type` which of the target's rates they run at,
     `mma_macs` of one instruction, of which `independent` are then a warp's chains. `prefetched` steps whose loads a
-    block has in flight, where that is fixed (0: `overlap` has it). `others` are the launches before and after this one.
+    block has in flight, where that is fixed (0: `overlap` has it). `special`: exponentials for the special-function
+    units; each is one of `other_instructions` too. `others` are the launches before and after this one.
     """
 
     blocks: int
@@ -137,6 +138,7 @@ class Work:
     mma_macs: int = 0
     prefetched: int = 0
     imad: float = 0.0
+    special: float = 0.0
     others: "tuple[Work, ...]" = ()
 
 

@@ -71,7 +71,16 @@ __device__ __forceinline__ T* shared_memory() {
 
 __device__ __forceinline__ float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 __device__ __forceinline__ float exp(float x) { return ::expf(x); }
+// At most 2 ulp off; 1 of any zero, 0 of -infinity. Subnormal arguments and results are zeros (PTX ISA, "ex2").
+__device__ __forceinline__ float exp2(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x));
+  return power;
+}
 __device__ __forceinline__ float log(float x) { return ::logf(x); }
+__device__ __forceinline__ float log2(float x) { return ::log2f(x); }
+// Of a number and a NaN the number; +0 is greater than -0 (PTX ISA, "max").
+__device__ __forceinline__ float maximum(float a, float b) { return ::fmaxf(a, b); }
 // Rounded correctly (CUDA C++ Programming Guide, "Mathematical Functions").
 __device__ __forceinline__ float sqrt(float x) { return __fsqrt_rn(x); }
 __device__ __forceinline__ float erf(float x) { return ::erff(x); }

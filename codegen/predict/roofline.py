@@ -2,8 +2,9 @@
 
 Occupancy follows NVIDIA's CUDA Occupancy Calculator (registers are given to warps in units of 256, shared memory to
 blocks in units of 128 bytes from 8.0 on and 256 before). Time is the roofline of Williams, Waterman and Patterson (CACM
-52:4, 2009) with five roofs (issue of FMAs and all else, tensor cores, shared memory, L2, DRAM), quantised into waves of
-blocks, with latency hidden as Little's law allows (Volkov, "Understanding Latency Hiding on GPUs", UC Berkeley 2016).
+52:4, 2009) with six roofs (issue of FMAs and all else, tensor cores, special functions, shared memory, L2, DRAM),
+quantised into waves of blocks, with latency hidden as Little's law allows (Volkov, "Understanding Latency Hiding on
+GPUs", UC Berkeley 2016).
 A candidate of several launches takes the sum of their times.
 """
 
@@ -26,6 +27,8 @@ SHARED_BYTES_PER_CLOCK = 128.0
 # Integer multiply-adds of 32 bits per clock and multiprocessor, from 7.x on (CUDA C++ Programming Guide 13.0,
 # "Arithmetic Instructions", throughput table).
 IMAD_LANES = 64.0
+# Results of special functions per clock and multiprocessor (the same table: rcp, rsqrt, ex2, lg2, sin, cos, tanh).
+SPECIAL_LANES = 16.0
 # Measured by microbenchmarks (Jia et al., arXiv:1804.06826 and arXiv:1903.07486) on Volta and Turing: 4 clocks from FMA
 # to FMA, 19 to 23 from shared memory, 400 to 600 from DRAM, 64 bytes per clock and multiprocessor from L2.
 FMA_LATENCY = 4.0
@@ -162,6 +165,8 @@ def _roofs(work: Work, target: Target, resident: int, spilled_bytes: int) -> dic
         "l2": work.l2_bytes * share / (L2_SHARED_BYTES_PER_CLOCK if work.mma else L2_BYTES_PER_CLOCK),
         "dram": work.dram_bytes / (bytes_per_clock * active),
     }
+    if work.special:
+        roofs["special"] = work.special * share / SPECIAL_LANES
     if work.mma:
         rate = max(target.mma_macs(work.mma_type), 1.0)
         roofs["mma"] = work.mma * share / rate / _mma_efficiency(work, rate, min(resident, fullest))

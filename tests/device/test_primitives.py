@@ -19,6 +19,49 @@ from tests.support.lane_tables import LANES, LDMATRIX, LDMATRIX_ROWS, LDMATRIX_T
 
 CHECK = {check.name: check for check in CHECKS}
 
+# --- functions of floats
+
+INF, NAN, SMALLEST = float("inf"), float("nan"), 2.0**-126
+# Each is given as all three arguments of "arithmetic", of which thread i has the words from 3 i on.
+POWERS = [(0.0, 1.0), (-0.0, 1.0), (2.0**-140, 1.0), (3.0, 8.0), (-126.0, SMALLEST), (-127.0, 0.0), (-256.0, 0.0)]
+POWERS += [(-INF, 0.0), (INF, INF)]
+GREATER = [(1.0, 2.0, 2.0), (2.0, 1.0, 2.0), (NAN, 1.0, 1.0), (1.0, NAN, 1.0), (-0.0, 0.0, 0.0), (0.0, -0.0, 0.0)]
+GREATER += [(-INF, -3.0, -3.0), (-0.0, -0.0, -0.0)]
+
+
+def arithmetic(emulations: CpuEmulations, given: list[tuple[float, float, float]]) -> NDArray[np.float32]:
+    """Of each thread its 12 results."""
+    words = np.zeros((1, 96), np.float32)
+    words[0, : 3 * len(given)] = np.array(given, np.float32).ravel()
+    return emulations.run(CHECK["arithmetic"], words.view(np.uint32)).view(np.float32).reshape(32, 12)
+
+
+def test_a_power_of_2_is_exact_where_the_exponent_is_whole_and_flushes_what_is_subnormal(
+    emulations: CpuEmulations,
+) -> None:
+    results = arithmetic(emulations, [(x, 0.0, 0.0) for x, _ in POWERS])
+    assert results[: len(POWERS), 9].tolist() == [power for _, power in POWERS]
+    assert np.isnan(arithmetic(emulations, [(NAN, 0.0, 0.0)])[0, 9])
+
+
+def test_a_logarithm_to_the_base_2_is_exact_where_it_is_whole(emulations: CpuEmulations) -> None:
+    results = arithmetic(emulations, [(2.0**k, 0.0, 0.0) for k in range(-10, 20)])
+    assert results[:30, 10].tolist() == list(range(-10, 20))
+
+
+def test_of_a_number_and_a_nan_the_number_is_the_greater_and_of_zeros_the_positive(emulations: CpuEmulations) -> None:
+    results = arithmetic(emulations, [(a, b, 0.0) for a, b, _ in GREATER])[: len(GREATER), 11]
+    expected = np.array([greater for *_, greater in GREATER], np.float32)
+    assert results.view(np.uint32).tolist() == expected.view(np.uint32).tolist()
+    assert np.isnan(arithmetic(emulations, [(NAN, NAN, 0.0)])[0, 11])
+
+
+def test_a_pair_has_the_first_number_in_its_low_half(emulations: CpuEmulations) -> None:
+    words = np.tile(np.array([1.0 + 2.0**-9, -70000.0], np.float32), (1, 32)).view(np.uint32)
+    results = emulations.run(CHECK["pairs"], words).view(np.float32).reshape(32, 4)
+    assert results[5].tolist() == [1.0 + 2.0**-9, -INF, 1.0, -70144.0]
+
+
 # --- ldmatrix
 
 

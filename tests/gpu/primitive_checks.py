@@ -194,18 +194,23 @@ def _matrices(count: int, transposed: bool) -> Check:
 
 
 # How far from the true value the functions are at most, in units in the last place: on the GPU expf 1, erff 2, tanhf 2,
-# logf 1 (CUDA C++ Programming Guide, "Mathematical functions"), on the CPU expf 1, erff 1, tanhf 2, logf 1 (The GNU C
-# Library, "Known maximum errors in math functions"); and one where both round to neighbours. Roots have no error.
-_ARITHMETIC = within_ulps((0, 3, 4, 5, 0, 0, 0, 3, 0))
-_FUNCTIONS = ("fma", "exp", "erf", "tanh", "round_to_half", "round_to_bfloat16", "exact_epilogue", "log", "sqrt")
+# logf 1, log2f 1 (CUDA C++ Programming Guide, "Mathematical functions"), ex2 2 (PTX ISA, "ex2"), on the CPU expf 1,
+# erff 1, tanhf 2, logf 1, exp2f 1, log2f 1 (The GNU C Library, "Known maximum errors in math functions"); and one where
+# both round to neighbours. Roots and the greater of two have no error.
+_ARITHMETIC = within_ulps((0, 3, 4, 5, 0, 0, 0, 3, 0, 4, 3, 0))
+_FUNCTIONS = (
+    "fma", "exp", "erf", "tanh", "round_to_half", "round_to_bfloat16", "exact_epilogue", "log", "sqrt", "exp2", "log2",
+    "maximum",
+)  # fmt: skip
 _SHUFFLES = ("shuffle_idx", "shuffle_up", "shuffle_down", "shuffle_xor")
 
 CHECKS: tuple[Check, ...] = (
     *(_vectors(element, count) for element in ("float", "int") for count in (1, 2, 4)),
     *(_vectors(element, count) for element in ("Half", "BFloat16") for count in (1, 2, 4, 8)),
     *(_vectors(element, count) for element in ("signed char", "unsigned char") for count in (1, 2, 4, 8, 16)),
-    Check("arithmetic", "arithmetic", _FUNCTIONS, inputs.floats(96), 288, _ARITHMETIC),
+    Check("arithmetic", "arithmetic", _FUNCTIONS, inputs.floats(96), 384, _ARITHMETIC),
     Check("conversions", "conversions", ("to_float", "from_float"), inputs.every_half, 224, same_floats),
+    Check("pairs", "pairs", ("pack_pair",), inputs.floats(64), 128, same_floats, capability=80),
     Check("bytes", "bytes_transposed", ("transpose_bytes",), inputs.random_words(128), 128, same_bits),
     Check("shuffles", "shuffles", _SHUFFLES, inputs.operands_of_shuffles, 128, same_bits),
     Check("votes", "votes", ("vote_any", "vote_all", "vote_ballot"), inputs.votes, 96, same_bits),

@@ -45,7 +45,7 @@ __device__ __forceinline__ void vectors(const Arguments& arguments) {
 __device__ __forceinline__ void arithmetic(const Arguments arguments) {
   const int thread = static_cast<int>(threadIdx.x);
   const float* in = input<float>(arguments, 96) + thread * 3;
-  float* out = output<float>(arguments, 288) + thread * 9;
+  float* out = output<float>(arguments, 384) + thread * 12;
   const float a = load_global<1>(in).data[0], b = load_global<1>(in + 1).data[0], c = load_global<1>(in + 2).data[0];
   put(out, cukiln::fma(a, b, c));
   put(out + 1, cukiln::exp(a));
@@ -56,6 +56,9 @@ __device__ __forceinline__ void arithmetic(const Arguments arguments) {
   put(out + 6, exact_epilogue() ? 1.0f : 0.0f);
   put(out + 7, cukiln::log(a));
   put(out + 8, cukiln::sqrt(a));
+  put(out + 9, cukiln::exp2(a));
+  put(out + 10, cukiln::log2(a));
+  put(out + 11, maximum(a, b));
 }
 
 // Every conversion of a word's bits, and the transposed bytes of four of them.
@@ -74,6 +77,19 @@ __device__ __forceinline__ void conversions(const Arguments arguments) {
   put(out + 4, from_float<float>(value));
   put(out + 5, to_float(from_float<Half>(value)));
   put(out + 6, to_float(from_float<BFloat16>(value)));
+}
+
+// Two floats of each lane as a pair of halves and as one of bfloat16, and back.
+__device__ __forceinline__ void pairs(const Arguments arguments) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const float* in = input<float>(arguments, 64) + thread * 2;
+  float* out = output<float>(arguments, 128) + thread * 4;
+  const float low = load_global<1>(in).data[0], high = load_global<1>(in + 1).data[0];
+  const unsigned halves = pack_pair<Half>(low, high), bfloats = pack_pair<BFloat16>(low, high);
+  put(out, to_float(Half{static_cast<unsigned short>(halves & 0xffffu)}));
+  put(out + 1, to_float(Half{static_cast<unsigned short>(halves >> 16)}));
+  put(out + 2, to_float(BFloat16{static_cast<unsigned short>(bfloats & 0xffffu)}));
+  put(out + 3, to_float(BFloat16{static_cast<unsigned short>(bfloats >> 16)}));
 }
 
 __device__ __forceinline__ void bytes_transposed(const Arguments arguments) {

@@ -104,7 +104,7 @@ def test_the_packaged_file_can_be_read() -> None:
         ("cpu/matrix.h", "first = i % 4 * per_word", "first = i % 2 * per_word", MMA),
         ("cpu/twin.h", "__builtin_tanhf(x)", "x", {"tanh"}),
         ("cpu/twin.h", "::cukiln::cpu::barrier(__LINE__", "::cukiln::cpu::barrier(1 + __LINE__", {"__syncthreads"}),
-        ("cpu/convert.h", "return {0x7fff}", "return {0x7e00}", {"from_float", "mma_m16n8k16_f16_f16"}),
+        ("cpu/convert.h", "return {0x7fff}", "return {0x7e00}", {"from_float", "mma_m16n8k16_f16_f16", "pack_pair"}),
         ("cpu/warp.h", "ballot |=", "ballot ^=", {"vote_any", "vote_all", "vote_ballot"}),
     ],
 )

@@ -26,6 +26,9 @@ WGRAD = {**CONV, "operator": "conv2d_wgrad"}
 RING_CONV = {**CONV, "dtype": "int64", "fraction_bits": 18}
 BIAS = [{"op": "bias"}]
 MASKED: dict[str, Any] = {"operator": "masked_activation", "shape": [5003], "where_set": {"op": "relu"}}
+ATTENTION: dict[str, Any] = {
+    "operator": "attention", "batch": 2, "seq_q": 70, "seq_kv": 150, "heads_q": 2, "head_dim_qk": 64, "head_dim_vo": 40,
+}  # fmt: skip
 
 # Name -> problem, and what of the schedule is asked for: the first of level 2 that has it; nothing: level 0.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -119,8 +122,16 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "masked": ({**MASKED, "dtype": "float16"}, {}),
     "masked, bytes": ({**MASKED, "mask": "bytes"}, {}),
+    "attention": (ATTENTION, {}),
+    "attention, a group": ({**ATTENTION, "heads_kv": 1, "causal": True, "lse": True}, {"tile_kv": 32, "stages": 2}),
+    "attention, a window by single elements": (
+        {**ATTENTION, "head_dim_qk": 47, "head_dim_vo": 33, "window_left": 30, "window_right": 9, "dtype": "bfloat16"},
+        {"tile_q": 32, "tile_kv": 16, "q_in": "shared"},
+    ),
 }  # fmt: skip
 
+# These have no product of one length for each output.
+WITHOUT_SUMS = ("masked", "attention")
 # Sums of these differ in length.
 UNEVEN = (
     "ring convolution, image's gradient", "ring convolution, image's gradient, limbs split ahead, stride",
@@ -206,7 +217,7 @@ def test_bytes_are_within_5_per_cent_of_the_run(
         assert said == pytest.approx(run.moved(launch.function), rel=0.05), launch.function
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith("masked") and name not in UNEVEN])
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(WITHOUT_SUMS) and name not in UNEVEN])
 def test_multiplications_of_the_problem_are_outputs_of_the_run_times_the_length_of_their_sums(
     name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
 ) -> None:

@@ -39,6 +39,11 @@ inline T from_float(float value) {
   return FromFloat<T>::convert(value);
 }
 
+template <class T>
+inline unsigned pack_pair(float low, float high) {
+  return from_float<T>(low).bits | static_cast<unsigned>(from_float<T>(high).bits) << 16;
+}
+
 inline void transpose_bytes(unsigned (&words)[4]) {
   unsigned char before[4][4], after[4][4];
   memcpy(before, words, sizeof(before));

@@ -144,7 +144,13 @@ CUKILN_INLINE float fma(float a, float b, float c) {
 }
 
 inline float exp(float x) { return __builtin_expf(x); }
+// A subnormal result is a zero; of a subnormal argument 2^x is 1 without that.
+inline float exp2(float x) {
+  const float power = __builtin_exp2f(x);
+  return power < 0x1p-126f ? 0.0f : power;
+}
 inline float log(float x) { return __builtin_logf(x); }
+inline float log2(float x) { return __builtin_log2f(x); }
 inline float sqrt(float x) { return __builtin_sqrtf(x); }
 inline float erf(float x) { return __builtin_erff(x); }
 inline float tanh(float x) { return __builtin_tanhf(x); }
@@ -159,6 +165,12 @@ inline float float_of(uint32_t bits) {
   float x;
   memcpy(&x, &bits, sizeof(x));
   return x;
+}
+
+inline float maximum(float a, float b) {
+  if (a > b || b != b) return a;
+  if (b > a || a != a) return b;
+  return float_of(bits_of(a) & bits_of(b));  // equal, but for the signs of zeros
 }
 
 // To the nearest half, ties to even, and back. NaN keeps its sign and becomes quiet.

@@ -1,0 +1,188 @@
+"""Attention forward, FlashAttention-2's way on tensor cores: of the scores no more exists than those of some queries
+and one tile of keys, in registers."""
+
+import math
+from collections.abc import Mapping
+from importlib.resources import files as packaged_files
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+from pydantic_core import InitErrorDetails
+
+from codegen.alignment import widest
+from codegen.counts import LaunchCounts
+from codegen.kernel import Kernel
+from codegen.operand import packed_strides
+from codegen.operator import (
+    Array,
+    Config,
+    Cost,
+    Float64,
+    InputKind,
+    LaunchBounds,
+    Operand,
+    Operator,
+    Work,
+    constants,
+)
+from codegen.operators.attention import inputs, space, work
+from codegen.operators.attention.problem import DENSE, NOT_COMPUTED, AttentionProblem, Tensor
+from codegen.operators.attention.reduced import reduced_problems
+from codegen.operators.attention.reference import reference
+from codegen.problem import Problem, refuse
+from codegen.search.rules import Accepted, Rejected
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace
+from codegen.targets import Target
+
+INPUTS: tuple[Tensor, ...] = ("q", "k", "v")
+TENSORS: tuple[Tensor, ...] = (*INPUTS, "out")
+WITHOUT_END = -1  # of a window, as an attribute
+
+
+class Attention(Operator):
+    """See AttentionProblem."""
+
+    name = "attention"
+    problem_type = AttentionProblem
+    tunables = space.TUNABLES
+    folder = packaged_files("codegen.operators.attention")
+    files = ("tile.cuh", "block.cuh", "kernel.cuh")
+    extent_names = (
+        "batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo",
+        *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("batch", "position", "head")),
+    )  # fmt: skip
+    attribute_names = ("window_left", "window_right")
+
+    def parse(self, fields: Mapping[str, Any]) -> Problem:
+        """The problem; raises pydantic.ValidationError, also for what other definitions have, by name."""
+        foreign = [name for name in fields if name in NOT_COMPUTED]
+        if foreign:
+            details = [
+                InitErrorDetails(
+                    type=refuse(
+                        "not_computed", f"asks for {NOT_COMPUTED[name]}, which attention does not compute: {DENSE}"
+                    ),
+                    loc=(name,),
+                    input=fields[name],
+                )
+                for name in foreign
+            ]
+            raise ValidationError.from_exception_data(AttentionProblem.__name__, details)
+        return super().parse(fields)
+
+    def signature(self, problem: Problem) -> dict[str, Any]:
+        p: AttentionProblem = self.own(problem)
+        align, align_out = aligns(p)
+        return {
+            "dtype": p.dtype, "layout": p.layout, "softcap": p.softcap is not None, "lse": p.lse,
+            "columns_qk": space.padded(p.head_dim_qk), "columns_vo": space.padded(p.head_dim_vo),
+            "align": align, "align_out": align_out,
+        }  # fmt: skip
+
+    def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
+        return space.space(self.own(problem), target, search)
+
+    def rules(
+        self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
+    ) -> Accepted | Rejected:
+        return space.rules(self.own(problem), schedule, target)
+
+    def config(self, kernel: Kernel) -> Config:
+        s = kernel.signature_dict
+        numbers = {name: s[name] for name in ("columns_qk", "columns_vo", "align", "align_out")}
+        flags = {"softcap": s["softcap"], "lse": s["lse"], "heads_first": s["layout"] == "bhsd"}
+        own = constants(self.tunables, kernel.tunables.as_dict())
+        return Config({**own, **numbers, **flags}, (), (("Input", s["dtype"]),))
+
+    def extents(self, problem: Problem) -> list[int]:
+        """A stride of one index alone is 0."""
+        p: AttentionProblem = self.own(problem)
+        sizes = [p.batch, p.seq_q, p.seq_kv, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_vo]
+        return [*sizes, *(stride for tensor in TENSORS for stride in p.by_name(tensor))]
+
+    def attributes(self, problem: Problem) -> list[int]:
+        p: AttentionProblem = self.own(problem)
+        return [WITHOUT_END if window is None else window for window in (p.window_left, p.window_right)]
+
+    def scalars(self, problem: Problem) -> list[float]:
+        p: AttentionProblem = self.own(problem)
+        return [p.scale] if p.softcap is None else [p.scale, p.softcap]
+
+    def operands(self, problem: Problem) -> tuple[Operand, ...]:
+        """q, k, v, out in the layout's order of axes, then lse."""
+        p: AttentionProblem = self.own(problem)
+        align, align_out = aligns(p)
+        tensors = [
+            Operand(name, p.dtype, "in" if name in INPUTS else "out", p.shape(name), (*p.strides(name), 1),
+                    align if name in INPUTS else align_out)
+            for name in TENSORS
+        ]  # fmt: skip
+        rows = (p.batch, p.heads_q, p.seq_q)
+        return (*tensors, *([Operand("lse", "float32", "out", rows, packed_strides(rows), 1)] if p.lse else []))
+
+    def test_problems(self, kernel: Kernel) -> list[Problem]:
+        return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
+
+    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
+        """All heads side by side, one after the other, and some."""
+        return [[0], [1], [2]]
+
+    def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
+        return inputs.make_inputs(self.own(problem), kind, rng)
+
+    def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
+        return reference(self.own(problem), inputs, exact)
+
+    def exact(self, kernel: Kernel) -> bool:
+        """A logarithm and a cap's tanh approximate."""
+        s = kernel.signature_dict
+        return not s["lse"] and not s["softcap"]
+
+    def cost(self, problem: Problem, schedule: Schedule) -> Cost:
+        return work.cost(self.own(problem))
+
+    def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
+        p: AttentionProblem = self.own(problem)
+        return work.work(p, schedule.as_dict(), aligns(p)[0], target)
+
+    def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
+        p: AttentionProblem = self.own(problem)
+        return work.launches(p, schedule.as_dict(), *aligns(p))
+
+    def multiplications(self, problem: Problem) -> int:
+        return work.products(self.own(problem))
+
+    def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
+        return LaunchBounds(space.threads(kernel.tunables.as_dict()))
+
+    def estimated_registers(self, kernel: Kernel) -> int:
+        return space.registers(kernel.tunables.as_dict(), *_columns(kernel))
+
+    def shared_bytes(self, kernel: Kernel) -> int:
+        return space.shared_bytes(kernel.tunables.as_dict(), *_columns(kernel))
+
+    def predicted_compile_seconds(self, kernel: Kernel) -> float:
+        """By what is unrolled: scores with their exponentials, and what a head's elements take. Fitted to nvcc 13.2 on
+        7 kernels for sm_90a: 0.07 to 0.24 seconds each."""
+        t, columns = kernel.tunables.as_dict(), _columns(kernel)
+        scores = int(t["tile_kv"]) / 8
+        per_score = 0.01 if kernel.signature_dict["softcap"] else 0.006
+        return 0.03 + space.pieces(t) * (scores * per_score + 0.0003 * sum(columns))
+
+
+def aligns(p: AttentionProblem) -> tuple[int, int]:
+    """Elements of an access to q, k and v, and of one to out: the widest of which heads and strides are multiples."""
+    of_inputs = math.gcd(p.head_dim_qk, p.head_dim_vo, *(stride for name in INPUTS for stride in p.by_name(name)))
+    of_out = math.gcd(p.head_dim_vo, *p.by_name("out"))
+    return widest(p.dtype, of_inputs, quads=False), widest(p.dtype, of_out, quads=False)
+
+
+def _columns(kernel: Kernel) -> tuple[int, int]:
+    s = kernel.signature_dict
+    return s["columns_qk"], s["columns_vo"]
+
+
+OPERATOR = Attention()

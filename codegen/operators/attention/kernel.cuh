@@ -1,0 +1,330 @@
+// Attention forward: out = softmax(scale Q K^T) V over the keys that a query sees, and the logarithm of the softmax's sum.
+//
+// A block has tile_q queries of one head, a warp whole pieces of 16 of them. Tiles of tile_kv keys and values go through two
+// rings of `stages` in shared memory, filled by cp.async; of the scores no more exists than a warp's of one tile, in registers.
+#pragma once
+
+namespace cukiln {
+namespace attention {
+
+#if defined(CUKILN_DEVICE)
+
+__device__ __forceinline__ constexpr int next_of(int stage, int stages) { return stage + 1 == stages ? 0 : stage + 1; }
+
+// Each row is divided by its total, staged in shared memory and written in whole vectors; a warp's rows are its own.
+template <class C>
+__device__ __forceinline__ void write(const Arguments& arguments, const Place<C>& place, Warp<C>& warp, char* staged) {
+  using T = typename C::Input;
+  using OutTile = Tile<C, C::columns_vo>;
+#pragma unroll
+  for (int i = 0; i < Warp<C>::pieces; ++i)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = warp.total[i][half];
+      total += shuffle_xor(total, 1);
+      total += shuffle_xor(total, 2);
+      const float share = total == 0.0f ? 0.0f : 1.0f / total;  // of a query that sees nothing: zeros
+      const int row = warp.warp_row + i * 16 + half * 8 + lane() / 4;
+      if constexpr (C::lse) {
+        const bool writes = lane() % 4 == 0 && in_bounds(place.first + row, arguments.seq_q);  // bounds: lse row
+        const float lse = warp.greatest[i][half] + cukiln::log2(total);  // -infinity where nothing is seen
+        const int64_t head = int64_t(place.batch) * arguments.heads_q + place.head;
+        if (writes) store_global<1>(arguments.lse + head * arguments.seq_q + place.first + row, Vector<float, 1>{{lse}});
+      }
+#pragma unroll
+      for (int j = 0; j < C::columns_vo / 8; ++j) {
+        const unsigned pair = pack_pair<T>(warp.sums[i][j][half * 2] * share, warp.sums[i][j][half * 2 + 1] * share);
+        const int swizzled = j ^ OutTile::swizzle(row);  // swizzle: staged out
+        store_shared<1>(reinterpret_cast<unsigned*>(staged + OutTile::at(row, swizzled)) + lane() % 4, Vector<unsigned, 1>{{pair}});
+      }
+    }
+  warp_barrier();
+  T* const out = static_cast<T*>(arguments.out) + place.batch * arguments.of_out.batch + place.head * arguments.of_out.head;
+  constexpr int per_row = C::columns_vo / C::align_out;
+#pragma unroll
+  for (int i = lane(); i < Warp<C>::rows * per_row; i += 32) {
+    const int row = warp.warp_row + i / per_row, column = i % per_row * C::align_out;
+    const bool row_exists = in_bounds(place.first + row, arguments.seq_q);  // bounds: out row
+    const bool column_exists = in_bounds(column, arguments.head_dim_vo);  // bounds: out column
+    const int swizzled = column / per_chunk ^ OutTile::swizzle(row);  // swizzle: written out
+    const T* const source = reinterpret_cast<const T*>(staged + OutTile::at(row, swizzled)) + column % per_chunk;
+    const Vector<T, C::align_out> vector = load_shared<C::align_out>(source);
+    if (row_exists && column_exists)
+      store_global<C::align_out>(out + (place.first + row) * arguments.of_out.position + column, vector);
+  }
+}
+
+template <class C>
+__device__ __forceinline__ void run(const Arguments& arguments) {
+  using T = typename C::Input;
+  using QTile = Tile<C, C::columns_qk>;
+  using K = Keys<C>;
+  using V = Values<C>;
+  static_assert(C::stages >= 1, "a ring has a stage");
+  const Place<C> place(arguments);
+  char* const q_tile = shared_memory<char>();
+  char* const keys = q_tile + (C::q_in == q_in_shared ? q_bytes<C> : 0);
+  char* const values = keys + keys_bytes<C>;
+
+  const T* const q = static_cast<const T*>(arguments.q) + place.batch * arguments.of_q.batch + place.head * arguments.of_q.head +
+      place.first * arguments.of_q.position;
+  Copier<C, QTile, C::tile_q>::start(q_tile, q, arguments.of_q.position, arguments.seq_q - place.first, arguments.head_dim_qk);
+
+  // Tiles that some query of the block sees.
+  const int first_tile = first_seen(arguments, place.first) / C::tile_kv;
+  const int end = end_seen(arguments, place.first + C::tile_q - 1);
+  const int tiles = end > 0 ? (end - 1) / C::tile_kv + 1 - first_tile : 0;
+  Warp<C> warp(place.first);
+  // Where Q stays in shared memory it comes with the first keys.
+  if constexpr (Warp<C>::holds_q) {
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();  // all of Q has landed
+    warp.hold_q(q_tile);
+    __syncthreads();  // all warps have read it: the ring may take its place
+  }
+  const Feed<C> feed(arguments, place, first_tile * C::tile_kv, tiles);
+#pragma unroll
+  for (int i = 0; i < C::stages; ++i) {
+    feed.start_keys(arguments, stage_at<K>(keys, i), i);  // stage: first keys
+    if (i + 1 < C::stages) feed.start_values(arguments, stage_at<V>(values, i), i);  // stage: first values
+  }
+  // Of keys and values in turn the newest 2 (stages - 1) groups may be under way at each wait. The first stage is 0, which is
+  // not known before: what nvcc 13.2 makes of a single stage's constant addresses depends on the other kernels of a file.
+  int reading = arguments.seq_q < 1, filling = C::stages - 1;
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    cp_async_wait<2 * (C::stages - 1)>();
+    __syncthreads();  // these keys have landed, and all warps have left the values before
+    feed.start_values(arguments, stage_at<V>(values, filling), tile + C::stages - 1);  // stage: next values
+    warp.score(q_tile, stage_at<K>(keys, reading));  // stage: scored keys
+    cp_async_wait<2 * (C::stages - 1)>();
+    __syncthreads();  // these values have landed, and all warps have left these keys
+    feed.start_keys(arguments, stage_at<K>(keys, reading), C::stages + tile);  // stage: next keys
+    if constexpr (C::softcap) warp.cap(arguments);
+    const int begin = (first_tile + tile) * C::tile_kv;
+    if (warp.needs_mask(arguments, begin)) warp.mask(arguments, begin);
+    warp.weigh(arguments);
+    warp.add_values(stage_at<V>(values, reading));  // stage: added values
+    filling = reading;
+    if constexpr (C::stages > 1) reading = next_of(reading, C::stages);
+  }
+  // No warp reads keys any more; values may still be read where out takes more room than they leave.
+  if constexpr (out_bytes<C> > keys_bytes<C>) __syncthreads();
+  write<C>(arguments, place, warp, keys);
+}
+
+#endif  // CUKILN_DEVICE
+
+#if defined(CUKILN_HOST)
+
+// What launches depend on, as values: non-template functions take it, so that g++ compiles them once for all kernels.
+struct Plan {
+  int tile_q, threads, shared_bytes, columns_qk, columns_vo, align, align_out;
+  bool softcap, lse, heads_first;
+  ElementType type;
+};
+
+template <class C>
+constexpr Plan plan_of = {C::tile_q, 32 * C::warps, shared_bytes<C>, C::columns_qk, C::columns_vo, C::align, C::align_out,
+                          C::softcap, C::lse, C::heads_first, element_type<typename C::Input>};
+
+// Positions are indices of two of them and a tile, in 32 bits.
+constexpr int64_t longest = int64_t{1} << 29, largest_extent = INT32_MAX - 1024;
+constexpr double log2_of_e = 1.4426950408889634;
+
+inline int64_t clipped(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
+
+// Pointers: q, k, v, out, and lse where it is written. Integers: batch, seq_q, seq_kv, heads_q, heads_kv, head_dim_qk,
+// head_dim_vo; the strides of batch, position and head of q, k, v and out; the windows to the left and to the right, -1:
+// without an end. Launch: band, 0: all heads. Scalars: scale, softcap where there is one.
+inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars) {
+  Arguments arguments = {};
+  arguments.q = pointers[0];
+  arguments.k = pointers[1];
+  arguments.v = pointers[2];
+  arguments.out = pointers[3];
+  if (kernel.lse) arguments.lse = static_cast<float*>(pointers[4]);
+  int* const extents[] = {&arguments.batch, &arguments.seq_q, &arguments.seq_kv, &arguments.heads_q, &arguments.heads_kv,
+                          &arguments.head_dim_qk, &arguments.head_dim_vo};
+  for (int i = 0; i < 7; ++i) {
+    const int64_t least = i == 2 ? 0 : 1, most = i == 1 || i == 2 ? longest : largest_extent;
+    *extents[i] = integers[i] >= least && integers[i] <= most ? static_cast<int>(integers[i]) : -1;
+  }
+  Strides* const strides[] = {&arguments.of_q, &arguments.of_k, &arguments.of_v, &arguments.of_out};
+  for (int i = 0; i < 4; ++i) *strides[i] = Strides{integers[7 + 3 * i], integers[8 + 3 * i], integers[9 + 3 * i]};
+  const int64_t left = integers[19], right = integers[20], seq_q = integers[1], seq_kv = integers[2];
+  const int64_t diagonal = seq_kv - seq_q;
+  arguments.first_key = static_cast<int>(left < 0 ? -seq_q : clipped(diagonal - clipped(left, 0, longest), -seq_q, seq_kv));
+  arguments.end_key = static_cast<int>(right < 0 ? seq_kv : clipped(diagonal + clipped(right, 0, longest) + 1, -seq_q, seq_kv));
+  const int64_t heads = integers[0] * integers[3];
+  arguments.band = static_cast<int>(launch[0] > 0 && launch[0] < heads ? launch[0] : clipped(heads, 1, largest_extent));
+  const double factor = kernel.softcap ? scalars[1] : scalars[0];
+  arguments.to_bits = static_cast<float>(factor * log2_of_e);
+  arguments.inside_softcap = kernel.softcap ? static_cast<float>(scalars[0] / scalars[1]) : 0.0f;
+  return arguments;
+}
+
+template <class C>
+Arguments bind(void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars, void*) {
+  return bind(plan_of<C>, pointers, integers, launch, scalars);
+}
+
+// Nothing grows with the sequences.
+template <class C>
+int64_t workspace_bytes(const int64_t*, const int32_t*) {
+  return 0;
+}
+
+inline bool is_multiple(const Strides& strides, int64_t of) {
+  return strides.batch % of == 0 && strides.position % of == 0 && strides.head % of == 0;
+}
+
+// Writes the launch of a call and returns 1; 0 where the kernel cannot compute it.
+inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
+  const Arguments& a = arguments;
+  if (a.batch < 1 || a.seq_q < 1 || a.seq_kv < 0 || a.heads_q < 1 || a.heads_kv < 1 || a.heads_q % a.heads_kv) return 0;
+  if (a.head_dim_qk < 1 || a.head_dim_qk > kernel.columns_qk || a.head_dim_qk % kernel.align) return 0;
+  if (a.head_dim_vo < 1 || a.head_dim_vo > kernel.columns_vo || a.head_dim_vo % kernel.align || a.head_dim_vo % kernel.align_out) return 0;
+  if (!is_multiple(a.of_q, kernel.align) || !is_multiple(a.of_k, kernel.align) || !is_multiple(a.of_v, kernel.align)) return 0;
+  if (!is_multiple(a.of_out, kernel.align_out)) return 0;
+  const int64_t heads = int64_t(a.batch) * a.heads_q, tiles = ceil_div(a.seq_q, kernel.tile_q);
+  if (heads > largest_extent || tiles > largest_extent / heads) return 0;
+  out[0] = Launch{0, {static_cast<uint32_t>(tiles * heads), 1, 1}, {static_cast<uint32_t>(kernel.threads), 1, 1},
+                  static_cast<uint32_t>(kernel.shared_bytes)};
+  return 1;
+}
+
+template <class C>
+int plan(const Arguments& arguments, Launch* out) {
+  return plan(plan_of<C>, arguments, out);
+}
+
+// One tensor of a call: rank 4, the head's elements last.
+struct Heads {
+  int64_t batch, positions, heads, columns;
+  Strides strides;
+
+  int64_t span() const {
+    if (!positions) return 0;
+    return (batch - 1) * strides.batch + (positions - 1) * strides.position + (heads - 1) * strides.head + columns;
+  }
+};
+
+inline bool read_heads(const char* name, const TensorView& tensor, const Plan& kernel, int align, Heads& heads, Complaint complaint) {
+  const char* const axes = kernel.heads_first ? "(batch, heads, positions, head_dim)" : "(batch, positions, heads, head_dim)";
+  if (tensor.rank != 4) CUKILN_REFUSE(complaint, "ValueError: %s has rank %d; rank 4 %s is allowed", name, tensor.rank, axes);
+  const int at_positions = kernel.heads_first ? 2 : 1, at_heads = 3 - at_positions;
+  heads = Heads{tensor.shape[0], tensor.shape[at_positions], tensor.shape[at_heads], tensor.shape[3], {}};
+  // The stride of an extent of 1 says nothing: frameworks put anything there.
+  const auto stride = [&](int axis) { return tensor.shape[axis] > 1 ? tensor.strides[axis] : 0; };
+  heads.strides = Strides{stride(0), stride(at_positions), stride(at_heads)};
+  if (heads.batch < 1 || heads.heads < 1 || heads.columns < 1 || heads.positions < 0)
+    CUKILN_REFUSE(complaint, "ValueError: %s is empty; every extent must be at least 1", name);
+  if (heads.columns > 1 && tensor.strides[3] != 1)
+    CUKILN_REFUSE(complaint, "ValueError: the last axis of %s has stride %lld; it must be contiguous (stride 1)", name,
+                  static_cast<long long>(tensor.strides[3]));
+  if (heads.strides.batch < 0 || heads.strides.position < 0 || heads.strides.head < 0)
+    CUKILN_REFUSE(complaint, "ValueError: %s runs backwards; strides of at least 0 are allowed", name);
+  if (heads.columns % align || !is_multiple(heads.strides, align))
+    CUKILN_REFUSE(complaint,
+                  "ValueError: %s has head_dim %lld and strides %lld, %lld, %lld; this kernel moves %d elements at once, so each "
+                  "must be a multiple of %d: look up the kernel of this shape",
+                  name, static_cast<long long>(heads.columns), static_cast<long long>(tensor.strides[0]),
+                  static_cast<long long>(tensor.strides[1]), static_cast<long long>(tensor.strides[2]), align, align);
+  return true;
+}
+
+// Whether no two elements share a place: each axis steps over all of the faster ones.
+inline bool apart_from_itself(const Heads& out) {
+  int64_t extents[] = {out.batch, out.positions, out.heads}, steps[] = {out.strides.batch, out.strides.position, out.strides.head};
+  int64_t inner = out.columns;
+  for (int done = 0; done < 3; ++done) {
+    int least = -1;
+    for (int axis = 0; axis < 3; ++axis)
+      if (extents[axis] > 1 && (least < 0 || steps[axis] < steps[least])) least = axis;
+    if (least < 0) return true;
+    if (steps[least] < inner) return false;
+    inner = steps[least] * (extents[least] - 1) + inner;
+    extents[least] = 1;
+  }
+  return true;
+}
+
+inline bool check_memory_apart(const char* name, const TensorView& tensor, int64_t bytes, const char* written, const TensorView& other,
+                               int64_t other_bytes, Complaint complaint) {
+  const intptr_t begin = reinterpret_cast<intptr_t>(tensor.data), other_begin = reinterpret_cast<intptr_t>(other.data);
+  if (begin + bytes <= other_begin || other_begin + other_bytes <= begin) return true;
+  CUKILN_REFUSE(complaint, "ValueError: %s overlaps %s; its memory must be its own (a result cannot be written over an input)", written, name);
+}
+
+// Reads q, k, v, out and lse into `extents`; false and a sentence where a call cannot be right.
+inline bool check(const Plan& kernel, const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
+  if (count != 4 + kernel.lse)
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: q, k, v, out%s", count, 4 + kernel.lse,
+                  kernel.lse ? ", lse" : "");
+  const char* const names[] = {"q", "k", "v", "out", "lse"};
+  Heads heads[4];
+  for (int i = 0; i < 4; ++i) {
+    const int align = i == 3 ? kernel.align_out : kernel.align;
+    if (!check_pointer(names[i], tensors[i], kernel.type, tensors[0].device, 2 * align, complaint, "q")) return false;
+    if (!read_heads(names[i], tensors[i], kernel, align, heads[i], complaint)) return false;
+  }
+  const Heads &q = heads[0], &k = heads[1], &v = heads[2], &out = heads[3];
+  if (!agree("batch differs between q and k", q.batch, k.batch, complaint)) return false;
+  if (!agree("batch differs between q and v", q.batch, v.batch, complaint)) return false;
+  if (!agree("batch differs between q and out", q.batch, out.batch, complaint)) return false;
+  if (!agree("seq_kv differs between k and v", k.positions, v.positions, complaint)) return false;
+  if (!agree("seq_q differs between q and out", q.positions, out.positions, complaint)) return false;
+  if (!agree("heads_kv differs between k and v", k.heads, v.heads, complaint)) return false;
+  if (!agree("heads_q differs between q and out", q.heads, out.heads, complaint)) return false;
+  if (!agree("head_dim_qk differs between q and k", q.columns, k.columns, complaint)) return false;
+  if (!agree("head_dim_vo differs between v and out", v.columns, out.columns, complaint)) return false;
+  if (q.positions < 1) CUKILN_REFUSE(complaint, "ValueError: q is empty; every extent must be at least 1");
+  if (q.heads % k.heads)
+    CUKILN_REFUSE(complaint, "ValueError: %lld heads of q are no multiple of %lld heads of k and v", static_cast<long long>(q.heads),
+                  static_cast<long long>(k.heads));
+  if (q.columns > kernel.columns_qk || v.columns > kernel.columns_vo)
+    CUKILN_REFUSE(complaint, "ValueError: head_dim is %lld of q and k and %lld of v; this kernel holds %d and %d: look up the kernel of this shape",
+                  static_cast<long long>(q.columns), static_cast<long long>(v.columns), kernel.columns_qk, kernel.columns_vo);
+  if (q.positions > longest || k.positions > longest)
+    CUKILN_REFUSE(complaint, "ValueError: %lld queries and %lld keys; at most %lld of each are allowed", static_cast<long long>(q.positions),
+                  static_cast<long long>(k.positions), static_cast<long long>(longest));
+  const int64_t tiles = ceil_div(q.positions, kernel.tile_q);
+  if (q.heads > largest_extent / q.batch || tiles > largest_extent / (q.heads * q.batch))
+    CUKILN_REFUSE(complaint, "ValueError: the number of blocks is over %lld", static_cast<long long>(largest_extent));
+  if (!apart_from_itself(out)) CUKILN_REFUSE(complaint, "ValueError: elements of out overlap each other (its strides are too small)");
+  if (kernel.lse) {
+    const TensorView& lse = tensors[4];
+    if (!check_pointer("lse", lse, ElementType::float32, tensors[0].device, 4, complaint, "q")) return false;
+    const bool shaped = lse.rank == 3 && lse.shape[0] == q.batch && lse.shape[1] == q.heads && lse.shape[2] == q.positions;
+    if (!shaped)
+      CUKILN_REFUSE(complaint, "ValueError: lse must have the shape (batch, heads_q, seq_q): %lld, %lld, %lld", static_cast<long long>(q.batch),
+                    static_cast<long long>(q.heads), static_cast<long long>(q.positions));
+    if (!check_contiguous("lse", lse, complaint)) return false;
+  }
+  const int64_t lse_bytes = 4 * q.batch * q.heads * q.positions;
+  for (int i = 0; i < 3; ++i) {
+    if (!check_memory_apart(names[i], tensors[i], 2 * heads[i].span(), "out", tensors[3], 2 * out.span(), complaint)) return false;
+    if (kernel.lse && !check_memory_apart(names[i], tensors[i], 2 * heads[i].span(), "lse", tensors[4], lse_bytes, complaint)) return false;
+  }
+  if (kernel.lse && !check_memory_apart("out", tensors[3], 2 * out.span(), "lse", tensors[4], lse_bytes, complaint)) return false;
+  const int64_t values[] = {q.batch, q.positions, k.positions, q.heads, k.heads, q.columns, v.columns};
+  for (int i = 0; i < 7; ++i) extents[i] = values[i];
+  for (int i = 0; i < 4; ++i) {
+    extents[7 + 3 * i] = heads[i].strides.batch;
+    extents[8 + 3 * i] = heads[i].strides.position;
+    extents[9 + 3 * i] = heads[i].strides.head;
+  }
+  return true;
+}
+
+template <class C>
+bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
+  return check(plan_of<C>, tensors, count, extents, complaint);
+}
+
+#endif  // CUKILN_HOST
+
+}  // namespace attention
+}  // namespace cukiln

@@ -1,0 +1,72 @@
+"""Which keys queries see, in numbers: pairs of query and key, and tiles of keys that blocks of queries take."""
+
+from dataclasses import dataclass
+
+from codegen.operators.attention.problem import AttentionProblem
+
+LOOKED_AT = 64
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Query i sees the keys from i + `first` to before i + `end`, of those from 0 to before `keys`."""
+
+    queries: int
+    keys: int
+    first: int
+    end: int
+
+    @classmethod
+    def of(cls, problem: AttentionProblem) -> "Seen":
+        p, diagonal = problem, problem.seq_kv - problem.seq_q
+        first = -p.seq_q if p.window_left is None else max(-p.seq_q, diagonal - p.window_left)
+        end = p.seq_kv if p.window_right is None else min(p.seq_kv, diagonal + p.window_right + 1)
+        return cls(p.seq_q, p.seq_kv, first, end)
+
+    def by(self, query: int) -> tuple[int, int]:
+        """The first key that it sees, and the one behind the last."""
+        return min(max(query + self.first, 0), self.keys), min(max(query + self.end, 0), self.keys)
+
+    @property
+    def pairs(self) -> int:
+        """Of a query and a key that it sees."""
+        return self._clamped(self.end, 1, 1, 0) - self._clamped(self.first, 1, 1, 0)
+
+    def tiles(self, tile_q: int, tile_kv: int) -> int:
+        """Of keys, that all blocks of queries take together."""
+        ends = self._clamped(self.end + tile_q - 1, tile_q, tile_kv, tile_kv - 1)
+        return ends - self._clamped(self.first, tile_q, tile_kv, 0)
+
+    def most_tiles(self, tile_q: int, tile_kv: int) -> int:
+        """Of keys, that one block takes: of at most LOOKED_AT blocks, and of the last one."""
+        count = -(-self.queries // tile_q)
+        some = {*range(0, count, -(-count // LOOKED_AT)), count - 1}
+        return max(self._of_block(block * tile_q, tile_q, tile_kv) for block in some)
+
+    def _of_block(self, first_query: int, tile_q: int, tile_kv: int) -> int:
+        end = min(max(first_query + tile_q - 1 + self.end, 0), self.keys)
+        return -(-end // tile_kv) - min(max(first_query + self.first, 0), self.keys) // tile_kv
+
+    def _clamped(self, offset: int, step: int, tile: int, rounding: int) -> int:
+        """The sum over blocks b of floor((clamp(b step + offset, 0, keys) + rounding) / tile)."""
+        blocks = -(-self.queries // step)
+        # The blocks whose value is 0, then those that lie between, then those at the end.
+        low = min(blocks, max(0, -(-(1 - offset) // step))) if offset < 1 else 0
+        high = min(blocks, max(low, -(-(self.keys - offset) // step)))
+        between = floor_sum(high - low, tile, step, low * step + offset + rounding)
+        return low * (rounding // tile) + between + (blocks - high) * ((self.keys + rounding) // tile)
+
+
+def floor_sum(count: int, divisor: int, factor: int, start: int) -> int:
+    """The sum of floor((factor i + start) / divisor) for i from 0 to before `count`, none of them negative, in as many
+    steps as Euclid's algorithm takes (Graham, Knuth and Patashnik, "Concrete Mathematics", section 3.5)."""
+    total = 0
+    while count > 0:
+        total += factor // divisor * (count * (count - 1) // 2) + start // divisor * count
+        factor, start = factor % divisor, start % divisor
+        most = factor * count + start
+        if most < divisor:
+            break
+        # Counted by rows of lattice points instead of by columns.
+        count, start, divisor, factor = most // divisor, most % divisor, factor, divisor
+    return total

@@ -1,0 +1,198 @@
+"""Attention's tunables, the schedules that searches try, and when a schedule cannot work or is not worth compiling.
+
+Every static_assert of the kernel is a rule here.
+"""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from codegen.alignment import power_of_two, round_up
+from codegen.operators.attention.problem import AttentionProblem
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, first_accepted
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.search.space import SearchSpace, Tunable, build_space
+from codegen.targets import Target
+
+# The first architecture with cp.async, mma.sync m16n8k16 and conversions of two floats at once.
+AMPERE = 80
+ELEMENT_BYTES = 2
+PIECE = 16  # queries and keys of an mma
+VECTOR = 8  # elements of the widest copy
+BANDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+LARGEST_GRID = 2**31 - 1
+# Queries and warps of a block that level 0 chooses from.
+SIZES = ((128, 4), (128, 8), (64, 4), (32, 2), (16, 1))
+# Of the L2: keys and values of the heads that blocks read at a time.
+L2_SHARE = 0.75
+# Of a piece of 16 queries: the greatest score and the total of two rows, and their limits.
+ROW_REGISTERS = 8
+# Fragments of K or V, weights that become fragments, addresses and counters. These constants are fitted so that kernels
+# of levels 0 and 1 do not spill: of 80 kernels near the limit that were compiled with ptxas 13.2 (sm_80 and sm_90a,
+# both types, heads of 64 to 256, with and without cap and lse) they reject the 14 that did and 20 that did not.
+OVERHEAD_REGISTERS = 73
+# A copy of a thread beyond so many in a tile: its address and its check are kept, or what is kept instead spills.
+FEW_COPIES, COPY_REGISTERS = 4, 2
+# Where rows of K and of V have another number of vectors, both have addresses of their own.
+UNLIKE_REGISTERS = 2
+
+TUNABLES = (
+    Tunable("tile_q", (16, 32, 64, 128, 256), False, "queries of a block", 64),
+    Tunable("tile_kv", (16, 32, 64, 128, 256), False, "keys and values of a stage", 64),
+    Tunable("warps", (1, 2, 4, 8), False, "warps of a block, each with tile_q / warps queries", 4),
+    Tunable("stages", (1, 2, 3, 4), False, "tiles of keys, and of values, in shared memory", 1),
+    Tunable("q_in", ("registers", "shared"), False, "where a warp keeps its queries", "registers"),
+    Tunable("band", BANDS, True, "heads whose blocks start side by side, the last queries first; 0: all", 0),
+)
+
+
+def padded(head_dim: int) -> int:
+    """Columns of a tile: whole k-steps."""
+    return round_up(head_dim, PIECE)
+
+
+def threads(t: Mapping[str, Any]) -> int:
+    """Of a block."""
+    return 32 * int(t["warps"])
+
+
+def pieces(t: Mapping[str, Any]) -> int:
+    """Of 16 queries, of a warp."""
+    return int(t["tile_q"]) // (PIECE * int(t["warps"]))
+
+
+def shared_bytes(t: Mapping[str, Any], columns_qk: int, columns_vo: int) -> int:
+    """Dynamic shared memory of a block, as `shared_bytes` in block.cuh."""
+    q = ELEMENT_BYTES * int(t["tile_q"]) * columns_qk
+    out = ELEMENT_BYTES * int(t["tile_q"]) * columns_vo
+    ring = ELEMENT_BYTES * int(t["stages"]) * int(t["tile_kv"]) * (columns_qk + columns_vo)
+    return q + max(ring, out) if t["q_in"] == "shared" else max(ring, q, out)
+
+
+def registers(t: Mapping[str, Any], columns_qk: int, columns_vo: int) -> int:
+    """An estimate of a thread's."""
+    q = columns_qk // 4 if t["q_in"] == "registers" else 4
+    of_piece = columns_vo // 2 + int(t["tile_kv"]) // 2 + q + ROW_REGISTERS
+    copies = -(-int(t["tile_kv"]) * max(columns_qk, columns_vo) // (VECTOR * threads(t)))
+    more = COPY_REGISTERS * max(0, copies - FEW_COPIES) + UNLIKE_REGISTERS * (columns_qk != columns_vo)
+    return pieces(t) * of_piece + more + OVERHEAD_REGISTERS
+
+
+def blocks(p: AttentionProblem, t: Mapping[str, Any]) -> int:
+    """Of the launch."""
+    return -(-p.seq_q // int(t["tile_q"])) * p.batch * p.heads_q
+
+
+def rules(p: AttentionProblem, schedule: Schedule, target: Target) -> Accepted | Rejected:
+    """Whether a schedule can work and is worth compiling."""
+    t = schedule.as_dict()
+    tile_q, tile_kv, warps, band = (int(t[name]) for name in ("tile_q", "tile_kv", "warps", "band"))
+    heads = p.batch * p.heads_q
+    if target.capability < AMPERE:
+        return Rejected("mma", f"mma.sync m16n8k16 and cp.async need sm_{AMPERE}; the target is {target.name}")
+    if tile_q % (PIECE * warps):
+        return Rejected("warps", f"{tile_q} queries for {warps} warps are no multiple of {PIECE} each")
+    if broken := _resources(p, t, target):
+        return broken
+    if blocks(p, t) > LARGEST_GRID:
+        return Rejected("grid", f"{blocks(p, t)} blocks; a launch has at most {LARGEST_GRID}")
+    if tile_q > PIECE and tile_q >= 2 * power_of_two(p.seq_q):
+        return Rejected("tile_q", f"{tile_q} queries of a block are mostly padding for {p.seq_q}")
+    if tile_kv > PIECE and tile_kv >= 2 * power_of_two(p.seq_kv):
+        return Rejected("tile_kv", f"{tile_kv} keys of a tile are mostly padding for {p.seq_kv}")
+    if int(t["stages"]) > max(1, -(-p.seq_kv // tile_kv)):
+        return Rejected("stages", f"{t['stages']} stages for {-(-p.seq_kv // tile_kv)} tiles of keys")
+    if band >= heads:
+        return Rejected("band", f"{band} heads side by side of {heads}: 0 says the same")
+    return ACCEPTED
+
+
+def _resources(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
+    columns = padded(p.head_dim_qk), padded(p.head_dim_vo)
+    needed, allowed = registers(t, *columns), target.registers_per_thread
+    limit = min(allowed, target.registers_per_sm // threads(t))
+    if needed > limit:
+        return Rejected(
+            "registers",
+            f"about {needed} registers per thread ({pieces(t)} x ({columns[1] // 2} of out, {int(t['tile_kv']) // 2} "
+            f"of scores, {columns[0] // 4 if t['q_in'] == 'registers' else 4} of q) and what a warp keeps beside); "
+            f"{limit} are there. {_fitting(columns, limit)}",
+        )
+    shared = shared_bytes(t, *columns)
+    if shared > target.shared_per_block:
+        return Rejected(
+            "shared_memory", f"{shared} bytes of shared memory; {target.name} has {target.shared_per_block} per block"
+        )
+    return None
+
+
+def _fitting(columns: tuple[int, int], limit: int) -> str:
+    """The schedule with the fewest registers, in a sentence."""
+    least = {"tile_q": 64, "tile_kv": PIECE, "warps": 4, "stages": 1, "q_in": "shared"}
+    needed = registers(least, *columns)
+    if needed > limit:
+        return f"No schedule fits: 16 queries of a warp and tile_kv = {PIECE} need {needed}"
+    return f"16 queries of a warp, tile_kv = {PIECE} and q_in = shared need {needed}"
+
+
+def space(p: AttentionProblem, target: Target, search: Search) -> SearchSpace:
+    """The schedules of a search; raises InvalidSearch."""
+    default = first_accepted(_preferred(p, target), lambda schedule: rules(p, schedule, target))
+    return build_space(search, TUNABLES, {1: _small(p, target, default), 2: _full(p, target, default)}, default)
+
+
+def band_of(p: AttentionProblem, target: Target) -> int:
+    """As many heads side by side as have their keys and values in the L2: with more the last queries of all heads come
+    first, with fewer no key is read from DRAM twice. 0 where all have."""
+    of_kv_head = ELEMENT_BYTES * p.seq_kv * (p.head_dim_qk + p.head_dim_vo)
+    fitting = int(L2_SHARE * target.l2_bytes) // of_kv_head * p.group
+    band = max((band for band in BANDS if 0 < band <= max(1, fitting)), default=1)
+    return 0 if max(band, fitting) >= p.batch * p.heads_q else band
+
+
+def _preferred(p: AttentionProblem, target: Target) -> Iterator[Schedule]:
+    """Best guess first: long tiles of keys, then many queries of a block, as long as every multiprocessor has a block,
+    and of those 32 of a warp rather than 16: both read keys and values for more queries at once."""
+    sizes = [(tile, warps) for tile, warps in SIZES if tile < 2 * power_of_two(p.seq_q) or tile == PIECE]
+    heads = p.batch * p.heads_q
+    sizes.sort(key=lambda size: -(-p.seq_q // size[0]) * heads < target.sm_count)
+    keys = [tile for tile in (64, 32, 16) if tile < 2 * power_of_two(p.seq_kv) or tile == PIECE]
+    band = band_of(p, target)
+    for tile_kv, (tile_q, warps), q_in, stages in product(keys, sizes, ("registers", "shared"), (2, 1)):
+        yield Schedule.of(
+            {"tile_q": tile_q, "tile_kv": tile_kv, "warps": warps, "stages": stages, "q_in": q_in, "band": band}
+        )
+
+
+def _small(p: AttentionProblem, target: Target, default: Schedule) -> dict[str, tuple[Value, ...]]:
+    queries = tuple(tile for tile in (64, 128) if tile < 2 * power_of_two(p.seq_q)) or (int(default.get("tile_q")),)
+    keys = tuple(tile for tile in (32, 64, 128) if tile < 2 * power_of_two(p.seq_kv)) or (int(default.get("tile_kv")),)
+    warps = (4, 8) if queries[-1] == 128 else (int(default.get("warps")),)
+    return {
+        "tile_q": _with(queries, default, "tile_q"),
+        "tile_kv": _with(keys, default, "tile_kv"),
+        "warps": _with(warps, default, "warps"),
+        "stages": (1, 2),
+        "q_in": ("registers", "shared"),
+        "band": (default.get("band"),),
+    }
+
+
+def _full(p: AttentionProblem, target: Target, default: Schedule) -> dict[str, tuple[Value, ...]]:
+    heads = p.batch * p.heads_q
+    bands = {0, 1, p.group, band_of(p, target), int(default.get("band"))}
+    return {
+        "tile_q": (16, 32, 64, 128, 256),
+        "tile_kv": (16, 32, 64, 128, 256),
+        "warps": (1, 2, 4, 8),
+        "stages": (1, 2, 3),
+        "q_in": ("registers", "shared"),
+        "band": tuple(sorted(band for band in bands if band in BANDS and (band < heads or not band))),
+    }
+
+
+def _with(values: tuple[Value, ...], default: Schedule, name: str) -> tuple[Value, ...]:
+    """The list, with what the default schedule has."""
+    own = default.get(name)
+    return values if own in values else tuple(sorted((*values, own)))

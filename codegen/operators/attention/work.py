@@ -1,0 +1,130 @@
+"""What an attention schedule costs, does to the machine, and counts."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from codegen.counts import LaunchCounts, Primitive, load, merged, store
+from codegen.operator import Cost, Work
+from codegen.operators.attention.problem import AttentionProblem
+from codegen.operators.attention.seen import Seen
+from codegen.operators.attention.space import (
+    ELEMENT_BYTES,
+    L2_SHARE,
+    blocks,
+    padded,
+    pieces,
+    shared_bytes,
+    threads,
+)
+from codegen.targets import Target
+
+# Of a score: an exponential, a comparison, a multiply-add, an addition; a cap's tanh counts as its polynomial.
+FLOPS_PER_SCORE, FLOPS_PER_CAP = 5, 16
+MMA_MACS = 16 * 8 * 16
+_MMA = {"float16": "mma_m16n8k16_f16", "bfloat16": "mma_m16n8k16_bf16"}
+# Instructions of a lane: of a score (greatest, multiply-add, exponential, addition, half of a conversion), of a capped
+# one besides; of a copy with its address and its check; of a step of the loop beside what it computes.
+_PER_SCORE, _PER_CAP, _PER_COPY, _PER_STEP = 4.5, 24.0, 5.0, 60.0
+WARP, MATRIX_BYTES = 32, 512
+# A warp stalls on each fragment that it reads, as a product without a second buffer of fragments does.
+OVERLAP = 0.5
+
+
+def products(p: AttentionProblem) -> int:
+    """Of an element of q with one of k, and of a weight with an element of v, over the keys that are seen."""
+    return p.batch * p.heads_q * Seen.of(p).pairs * (p.head_dim_qk + p.head_dim_vo)
+
+
+def steps(p: AttentionProblem, t: Mapping[str, Any]) -> int:
+    """Tiles of keys that all blocks take together."""
+    return p.batch * p.heads_q * Seen.of(p).tiles(int(t["tile_q"]), int(t["tile_kv"]))
+
+
+def cost(p: AttentionProblem) -> Cost:
+    """Every operand moves once; products over the keys that are seen. Nothing is kept in a workspace."""
+    scores = p.batch * p.heads_q * Seen.of(p).pairs
+    flops = 2 * products(p) + scores * (FLOPS_PER_SCORE + (FLOPS_PER_CAP if p.softcap else 0))
+    queries = p.batch * p.heads_q * p.seq_q
+    keys = p.batch * p.heads_kv * p.seq_kv
+    read = ELEMENT_BYTES * (queries * p.head_dim_qk + keys * (p.head_dim_qk + p.head_dim_vo))
+    written = ELEMENT_BYTES * queries * p.head_dim_vo + (4 * queries if p.lse else 0)
+    return Cost(flops, read, written, launches=1, workspace_bytes=0)
+
+
+def work(p: AttentionProblem, t: Mapping[str, Any], align: int, target: Target) -> Work:
+    """`align`: elements of an access to q, k and v."""
+    least, columns = cost(p), (padded(p.head_dim_qk), padded(p.head_dim_vo))
+    count, tile_q, tile_kv, warps = blocks(p, t), int(t["tile_q"]), int(t["tile_kv"]), int(t["warps"])
+    seen, all_steps = Seen.of(p), float(steps(p, t))
+    whole = sum(columns)
+    scores, macs = all_steps * tile_q * tile_kv, all_steps * tile_q * tile_kv * whole
+    tile_bytes = ELEMENT_BYTES * tile_kv * whole
+    from_shared = all_steps * warps * tile_bytes
+    if t["q_in"] == "shared":
+        from_shared += all_steps * ELEMENT_BYTES * tile_q * columns[0]
+    q_bytes = ELEMENT_BYTES * float(count) * tile_q * columns[0]
+    staged = 2.0 * ELEMENT_BYTES * count * tile_q * columns[1]
+    copies = (all_steps * tile_kv * whole + float(count) * tile_q * columns[0]) / align
+    other = (
+        scores * (_PER_SCORE + (_PER_CAP if p.softcap else 0.0))
+        + all_steps * threads(t) * (pieces(t) * columns[1] / 2 + _PER_STEP)  # sums are rescaled
+        + WARP * (macs / MMA_MACS + from_shared / MATRIX_BYTES)
+        + _PER_COPY * copies
+        + float(count) * tile_q * columns[1] * 3.0
+    )
+    least_kv = float(ELEMENT_BYTES) * p.batch * p.heads_kv * p.seq_kv * (p.head_dim_qk + p.head_dim_vo)
+    again = max(0.0, all_steps * tile_bytes - least_kv)
+    return Work(
+        blocks=count, threads=threads(t), fma=0.0, other_instructions=other,
+        shared_bytes=all_steps * tile_bytes + from_shared + 2.0 * q_bytes + staged,
+        l2_bytes=q_bytes + all_steps * tile_bytes + least.bytes_written,
+        dram_bytes=least.bytes_read + least.bytes_written + again * _missed(p, t, target),
+        dynamic_shared_bytes=shared_bytes(t, *columns), independent=pieces(t) * tile_kv // 8,
+        steps=max(1, -(-int(all_steps) // count)), overlap=OVERLAP,
+        longest=seen.most_tiles(tile_q, tile_kv),
+        mma=macs, mma_type=p.dtype, mma_macs=MMA_MACS, prefetched=int(t["stages"]), special=scores,
+    )  # fmt: skip
+
+
+def _missed(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> float:
+    """Of keys and values that are read again, what the L2 no longer has: those of the heads of a band alternate."""
+    band = int(t["band"]) or p.batch * p.heads_q
+    heads = -(-band // p.group)
+    held = float(ELEMENT_BYTES) * heads * p.seq_kv * (p.head_dim_qk + p.head_dim_vo)
+    return max(0.0, 1.0 - L2_SHARE * target.l2_bytes / held)
+
+
+def launches(p: AttentionProblem, t: Mapping[str, Any], align: int, align_out: int) -> tuple[LaunchCounts, ...]:
+    """Products of whole tiles; vectors that exist are read and written, those of keys once for each block."""
+    tile_q, tile_kv = int(t["tile_q"]), int(t["tile_kv"])
+    scores = steps(p, t) * tile_q * tile_kv
+    executed = scores * (padded(p.head_dim_qk) + padded(p.head_dim_vo))
+    heads = p.batch * p.heads_q
+    keys = heads * _keys_copied(p, tile_q, tile_kv)
+    read = ELEMENT_BYTES * (heads * p.seq_q * p.head_dim_qk + keys * (p.head_dim_qk + p.head_dim_vo))
+    bytes_ = ELEMENT_BYTES * align
+    parts = [
+        Primitive(_MMA[p.dtype], executed // MMA_MACS, executed),
+        Primitive("fma", scores, scores),
+        load(read, bytes_, "cp_async" if bytes_ >= 4 else "load_global"),
+        store(ELEMENT_BYTES * heads * p.seq_q * p.head_dim_vo, ELEMENT_BYTES * align_out),
+        *([store(4 * heads * p.seq_q, 4)] if p.lse else []),
+    ]
+    return (LaunchCounts("run", merged(parts), products(p)),)
+
+
+def _keys_copied(p: AttentionProblem, tile_q: int, tile_kv: int) -> int:
+    """Keys in the tiles of all blocks of a head, without those behind the last key."""
+    seen = Seen.of(p)
+    padding = -p.seq_kv % tile_kv
+    # Blocks that take the last tile of the sequence.
+    last = (-(-p.seq_kv // tile_kv) - 1) * tile_kv
+    total = -(-p.seq_q // tile_q)
+    reaching = _blocks_that_reach(seen, last, tile_q, total)
+    return seen.tiles(tile_q, tile_kv) * tile_kv - reaching * padding
+
+
+def _blocks_that_reach(seen: Seen, key: int, tile_q: int, total: int) -> int:
+    """Of `total` blocks, whose last query sees further with each, those that see `key` or one behind it."""
+    first = max(0, -(-(key + 1 - seen.end - tile_q + 1) // tile_q))
+    return max(0, total - first) if seen.keys > key else 0

@@ -1,0 +1,138 @@
+"""Random attention problems over the whole domain, each with one accepted schedule.
+
+What a draw is about (dtype, target, mask, layout, alignment, whether there is a cap or an lse) goes round in steps that
+share no factor; the extents and the rest are chance.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+from codegen.kernel import Candidate
+from codegen.operators.attention import INPUTS
+from codegen.operators.attention.problem import AttentionProblem
+from codegen.operators.attention.seen import Seen
+from codegen.operators.attention.space import TUNABLES
+from codegen.search.rules import Accepted
+from codegen.search.schedule import Schedule
+from codegen.targets import target
+from tests.operators.attention.kernels import OP, attention
+
+TARGETS = ("sm_80", "sm_90a", "sm_86")
+TYPES = ("float16", "bfloat16")
+MASKS = ("none", "causal", "left", "right", "both", "causal, left", "causal")
+GRAINS = (8, 8, 4, 8, 2, 8, 1)  # elements that heads and strides are multiples of
+GROUPS = (1, 4, 2, 8, 3, 1, 16)
+LENGTHS = (1, 8, 40, 130, 260)
+HEAD_DIMS = (64, 128, 16, 96, 40, 72)
+MOST_PRODUCTS = 1_500_000
+ATTEMPTS = 3000
+
+
+def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
+    """Targets and candidates."""
+    rng = random.Random(seed)
+    start = rng.randrange(10_000)
+    return [_draw(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+
+
+def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
+    arch = TARGETS[number // 2 % 3]
+    while True:
+        problem = _problem(number, rng)
+        for _ in range(ATTEMPTS):
+            schedule = Schedule.of({tunable.name: rng.choice(tuple(tunable.allowed)) for tunable in TUNABLES})
+            if isinstance(OP.rules(problem, schedule, target(arch)), Accepted):
+                return arch, OP.candidate(problem, schedule)
+
+
+def _problem(number: int, rng: random.Random) -> AttentionProblem:
+    grain, mask, group = GRAINS[number % 7], MASKS[number // 3 % 7], GROUPS[number // 5 % 7]
+    while True:
+        fields: dict[str, Any] = {
+            "dtype": TYPES[number % 2], "layout": ("bshd", "bhsd")[number // 2 % 2], "batch": rng.choice((1, 1, 2, 3)),
+            "seq_q": _length(rng), "seq_kv": _length(rng), "heads_kv": rng.choice((1, 1, 2)), "lse": number % 3 == 0,
+            "head_dim_qk": _head_dim(rng, grain), "causal": "causal" in mask,
+        }  # fmt: skip
+        fields |= {"heads_q": group * fields["heads_kv"]}
+        # As many as the other, or a head of its own size.
+        fields["head_dim_vo"] = fields["head_dim_qk"] if rng.random() < 0.6 else _head_dim(rng, grain)
+        if number % 4 == 1:
+            fields["softcap"] = rng.choice((0.5, 5.0, 30.0))
+        if rng.random() < 0.3:
+            fields["scale"] = rng.choice((1.0, 0.3, 0.01))
+        if "left" in mask or mask == "both":
+            fields["window_left"] = rng.randint(0, fields["seq_kv"] + 3)
+        if mask in ("right", "both"):
+            fields["window_right"] = rng.randint(1, fields["seq_q"] + 3)
+        problem = attention(**fields)
+        products = problem.batch * problem.heads_q * problem.seq_q * problem.seq_kv
+        if products * (problem.head_dim_qk + problem.head_dim_vo) <= MOST_PRODUCTS:
+            return attention(**fields, **_gaps(problem, grain, rng)) if rng.random() < 0.5 else problem
+
+
+def _length(rng: random.Random) -> int:
+    most = rng.choice(LENGTHS)
+    return rng.randint(max(1, most // 3), most)
+
+
+def _head_dim(rng: random.Random, grain: int) -> int:
+    head_dim = rng.choice(HEAD_DIMS)
+    return head_dim if grain == 8 else max(4, head_dim - rng.choice((0, 1, 3)) * grain)
+
+
+def _gaps(problem: AttentionProblem, grain: int, rng: random.Random) -> dict[str, Any]:
+    """Strides of some tensors that leave gaps behind each head, each position or each matrix."""
+    fields = {}
+    for name in ("q", "k", "v", "out"):
+        if rng.random() < 0.6:
+            _, outer, inner, columns = problem.shape(name)  # type: ignore[arg-type]
+            first, second, third = (rng.randint(0, 2) * grain for _ in range(3))
+            step = columns + first
+            middle = inner * step + second
+            fields[f"{name}_strides"] = (outer * middle + third, middle, step)
+    return fields
+
+
+def properties(arch: str, candidate: Candidate) -> Counter[str]:
+    p, t, s = candidate.problem, candidate.schedule.as_dict(), candidate.kernel.signature_dict
+    assert isinstance(p, AttentionProblem)
+    seen, tile_q, tile_kv = Seen.of(p), int(t["tile_q"]), int(t["tile_kv"])
+    windows = (
+        "both" if p.window_left is not None and p.window_right else "left" if p.window_left is not None else "none"
+    )
+    return Counter([
+        f"target {arch}", f"dtype {p.dtype}", f"layout {p.layout}", f"window {windows}", f"align {s['align']}",
+        f"align_out {s['align_out']}", f"q_in {t['q_in']}", f"stages {t['stages']}", f"warps {t['warps']}",
+        "causal" if p.window_right == 0 else "not causal", "capped" if p.softcap else "not capped",
+        "lse" if p.lse else "no lse", "one head of each" if p.group == 1 else "groups",
+        "unlike heads" if p.head_dim_qk != p.head_dim_vo else "like heads",
+        "padded heads" if p.head_dim_qk % 16 or p.head_dim_vo % 16 else "whole heads",
+        "one tile of keys" if p.seq_kv <= tile_kv else "tiles of keys",
+        "some queries see nothing" if seen.by(0)[0] == seen.by(0)[1] else "all queries see a key",
+        "one query" if p.seq_q == 1 else "queries", "a part of a tile" if p.seq_q % tile_q else "whole tiles",
+        "packed" if all(p.strides(name) == attention(**_packed(p)).strides(name) for name in INPUTS) else "gaps",
+        "bands" if t["band"] else "all heads side by side",
+    ])  # fmt: skip
+
+
+def _packed(p: AttentionProblem) -> dict[str, Any]:
+    return {
+        name: value for name, value in p.canonical().items() if not name.endswith("_strides") and name != "operator"
+    }
+
+
+# At about a third of how often it comes up.
+SPREAD = {
+    "target sm_80": 20, "target sm_90a": 20, "target sm_86": 20, "dtype float16": 30, "dtype bfloat16": 30,
+    "layout bshd": 30, "layout bhsd": 30, "window none": 15, "window left": 8, "window both": 4, "causal": 15,
+    "not causal": 15, "align 8": 12, "align 4": 4, "align 2": 4, "align 1": 4, "align_out 8": 12, "align_out 1": 4,
+    "q_in registers": 15, "q_in shared": 15, "stages 1": 10, "stages 2": 5, "stages 3": 2, "warps 1": 8, "warps 2": 6,
+    "warps 4": 3, "warps 8": 1, "capped": 8, "not capped": 25, "lse": 10, "no lse": 20, "groups": 20,
+    "one head of each": 5, "unlike heads": 8, "like heads": 20, "padded heads": 20, "whole heads": 8,
+    "one tile of keys": 10, "tiles of keys": 15, "some queries see nothing": 3, "all queries see a key": 20,
+    "queries": 25, "one query": 2, "a part of a tile": 20, "gaps": 10, "packed": 15, "bands": 10,
+    "all heads side by side": 3,
+}  # fmt: skip

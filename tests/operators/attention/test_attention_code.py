@@ -1,0 +1,55 @@
+"""What becomes of attention's kernels: accesses to shared memory in a CPU run, registers of all kernels of level 1."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from codegen.kernel import Kernel
+from codegen.lower import lower
+from codegen.targets import target
+from tests.operators.attention.kernels import CLASSES, attention, kernel
+from tests.operators.harness.declarations import LEVEL_1
+from tests.operators.harness.machine_code import codes_of
+from tests.support.cpu_helpers import processes, toolchain, verify
+
+
+def test_no_access_to_shared_memory_has_a_bank_conflict() -> None:
+    columns = ((64, 64), (96, 80), (128, 16), (48, 192))
+    kernels = [kernel(qk=qk, vo=vo, q_in=q_in) for (qk, vo), q_in in product(columns, ("registers", "shared"))]
+    for verdict in verify(kernels):
+        accesses = verdict.details["shared_memory"]
+        assert {access["kind"] for access in accesses} == {"ldmatrix", "cp_async", "read", "write"}
+        assert [access for access in accesses if access["wavefronts"] != access["ideal"]] == []
+
+
+def test_a_kernel_has_the_same_code_alone_as_among_others(tmp_path: Path) -> None:
+    """A winner is built alone, and its verdict is that of the code which was verified."""
+    schedules = product((1, 2), ("registers", "shared"))
+    kernels = [kernel(stages=stages, q_in=q_in, tile_q=64, warps=4) for stages, q_in in schedules]
+    together = bodies(kernels, tmp_path / "together")
+    alone: dict[str, str] = {}
+    for number, each in enumerate(kernels):
+        alone |= bodies([each], tmp_path / f"{number}")
+    assert alone == together
+
+
+def bodies(kernels: Sequence[Kernel], folder: Path) -> dict[str, str]:
+    """The PTX of each, without the numbers of its labels."""
+    folder.mkdir()
+    codes = codes_of(kernels, "sm_90a", folder, toolchain(), processes())
+    return {own.namespace: re.sub(r"L__BB\d+_", "L_", code.body.rsplit("}", 1)[0]) for own, code in codes.items()}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_no_kernel_of_level_1_spills(arch: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    for name, fields in CLASSES.items():
+        kernels = list({c.kernel for c in lower(attention(**fields), target(arch), LEVEL_1).candidates})
+        codes = codes_of(kernels, arch, tmp_path_factory.mktemp("codes"), toolchain(), processes())
+        spilled = {k.tunables: (c.resources.spill_bytes, c.resources.stack_bytes) for k, c in codes.items()}
+        assert set(spilled.values()) == {(0, 0)}, (name, spilled)

@@ -1,0 +1,197 @@
+"""Attention of numbers that the verification plan does not have: large scores, NaN that nothing may read, no keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from codegen.kernel import Kernel
+from codegen.operators.attention.problem import AttentionProblem
+from codegen.plan.verification_plan import check_output
+from tests.operators.attention.kernels import OP, attention, definition, kernel
+from tests.support.cpu_helpers import LIMITS, processes, toolchain
+from workers.cpu.build import build_cpu
+from workers.cpu.library import CpuLibrary
+
+Array = NDArray[Any]
+NAN = float("nan")
+SEQ_KV = OP.extent_names.index("seq_kv")
+KERNELS = {
+    "Q in registers": kernel(qk=32, lse=True, stages=2),
+    "Q shared": kernel("bfloat16", qk=32, lse=True, q_in="shared", layout="bhsd", tile_kv=16),
+    "capped": kernel(qk=32, lse=True, softcap=True),
+}
+PLAIN = ("Q in registers", "Q shared")
+# Of a weight and of out, in either type.
+ROUNDINGS = {"float16": 2.0**-9, "bfloat16": 2.0**-6}
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
+    build = build_cpu(list(KERNELS.values()), toolchain(), processes(), LIMITS, folder=tmp_path_factory.mktemp("cpu"))
+    ((path, _),) = build.libraries
+    return CpuLibrary(path)
+
+
+def problem_of(own: Kernel, **fields: Any) -> AttentionProblem:
+    s = own.signature_dict
+    given = {"seq_q": 40, "seq_kv": 75, "head_dim_qk": 32, "lse": True, "dtype": s["dtype"], "layout": s["layout"]}
+    return attention(**{**given, **({"softcap": 20.0} if s["softcap"] else {}), **fields})
+
+
+def normals(problem: AttentionProblem) -> dict[str, Array]:
+    return OP.make_inputs(problem, "normal", np.random.default_rng(8))
+
+
+def positions(problem: AttentionProblem, array: Array) -> Array:
+    """A view of the tensor with its positions first."""
+    return array.transpose(1, 0, 2, 3) if problem.layout == "bshd" else array.transpose(2, 0, 1, 3)
+
+
+def run(
+    library: CpuLibrary, own: Kernel, problem: AttentionProblem, inputs: dict[str, Array], seq_kv: int | None = None
+) -> tuple[Array, Array]:
+    """out in the problem's layout and lse, in float64. `seq_kv`: of the call, where it has fewer keys."""
+    tensors = library.allocate(OP.operands(problem))
+    integers = OP.integers(problem)
+    if seq_kv is not None:
+        integers[SEQ_KV] = seq_kv
+    try:
+        for tensor in tensors:
+            if tensor.operand.role == "in":
+                tensor.fill(inputs[tensor.operand.name])
+            else:
+                tensor.poison()
+        outcome = library.run(
+            own.namespace, tensors, None, integers=integers, launch=[0], scalars=OP.scalars(problem), order="seeded",
+            seed=1, exact=False, cpu_seconds=5.0,
+        )  # fmt: skip
+        assert (outcome.status, outcome.message) == ("ok", "")
+        out, lse = (tensor.view.astype(np.float64) for tensor in tensors[3:])
+        return out, lse
+    finally:
+        tensors = []
+        tensor = None
+        library.free()
+
+
+def require_definition(problem: AttentionProblem, inputs: dict[str, Array], out: Array, lse: Array) -> None:
+    expected, bound = OP.reference(problem, inputs)
+    got = np.concatenate([out.reshape(-1), lse.reshape(-1)])
+    assert check_output(got, expected, bound, exact=False).ok
+    np.testing.assert_allclose(got, definition(problem, inputs).astype(float), rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_call_with_fewer_keys_reads_none_of_those_behind_the_last(name: str, library: CpuLibrary) -> None:
+    own = KERNELS[name]
+    for fewer in (1, 16, 33, 64, 74):
+        whole, part = problem_of(own), problem_of(own, seq_kv=fewer)
+        inputs = normals(whole)
+        for tensor in ("k", "v"):
+            positions(whole, inputs[tensor])[fewer:] = NAN
+        seen = {
+            tensor: array
+            if tensor == "q"
+            else np.ascontiguousarray(array[:, :fewer] if whole.layout == "bshd" else array[:, :, :fewer])
+            for tensor, array in inputs.items()
+        }
+        require_definition(part, seen, *run(library, own, whole, inputs, seq_kv=fewer))
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_without_keys_out_is_zeros_and_lse_minus_infinity(name: str, library: CpuLibrary) -> None:
+    own = KERNELS[name]
+    for causal in (False, True):
+        problem = problem_of(own, causal=causal)
+        out, lse = run(library, own, problem, normals(problem), seq_kv=0)
+        assert (out == 0.0).all() and (lse == -np.inf).all()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_query_before_all_keys_has_zeros_and_minus_infinity(name: str, library: CpuLibrary) -> None:
+    own = KERNELS[name]
+    problem = problem_of(own, seq_q=60, seq_kv=20, causal=True)
+    inputs = normals(problem)
+    out, lse = run(library, own, problem, inputs)
+    assert (positions(problem, out)[:40] == 0.0).all() and (lse[:, :, :40] == -np.inf).all()
+    assert (lse[:, :, 40:] > -np.inf).all()
+    require_definition(problem, inputs, out, lse)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_nan_in_a_query_is_in_its_own_row_alone(name: str, library: CpuLibrary) -> None:
+    own = KERNELS[name]
+    problem = problem_of(own)
+    inputs = normals(problem)
+    before, lse_before = run(library, own, problem, inputs)
+    positions(problem, inputs["q"])[17, 0, 2, 5] = NAN
+    out, lse = run(library, own, problem, inputs)
+    wrong = np.isnan(out)
+    assert positions(problem, wrong)[17, 0].reshape(4, 32)[2].all() and wrong.sum() == 32
+    assert np.isnan(lse[0, 2, 17]) and np.isnan(lse).sum() == 1
+    np.testing.assert_array_equal(out[~wrong], before[~wrong])
+    np.testing.assert_array_equal(lse[~np.isnan(lse)], lse_before[~np.isnan(lse)])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_nan_in_a_key_that_no_query_sees_is_in_no_row(name: str, library: CpuLibrary) -> None:
+    """Of v it would be: a weight of 0 times a NaN of the same tile is one, as in PyTorch."""
+    own = KERNELS[name]
+    problem = problem_of(own, seq_q=20, window_left=10)
+    inputs = normals(problem)
+    positions(problem, inputs["k"])[:45] = NAN
+    out, lse = run(library, own, problem, inputs)
+    assert np.isfinite(out).all() and np.isfinite(lse).all()
+
+
+@pytest.mark.parametrize("greatest", [1e4, -1e4, 0.0])
+@pytest.mark.parametrize("name", PLAIN)
+def test_scores_of_ten_thousand(name: str, greatest: float, library: CpuLibrary) -> None:
+    """The key with the greatest score of a row has all of its weight, wherever it is; all scores lie 40 apart."""
+    own = KERNELS[name]
+    problem = problem_of(own, scale=1.0, batch=1)
+    inputs = normals(problem)
+    best = np.random.default_rng(2).permutation(75)
+    q, k = (positions(problem, inputs[tensor]) for tensor in ("q", "k"))
+    q[...], k[...] = 0.0, 0.0
+    q[..., 0], q[..., 1] = 64.0, 8.0  # exact in both types
+    k[..., 0] = greatest / 64.0
+    k[..., 1] = (-5.0 * best)[:, None, None].astype(k.dtype)
+    at = int(np.argmin(best))
+    out, lse = run(library, own, problem, inputs)
+    top = float(64.0 * np.float64(k[at, 0, 0, 0]))
+    values = positions(problem, inputs["v"])[at].astype(float)
+    for head in range(4):
+        expected = np.broadcast_to(values[0, head // 2], (40, 32))
+        got = positions(problem, out)[:, 0, head]
+        np.testing.assert_allclose(got, expected, rtol=ROUNDINGS[own.signature_dict["dtype"]])
+    np.testing.assert_allclose(lse, top / np.log(2.0), rtol=1e-6, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_equal_scores_of_any_size_have_equal_weights(name: str, library: CpuLibrary) -> None:
+    own = KERNELS[name]
+    for size in (0.0, 1.0, 30.0, -30.0):
+        problem = problem_of(own, scale=0.5)
+        inputs = normals(problem)
+        inputs["q"][...], inputs["k"][...] = size / 4.0, 0.25
+        out, lse = run(library, own, problem, inputs)
+        mean = positions(problem, inputs["v"]).astype(float).mean(0)
+        for head in range(4):
+            np.testing.assert_allclose(
+                positions(problem, out)[:, 0, head], np.broadcast_to(mean[0, head // 2], (40, 32)), atol=0.01
+            )
+        require_definition(problem, inputs, out, lse)
+
+
+def test_a_cap_bounds_what_a_key_can_take(library: CpuLibrary) -> None:
+    own = KERNELS["capped"]
+    problem = problem_of(own, softcap=1.0, scale=1.0)
+    inputs = normals(problem)
+    out, lse = run(library, own, problem, inputs)
+    assert (lse <= np.log2(75.0) + 1.0 / np.log(2.0) + 1e-4).all()
+    require_definition(problem, inputs, out, lse)
