@@ -1,6 +1,6 @@
 """Arrays of any namespace: NumPy's, or CuPy's in a GPU's memory. Functions take the namespace of their arguments.
 
-What is used of a namespace is what NumPy and CuPy 13 and later share; `tests/support/strict_arrays.py` has the list.
+What is used of a namespace is what NumPy and CuPy 13 and later share, which `tests/support/gpu/strict_arrays.py` lists.
 Where a Python number decides what happens next it is taken by `float()`, `int()` or `bool()` of an array with one
 element, which on a GPU synchronises with all that was queued before.
 

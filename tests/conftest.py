@@ -8,21 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.longest_first import place_of
-from tests.support.shared_statements import share_certificates, share_statements
+from tests.support.run.longest_first import place_of
+from tests.support.run.shared_statements import share_certificates, share_statements
 
 # Each after those that it imports.
 pytest_plugins = [
-    "tests.support.fixtures_storage",
-    "tests.support.fixtures_queue",
-    "tests.support.fixtures_compile",
-    "tests.support.fixtures_api",
-    "tests.support.fixtures_client",
-    "tests.support.fixtures_elsewhere",
-    "tests.support.fixtures_gpu",
-    "tests.support.fixtures_gpu_line",
-    "tests.support.fixtures_library",
-    "tests.support.fixtures_primitives",
+    "tests.support.fixtures.storage",
+    "tests.support.fixtures.queue",
+    "tests.support.fixtures.compile",
+    "tests.support.fixtures.api",
+    "tests.support.fixtures.client",
+    "tests.support.fixtures.elsewhere",
+    "tests.support.fixtures.gpu",
+    "tests.support.fixtures.gpu_line",
+    "tests.support.fixtures.library",
+    "tests.support.fixtures.primitives",
 ]
 
 

@@ -7,7 +7,7 @@ these:
 - the kernel's name, which is part of each section's name;
 - in `.nv.info`, the symbol-table index inside EIATTR_PARAM_CBANK (attribute 0x0a, first four bytes): it names the
   kernel's own constant bank, whose place depends on what else is in the file. nvcc 13.2;
-  `tests/of_codegen/test_cubin.py` compares kernels alone and in groups.
+  `tests/of_codegen/text/test_cubin.py` compares kernels alone and in groups.
 
 Where the file has constants or initialised variables that belong to no kernel (none of our kernels makes any), the text
 reaches them through a shared bank and does not say which it means: then they all go into every digest of the file. Such

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from codegen.plan.verification_plan import Order
-from tests.support.small_kernels import ELEMENTS, Small, SmallKernels
+from tests.support.kernels.small_kernels import ELEMENTS, Small, SmallKernels
 
 NAN = float("nan")
 # What each of 32 threads finds of the 32 floats that it copies: `in` holds 0, 1, 2, …

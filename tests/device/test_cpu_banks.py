@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from codegen.plan.verification_plan import Order
-from tests.support.small_kernels import Small, SmallKernels
+from tests.support.kernels.small_kernels import Small, SmallKernels
 from workers.cpu.library import SharedAccess
 
 READ4 = "show(out + thread, read(shared + 4 * ({word})));"

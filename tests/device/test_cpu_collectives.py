@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from codegen.plan.verification_plan import Order
-from tests.support.small_kernels import Small, SmallKernels
+from tests.support.kernels.small_kernels import Small, SmallKernels
 
 RIGHT = {
     # Every lane adds all lanes of its warp, in five steps.

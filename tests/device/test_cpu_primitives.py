@@ -17,12 +17,15 @@ from codegen.operator import Operand
 from codegen.operators import operator
 from codegen.plan.verification_plan import Order
 from codegen.text.render_cpu import render_cpu
-from tests.support.cpu_helpers import LIMITS, faulty_kernel, loaded, matmul_kernel, processes, toolchain
-from tests.support.places import FAULTY
+from tests.support.kernels.cpu_helpers import LIMITS, faulty_kernel, loaded, matmul_kernel, processes, toolchain
+from tests.support.run.places import FAULTY
 from workers.cpu.build import build_cpu
 from workers.cpu.library import CpuLibrary, alignment_of
 
-RIGHT, ORDERED = 0, 21  # faults of tests/support/operators/faulty: none; a result that tells which warp came last
+RIGHT, ORDERED = (
+    0,
+    21,
+)  # faults of the operator `faulty`: none; a result that tells which warp came last
 
 
 @pytest.fixture(scope="module")

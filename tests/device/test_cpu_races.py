@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 
 from codegen.plan.verification_plan import Order
-from tests.support.small_kernels import Small, SmallKernels
+from tests.support.kernels.small_kernels import Small, SmallKernels
 
 OWN = "write(shared + 4 * thread, 1.0f);\n"
 OTHER_HALF = "show(out + thread, read(shared + 4 * (thread ^ 32)));"

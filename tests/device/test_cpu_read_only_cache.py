@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from codegen.plan.verification_plan import Order
-from tests.support.small_kernels import Small, SmallKernels
+from tests.support.kernels.small_kernels import Small, SmallKernels
 
 OWN = "show(out + thread, 3.0f);\n"
 READ = "show(out + 64 + thread, load_global<1>(out + (thread ^ 1)).data[0]);"

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 
 from storage.database.tables import LIVE
-from tests.support.places import ROOT
+from tests.support.run.places import ROOT
 
 CONFIG = Path(__file__).parent / "schemathesis.toml"
 CANCEL_SECONDS = 0.2

@@ -26,8 +26,8 @@ from storage.config.settings import load_settings
 from tests.faults import schedule
 from tests.faults.schedule import Fault
 from tests.faults.small_disk import SmallDisk
-from tests.support.places import ROOT
-from tests.support.running import processes_of
+from tests.support.processes.running import processes_of
+from tests.support.run.places import ROOT
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
 from workers.wake_ups import url_file

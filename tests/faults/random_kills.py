@@ -18,7 +18,7 @@ from tests.faults.asker import Asker
 from tests.faults.contract import check_contract
 from tests.faults.killed_service import KilledService, leave_environment, request, wait_until_ready
 from tests.faults.small_disk import small_disk
-from tests.support.postgres_server import running_postgres
+from tests.support.processes.postgres_server import running_postgres
 
 PAUSE_SECONDS = 1.0  # between two kills
 KERNELS = 6  # candidates of each problem

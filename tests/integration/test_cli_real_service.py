@@ -21,8 +21,8 @@ import cukiln
 from cukiln.cli import server
 from cukiln.cli.main import main
 from storage.config.settings import load_settings
-from tests.support.places import ROOT
-from tests.support.running import processes_of
+from tests.support.processes.running import processes_of
+from tests.support.run.places import ROOT
 from workers.supervisor.serve import embedded
 from workers.supervisor.start_checks import lock_folder
 

@@ -12,8 +12,8 @@ from sqlalchemy import select
 from cukiln.types import Job
 from storage.database.tables import CandidateRow, GroupRow, JobProblemRow
 from tests.integration.test_single_flight import MATMUL, Cluster, started
-from tests.support.chrome_traces import checked, slices
-from tests.support.fixtures_queue import make_world, wait_for
+from tests.support.fixtures.queue import make_world, wait_for
+from tests.support.service.chrome_traces import checked, slices
 from workers.supervisor.valkey import EmbeddedValkey
 
 KINDS = ("plan", "compile", "compile", "reconcile")

@@ -19,8 +19,8 @@ from tests.faults.answers import wrong_in
 from tests.faults.random_kills import random_kills, reference
 from tests.faults.seen import Seen
 from tests.faults.small_disk import SmallDisk, is_possible, small_disk
-from tests.support.fixtures_queue import wait_for
-from tests.support.postgres_server import binaries
+from tests.support.fixtures.queue import wait_for
+from tests.support.processes.postgres_server import binaries
 
 KERNELS, KILLS = 2, 8
 # Kills of six kinds and more each, of all ten together. After every second something else follows, these among it.

@@ -21,9 +21,9 @@ from storage.database.session import Database
 from storage.database.sql import core
 from storage.database.tables import MeasurementRow, TaskRow
 from storage.entities.heartbeats import LiveDevice, live_devices
-from tests.support.fake_gpu import NAME, UUID, configure
-from tests.support.fixtures_queue import wait_for
-from tests.support.running import name_of
+from tests.support.fixtures.queue import wait_for
+from tests.support.gpu.fake_gpu import NAME, UUID, configure
+from tests.support.processes.running import name_of
 from workers.supervisor.serve import Running, embedded
 
 MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
@@ -104,7 +104,7 @@ def serving(folder: Path) -> Iterator[World]:
             port=0,
             workers=1,
             gpus="0",
-            gpu_module="tests.support.fake_gpu",
+            gpu_module="tests.support.gpu.fake_gpu",
             gpu_lock_dir=folder / "locks",
             lease_seconds=2,
             measure_seconds=0.05,

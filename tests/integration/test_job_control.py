@@ -17,9 +17,9 @@ import pytest
 from cukiln.client import Client
 from cukiln.types import CandidatePage, Job
 from storage.config.settings import load_settings
-from tests.support.fixtures_queue import wait_for
-from tests.support.places import FAULTY
-from tests.support.running import name_of, processes_of
+from tests.support.fixtures.queue import wait_for
+from tests.support.processes.running import name_of, processes_of
+from tests.support.run.places import FAULTY
 from workers import wake_ups
 from workers.supervisor.serve import Running, child_environment, embedded
 from workers.wake_ups import url_file

@@ -13,8 +13,8 @@ from cukiln.client import Client
 from cukiln.job_request import encode
 from cukiln.types import CandidatePage, GroupReport, Job, PhaseName, Rejections, WinnerRecord
 from storage.config.settings import load_settings
-from tests.support.chrome_traces import checked, covered, slices
-from tests.support.places import FAULTY
+from tests.support.run.places import FAULTY
+from tests.support.service.chrome_traces import checked, covered, slices
 from workers.supervisor.serve import embedded
 
 RIGHT, UNWRITTEN, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED = 0, 14, 2, 12, 26, 31, 63

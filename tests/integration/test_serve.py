@@ -23,10 +23,10 @@ from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from storage.entities.heartbeats import live_devices
-from tests.support.fake_gpu import configure
-from tests.support.fixtures_queue import JOURNAL_WORKER, QueueWorld, wait_for
-from tests.support.places import FAULTY
-from tests.support.running import name_of, opened, processes_of
+from tests.support.fixtures.queue import JOURNAL_WORKER, QueueWorld, wait_for
+from tests.support.gpu.fake_gpu import configure
+from tests.support.processes.running import name_of, opened, processes_of
+from tests.support.run.places import FAULTY
 from workers import wake_ups
 from workers.processes import supervised_process
 from workers.processes.fork_server import ForkServer
@@ -311,7 +311,7 @@ def test_an_error_in_the_block_stops_an_embedded_service_that_has_found_no_gpu_a
 ) -> None:
     monkeypatch.setattr("workers.worker.gpu_worker.probe", lambda *_: [])
     told: list[str] = []
-    bare = settings.model_copy(update={"gpus": "auto", "gpu_module": "tests.support.fake_gpu"})
+    bare = settings.model_copy(update={"gpus": "auto", "gpu_module": "tests.support.gpu.fake_gpu"})
     with (
         pytest.raises(RuntimeError, match="in the block"),
         serve.embedded(bare, commands=COMMANDS, say=told.append) as running,
@@ -358,7 +358,7 @@ def with_gpu(settings: Settings, tmp_path: Path) -> Settings:
     return settings.model_copy(
         update={
             "gpus": "auto",
-            "gpu_module": "tests.support.fake_gpu",
+            "gpu_module": "tests.support.gpu.fake_gpu",
             "gpu_lock_dir": tmp_path / "locks",
             "lease_seconds": 1,
         }
@@ -394,7 +394,7 @@ def test_a_gpu_that_fell_out_is_used_again_once_it_answers(with_gpu: Settings, t
     [
         (
             "0,GPU-77",
-            "tests.support.fake_gpu",
+            "tests.support.gpu.fake_gpu",
             "CUKILN_GPUS=0,GPU-77: there is no GPU GPU-77 .* it has 0 = Simulated GPU",
         ),
         ("0", "tests.no_such_gpu", "CUKILN_GPUS=0: .*no_such_gpu.*set it to none"),

@@ -16,10 +16,10 @@ from sqlalchemy import select
 
 from cukiln.types import Job
 from storage.database.tables import BuildRow, GroupRow, LibraryRow, TaskRow
-from tests.support import counting_worker
-from tests.support.fixtures_queue import QueueWorld, make_world, wait_for
-from tests.support.places import FAULTY
-from tests.support.server_processes import start_process
+from tests.support.fixtures.queue import QueueWorld, make_world, wait_for
+from tests.support.processes import counting_worker
+from tests.support.processes.server_processes import start_process
+from tests.support.run.places import FAULTY
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
 from workers.supervisor.valkey import EmbeddedValkey

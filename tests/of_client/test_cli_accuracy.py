@@ -13,7 +13,7 @@ from rich.console import Console
 from cukiln.cli.candidates import accuracy_rows, print_accuracy
 from cukiln.cli.main import main
 from cukiln.types import WinnerRecord
-from tests.support.fixtures_client import ScriptedService, job_json, record_json
+from tests.support.fixtures.client import ScriptedService, job_json, record_json
 
 VENDOR = {
     "library": "cuBLASLt", "version": "13", "algorithm": "one", "fused": True, "workspace_bytes": 0,

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from cukiln.cli.candidates import fastest_first, print_candidates
 from cukiln.cli.main import main
 from cukiln.types import CandidateReport
-from tests.support.fixtures_client import ScriptedService, problem_json
+from tests.support.fixtures.client import ScriptedService, problem_json
 
 H200 = "NVIDIA H200"
 

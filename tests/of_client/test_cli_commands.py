@@ -15,7 +15,7 @@ from starlette.responses import JSONResponse, Response
 from cukiln import load_kernel
 from cukiln.cli.main import main
 from cukiln.errors import ServiceUnreachable
-from tests.support.fixtures_client import ScriptedService, job_json, problem_json, progress_json, record_json
+from tests.support.fixtures.client import ScriptedService, job_json, problem_json, progress_json, record_json
 
 REQUEST = {"target": "sm_90a", "problems": [{"name": "ffn1", "operator": "matmul", "m": 4, "n": 4, "k": 4}]}
 ISSUE_KEYS = ["name", "key", "winner", "verdicts", "rejected", "seconds"]

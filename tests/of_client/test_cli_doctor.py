@@ -26,9 +26,9 @@ from cukiln.cli.doctor import (
 )
 from cukiln.cli.main import main
 from storage.config.settings import load_settings
-from tests.support.fences import machine
-from tests.support.fixtures_client import ScriptedService, problem_json
-from tests.support.places import FAULTY
+from tests.support.fixtures.client import ScriptedService, problem_json
+from tests.support.processes.fences import machine
+from tests.support.run.places import FAULTY
 from workers.compile.toolchain import find_toolchain
 from workers.gpu.lease import take_lease
 from workers.processes.fence.means import Means

@@ -23,7 +23,7 @@ from cukiln.client import DEFAULT_URL
 from storage.blobs.blob_store import BlobStore
 from storage.config.settings import load_settings
 from storage.database.session import Database
-from tests.support.fixtures_client import ScriptedService
+from tests.support.fixtures.client import ScriptedService
 from workers.supervisor.start_checks import ServeError, refuse_half_restored
 
 CLIENT = str(Path(cukiln.__file__).parents[1])

@@ -15,7 +15,7 @@ from cukiln.cli.console import duration
 from cukiln.cli.table import microseconds, notes, print_job, print_lookups, schedule_text, summary
 from cukiln.cli.tune import LiveBars, PlainLines, counts, fraction, show_progress
 from cukiln.types import Job, LookupResult, Progress, StageProgress
-from tests.support.fixtures_client import job_json, progress_json, record_json
+from tests.support.fixtures.client import job_json, progress_json, record_json
 
 
 def progress(**changes: Any) -> Progress:

@@ -12,7 +12,7 @@ from starlette.responses import Response, StreamingResponse
 
 from cukiln import BadRequest, Progress, ServiceUnreachable, UnexpectedAnswer, WaitTimeout
 from cukiln.client import Client
-from tests.support.fixtures_client import ScriptedService, job_json, problem_json, progress_json
+from tests.support.fixtures.client import ScriptedService, job_json, problem_json, progress_json
 
 Clients = Callable[..., Client]
 EVENTS = "/v1/jobs/job1/events"

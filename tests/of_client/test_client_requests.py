@@ -31,7 +31,7 @@ from cukiln import client as client_module
 from cukiln.client import LARGEST_LOOKUP, Client
 from cukiln.settings import ClientSettings
 from cukiln.transport import delay
-from tests.support.fixtures_client import ScriptedService, job_json, problem_json, record_json
+from tests.support.fixtures.client import ScriptedService, job_json, problem_json, record_json
 
 BY_ID: dict[str, Callable[[Client, str], object]] = {
     "job": lambda client, id: client.job(id),

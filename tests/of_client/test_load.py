@@ -25,7 +25,7 @@ from cukiln import (
     load,
 )
 from cukiln.client import Client
-from tests.support.fixtures_client import ScriptedService, record_json
+from tests.support.fixtures.client import ScriptedService, record_json
 
 # A library with the entry points of a kernel's, whose `run` counts its arguments and whose constructor leaves a trace.
 SOURCE = r"""

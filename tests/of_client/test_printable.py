@@ -17,8 +17,8 @@ from cukiln.cli.table import print_job, print_lookups
 from cukiln.cli.tune import show_progress
 from cukiln.printable import printable
 from cukiln.types import Job, LookupResult, Progress
-from tests.support.fixtures_api import MATMUL, Api
-from tests.support.fixtures_client import job_json
+from tests.support.fixtures.api import MATMUL, Api
+from tests.support.fixtures.client import job_json
 
 HOSTILE = "[/nope] [red]:bomb:\x9b2J\x1b]0;x \u202eevil"
 SHOWN = r"[/nope] [red]:bomb:\x9b2J\x1b]0;x \u202eevil"

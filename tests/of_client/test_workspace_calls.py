@@ -14,8 +14,8 @@ from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.text.cubin import read_cubin
 from codegen.text.render_group import functions_of, symbols
-from tests.support.fixtures_compile import LIMITS, SM_90A, probe_candidate
-from tests.support.fixtures_library import Built, Child, build, calls, launches, plain
+from tests.support.fixtures.compile import LIMITS, SM_90A, probe_candidate
+from tests.support.fixtures.library import Built, Child, build, calls, launches, plain
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 from workers.steps.winner_library import plan_launch

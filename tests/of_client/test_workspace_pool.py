@@ -14,7 +14,7 @@ import pytest
 
 from cukiln.workspace_pool import GpuMemory, WorkspacePool
 from tests.gpu import check_workspaces
-from tests.support.fixtures_library import Built, Child, launches
+from tests.support.fixtures.library import Built, Child, launches
 
 
 def script(built: Built, body: str) -> str:

@@ -15,9 +15,9 @@ from codegen.lower import lower
 from codegen.search.search import Search
 from codegen.targets import target
 from codegen.text.render_group import render_device
-from tests.support.fixtures_codegen import default_candidate, matmul
-from tests.support.fixtures_compile import LIMITS
-from tests.support.spills import require_no_spills
+from tests.support.fixtures.codegen import default_candidate, matmul
+from tests.support.fixtures.compile import LIMITS
+from tests.support.kernels.spills import require_no_spills
 from workers.compile.compile_file import PTX, FileCompiler
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes

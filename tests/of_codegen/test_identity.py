@@ -19,7 +19,7 @@ from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.search.schedule import Schedule
 from codegen.text.render_group import slice_digest
-from tests.support.fixtures_codegen import EVERY_NODE, default_candidate, kernels, matmul
+from tests.support.fixtures.codegen import EVERY_NODE, default_candidate, kernels, matmul
 
 BASE: dict[str, Any] = {
     "m": 64, "n": 96, "k": 32, "batch": 2, "layout": "nn",

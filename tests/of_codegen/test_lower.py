@@ -7,7 +7,7 @@ from codegen.operators import operator
 from codegen.search.rules import Accepted
 from codegen.search.search import Search
 from codegen.targets import target
-from tests.support.fixtures_codegen import default_candidate, matmul
+from tests.support.fixtures.codegen import default_candidate, matmul
 
 LARGE = {"m": 1024, "n": 1024, "k": 1024}
 

@@ -15,7 +15,7 @@ from codegen.operators.matmul import Matmul
 from codegen.search.search import Search
 from codegen.search.space import SearchSpace
 from codegen.targets import target
-from tests.support.fixtures_codegen import matmul
+from tests.support.fixtures.codegen import matmul
 
 PROBLEM = matmul(m=1024, n=1024, k=1024)
 SM_80 = target("sm_80")

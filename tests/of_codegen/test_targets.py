@@ -6,7 +6,7 @@ import pytest
 
 from codegen.errors import UnknownTarget
 from codegen.targets import target, targets
-from tests.support.fixtures_codegen import fp32_gflops, tensor_gflops
+from tests.support.fixtures.codegen import fp32_gflops, tensor_gflops
 
 
 @pytest.mark.parametrize("name", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"])

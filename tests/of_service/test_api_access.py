@@ -15,8 +15,8 @@ import pytest
 from service.auth import host_name
 from storage.config.settings import is_loopback, load_settings
 from storage.errors import SettingsError
-from tests.support.fixtures_api import Api, serving
-from tests.support.fixtures_queue import wait_for
+from tests.support.fixtures.api import Api, serving
+from tests.support.fixtures.queue import wait_for
 from workers.supervisor.serve import child_environment
 
 KEY = "correct horse battery staple"

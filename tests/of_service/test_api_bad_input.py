@@ -15,7 +15,7 @@ from codegen.operators import operators
 from cukiln.types import ProblemDetail
 from service.http.errors import KINDS, MAX_FAULTS
 from service.http.strict_json import read_json, shape
-from tests.support.fixtures_api import MATMUL, Api
+from tests.support.fixtures.api import MATMUL, Api
 
 PREFIX = "urn:cukiln:problem:"
 

@@ -7,7 +7,7 @@ import hashlib
 import pytest
 
 from service.http.answers import ByteRange, Unsatisfiable, byte_range, none_match
-from tests.support.fixtures_api import Api
+from tests.support.fixtures.api import Api
 
 DATA = bytes(range(256)) * 4
 DIGEST = hashlib.sha256(DATA).hexdigest()

@@ -8,9 +8,9 @@ import pytest
 
 from codegen.text.render_group import slice_digest
 from cukiln.types import CandidateFacts, Measurement
-from tests.support.fixtures_api import Api, publish
-from tests.support.fixtures_codegen import default_candidate, matmul
-from tests.support.stored_candidate import store_candidate
+from tests.support.fixtures.api import Api, publish
+from tests.support.fixtures.codegen import default_candidate, matmul
+from tests.support.service.stored_candidate import store_candidate
 
 MEASUREMENT = Measurement(
     median_us=5.0,

@@ -15,7 +15,7 @@ from cukiln.types import GroupReport, Operators, Targets, Timings
 from service.http.errors import KINDS, TYPE_PREFIX
 from storage.database.tables import GroupRow
 from storage.entities.heartbeats import register_toolchain
-from tests.support.fixtures_api import MATMUL, Api, publish, serving
+from tests.support.fixtures.api import MATMUL, Api, publish, serving
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
 from workers.worker.queue_worker import QueueWorker

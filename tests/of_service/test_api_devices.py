@@ -13,8 +13,8 @@ from service.winner_cache import FRESH_SECONDS
 from storage.database.session import Database
 from storage.database.tables import CandidateRow, DeviceRow, JobProblemRow
 from storage.entities.heartbeats import drain_device
-from tests.support.fixtures_api import MATMUL, Api, publish, register_gpu
-from tests.support.fixtures_storage import counted_statements
+from tests.support.fixtures.api import MATMUL, Api, publish, register_gpu
+from tests.support.fixtures.storage import counted_statements
 
 H200, H100, A100 = "NVIDIA H200", "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
 PREDICTED = "predicted:sm_90a"

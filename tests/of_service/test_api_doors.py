@@ -27,8 +27,8 @@ from service.http.room import Room
 from service.http.strict_json import read_json, shape
 from service.pages import pages
 from service.routes import body, jobs
-from tests.support.fixtures_api import MATMUL, Api, serving
-from tests.support.fixtures_queue import wait_for
+from tests.support.fixtures.api import MATMUL, Api, serving
+from tests.support.fixtures.queue import wait_for
 
 PREFIX = "urn:cukiln:problem:"
 HALF_A_HEAD = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX: "

@@ -27,8 +27,8 @@ from storage.database.tables import JobRow
 from storage.entities.keys import create_key, parts_of, revoke_key
 from storage.reports.progress import JobProgress, job_progress
 from storage.transitions.end_jobs import cancel_job
-from tests.support.fixtures_api import MATMUL, Api, publish, serving
-from tests.support.fixtures_queue import wait_for
+from tests.support.fixtures.api import MATMUL, Api, publish, serving
+from tests.support.fixtures.queue import wait_for
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
 

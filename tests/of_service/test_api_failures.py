@@ -20,7 +20,7 @@ from service.http.errors import Refused
 from service.routes import accept_job
 from service.routes.body import body_bytes
 from storage.database.database_errors import Failure, failure_of
-from tests.support.fixtures_api import Api, serving
+from tests.support.fixtures.api import Api, serving
 
 PREFIX = "urn:cukiln:problem:"
 

@@ -9,8 +9,8 @@ import pytest
 from cukiln.types import Job, JobPage
 from service.routes import accept_job
 from storage.entities.jobs import job_state
-from tests.support.fixtures_api import MATMUL, Api, publish, serving
-from tests.support.fixtures_storage import SITES, compile_next, plan_next, verify_next
+from tests.support.fixtures.api import MATMUL, Api, publish, serving
+from tests.support.fixtures.storage import SITES, compile_next, plan_next, verify_next
 
 
 def test_a_job_is_in_the_database_before_the_202(api: Api) -> None:

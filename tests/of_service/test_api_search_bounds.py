@@ -16,7 +16,7 @@ from codegen.search.search import Search
 from codegen.targets import target
 from cukiln.types import ProblemDetail
 from service.requests.resolve import MOST_LOOKS
-from tests.support.fixtures_api import MATMUL, Api, serving
+from tests.support.fixtures.api import MATMUL, Api, serving
 
 CUBE = {"operator": "matmul", "m": 4096, "n": 4096, "k": 4096, "dtype": "float16"}
 EVERY: dict[str, list[Any]] = {

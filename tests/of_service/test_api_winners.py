@@ -17,8 +17,8 @@ from storage.entities.record_parts import withdraw_code
 from storage.entities.verdicts import NewVerdict, write_verdicts, wrong_codes
 from storage.entities.winners import Stamp, stored_winners
 from storage.transitions import accept
-from tests.support.fixtures_api import MATMUL, Api, publish
-from tests.support.fixtures_storage import EveryOperator
+from tests.support.fixtures.api import MATMUL, Api, publish
+from tests.support.fixtures.storage import EveryOperator
 
 OTHER = {**MATMUL, "m": 65}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.faults.contract import check_contract
-from tests.support.fixtures_api import Api, publish
+from tests.support.fixtures.api import Api, publish
 
 
 def test_the_api_keeps_to_its_document(api: Api, tmp_path: Path) -> None:

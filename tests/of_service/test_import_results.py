@@ -18,7 +18,7 @@ from cukiln.errors import BadRequest, UsageError
 from cukiln.load_kernel import choose
 from cukiln.types import Job, WinnerRecord
 from storage.config.settings import Settings, load_settings
-from tests.support.fixtures_elsewhere import REQUEST, results_in
+from tests.support.fixtures.elsewhere import REQUEST, results_in
 from workers.supervisor.serve import embedded
 
 Edit = Callable[[dict[str, Any]], None]

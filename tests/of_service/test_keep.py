@@ -20,8 +20,8 @@ from codegen.search.search import Search, covers
 from codegen.targets import target
 from cukiln.types import ProblemDetail
 from storage.entities.searches import is_covered, search_entry
-from tests.support.fixtures_api import MATMUL, Api
-from tests.support.fixtures_codegen import default_candidate, matmul
+from tests.support.fixtures.api import MATMUL, Api
+from tests.support.fixtures.codegen import default_candidate, matmul
 
 HALF = {"dtype": "float16", "out_dtype": "float16"}
 PROBLEMS = {

@@ -21,7 +21,7 @@ from service import auth
 from service.app import ROUTERS
 from service.keyring import FRESH_SECONDS, WRONG_KEYS, WRONG_SECONDS, KeyRing, WrongKeys
 from storage.entities.keys import SCOPES, Scope, create_key, parts_of, revoke_key
-from tests.support.fixtures_api import MATMUL, Api, serving
+from tests.support.fixtures.api import MATMUL, Api, serving
 
 OPERATOR = "correct horse battery staple"
 CALLS: dict[tuple[str, str], Scope] = {

@@ -25,8 +25,8 @@ from service.http.connections import _without_upgrade
 from service.http.large_bodies import CONNECTIONS, OWN_BYTES, BodyProcess
 from service.keyring import WRONG_KEYS
 from storage.config.settings import Settings, load_settings
-from tests.support.fixtures_queue import wait_for
-from tests.support.running import still_runs
+from tests.support.fixtures.queue import wait_for
+from tests.support.processes.running import still_runs
 from workers.processes.supervised_process import answers
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port

@@ -15,8 +15,8 @@ from cukiln.types import StageName
 from service.pages import page_filters
 from service.pages.pages import FOLDER, static_files, static_url
 from storage.config.settings import load_settings
-from tests.support.fixtures_api import MATMUL, Api, publish, serving
-from tests.support.fixtures_browser import (
+from tests.support.fixtures.api import MATMUL, Api, publish, serving
+from tests.support.fixtures.browser import (
     Open,
     browser,
     drawn,
@@ -26,7 +26,7 @@ from tests.support.fixtures_browser import (
     plotted,
     screenshot,
 )
-from tests.support.fixtures_queue import wait_for
+from tests.support.fixtures.queue import wait_for
 from workers.supervisor.serve import embedded
 
 __all__ = ["browser", "open_page"]

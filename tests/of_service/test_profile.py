@@ -19,8 +19,8 @@ from codegen.targets import target
 from cukiln.cli.main import main
 from cukiln.types import ProfileOperator, ProfilePage
 from storage.config.settings import load_settings
-from tests.support.fixtures_api import MATMUL, Api, serving, shared_api
-from tests.support.fixtures_browser import Open, browser, needs_chromium, numbers, open_page, screenshot
+from tests.support.fixtures.api import MATMUL, Api, serving, shared_api
+from tests.support.fixtures.browser import Open, browser, needs_chromium, numbers, open_page, screenshot
 from workers.supervisor.serve import embedded
 
 __all__ = ["browser", "open_page", "shared_api"]

@@ -18,8 +18,8 @@ from redis.exceptions import TimeoutError as RedisSilent
 
 from service.routes import events
 from tests.of_service.test_api_events import end, watch
-from tests.support.fixtures_api import MATMUL, Api, serving
-from tests.support.fixtures_queue import QueueWorld, wait_for
+from tests.support.fixtures.api import MATMUL, Api, serving
+from tests.support.fixtures.queue import QueueWorld, wait_for
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
 

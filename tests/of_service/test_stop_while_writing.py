@@ -15,7 +15,7 @@ from service.routes import accept_job
 from storage.entities.jobs import list_jobs
 from storage.transitions.accept import PROBLEMS_AT_ONCE
 from storage.transitions.end_jobs import cancel_job
-from tests.support.fixtures_api import MATMUL, serving
+from tests.support.fixtures.api import MATMUL, serving
 
 CLOSE_SECONDS = 0.1
 

@@ -19,8 +19,8 @@ from service import context
 from service.routes import accept_job
 from service.threads import Together
 from storage.database.tables import JobRow, TaskRow
-from tests.support.fixtures_api import MATMUL, Api, publish, serving
-from tests.support.fixtures_storage import counted_statements
+from tests.support.fixtures.api import MATMUL, Api, publish, serving
+from tests.support.fixtures.storage import counted_statements
 
 
 class Work:

@@ -20,11 +20,9 @@ from storage.transitions import accept, end_attempt
 from storage.transitions.end_jobs import finish_problem
 from storage.transitions.groups import BuildOutcome, GroupFiles, group_report
 from tests.of_storage.reports.test_storage_reports import plan_predicted
-from tests.support.chrome_traces import Event, checked, process_names, slices, waits
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_api import MATMUL, Api
-from tests.support.fixtures_measuring import add
-from tests.support.fixtures_storage import (
+from tests.support.fixtures.api import MATMUL, Api
+from tests.support.fixtures.measuring import add
+from tests.support.fixtures.storage import (
     GPU_CLASS,
     add_job,
     cancel,
@@ -42,6 +40,8 @@ from tests.support.fixtures_storage import (
     verify_leased,
     verify_next,
 )
+from tests.support.run.fake_clock import FakeClock
+from tests.support.service.chrome_traces import Event, checked, process_names, slices, waits
 
 SECOND = 1_000_000
 

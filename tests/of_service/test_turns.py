@@ -17,8 +17,8 @@ from service.auth import PROBE, Gate
 from service.http.large_bodies import ACCEPTED_AT_ONCE
 from service.http.turns import A_ROUND, Turns
 from service.routes import events
-from tests.support.fixtures_api import Api, serving
-from tests.support.fixtures_queue import wait_for
+from tests.support.fixtures.api import Api, serving
+from tests.support.fixtures.queue import wait_for
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
 

@@ -12,7 +12,7 @@ from codegen.operators import operator
 from codegen.search.rules import Accepted
 from codegen.search.search import Search
 from codegen.targets import target
-from tests.support.counted_runs import Counted, count_runs
+from tests.support.kernels.counted_runs import Counted, count_runs
 
 TARGET = target("sm_80")
 MATMUL: dict[str, Any] = {"operator": "matmul", "m": 70, "n": 52, "k": 44, "layout": "nt"}

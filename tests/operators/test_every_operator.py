@@ -12,8 +12,8 @@ from codegen.operators import operators
 from cukiln.client import Client
 from tests.operators.harness.declarations import Declarations
 from tests.operators.harness.jobs import client, require_failures, require_winners
-from tests.support.cpu_helpers import verify
-from tests.support.places import ROOT
+from tests.support.kernels.cpu_helpers import verify
+from tests.support.run.places import ROOT
 
 __all__ = ["client"]
 FOLDER = Path(__file__).parent

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from codegen.operators import operator
 from codegen.search.space import Tunable, allowed_words
-from tests.support.places import ROOT
+from tests.support.run.places import ROOT
 
 PAGES = ROOT / "docs" / "operators"
 OPERATORS = ("matmul", "conv2d", "conv2d_wgrad", "reduce", "softmax", "masked_activation", "attention")

@@ -22,9 +22,9 @@ from codegen.predict.roofline import LAUNCH_US
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.targets import target
-from tests.support.counted_runs import Counted, count_runs
-from tests.support.cpu_helpers import LIMITS, processes, toolchain
-from tests.support.places import ROOT
+from tests.support.kernels.counted_runs import Counted, count_runs
+from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
+from tests.support.run.places import ROOT
 from workers.steps.winner_library import build_winner
 
 PAGE = ROOT / "docs" / "profile.md"

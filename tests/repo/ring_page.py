@@ -10,7 +10,7 @@ from codegen.operators import operator
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.search import Search
 from codegen.targets import target
-from tests.support.places import ROOT
+from tests.support.run.places import ROOT
 
 PAGE = ROOT / "docs" / "operators" / "ring.md"
 END = "<!-- end of predicted -->\n"

@@ -15,7 +15,7 @@ from codegen.search.search import Search
 from codegen.targets import target
 from cukiln.client import Client
 from tests.operators.harness.jobs import client
-from tests.support.places import ROOT
+from tests.support.run.places import ROOT
 
 __all__ = ["client"]
 

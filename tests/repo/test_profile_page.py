@@ -8,7 +8,7 @@ import pytest
 
 from tests.repo import profile_page
 from tests.repo.profile_page import ELEMENTS, KEPT, LAYERS, PAGE, SIZE, layer, with_table
-from tests.support.counted_runs import Counted
+from tests.support.kernels.counted_runs import Counted
 
 WRITE = "python -m tests.repo.profile_page writes the table"
 

@@ -19,8 +19,8 @@ from codegen.lower import lower
 from codegen.operators import operator
 from codegen.search.search import Search
 from codegen.targets import target
-from tests.support.fixtures_client import ScriptedService, job_json, problem_json, record_json
-from tests.support.places import ROOT
+from tests.support.fixtures.client import ScriptedService, job_json, problem_json, record_json
+from tests.support.run.places import ROOT
 from workers.offline.compile_ahead import in_files
 
 EXAMPLES = ROOT / "examples"

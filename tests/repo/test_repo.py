@@ -19,8 +19,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.longest_first import LONGEST
-from tests.support.places import ROOT
+from tests.support.run.longest_first import LONGEST
+from tests.support.run.places import ROOT
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FENCES = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)

@@ -17,8 +17,8 @@ from codegen.kernel import Kernel
 from codegen.primitives import primitives
 from codegen.search.schedule import Schedule
 from codegen.text.render_group import slice_text
-from tests.support.cpu_helpers import loaded
-from tests.support.places import ROOT
+from tests.support.kernels.cpu_helpers import loaded
+from tests.support.run.places import ROOT
 
 EXAMPLE = ROOT / "examples" / "rowsum"
 PAGE = (ROOT / "docs" / "writing-a-kernel.md").read_text()

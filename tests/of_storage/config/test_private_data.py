@@ -13,7 +13,7 @@ import pytest
 from storage.config.files import close, close_tree
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
-from tests.support.fixtures_queue import JOURNAL_WORKER
+from tests.support.fixtures.queue import JOURNAL_WORKER
 from workers.supervisor import serve
 from workers.supervisor.serve import Commands, Running
 from workers.supervisor.start_checks import ServeError, lock_folder

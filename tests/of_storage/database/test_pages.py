@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from storage.database.pages import make_cursor, read_cursor
 from storage.errors import BadCursor
-from tests.support.fixtures_api import Api, serving
+from tests.support.fixtures.api import Api, serving
 
 LONGEST = 512
 PARTS = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=2)

@@ -5,7 +5,7 @@ from typing import Any
 from storage.database.session import Database
 from storage.database.sql import change_each, core
 from storage.database.tables import JobProblemRow
-from tests.support.fixtures_storage import add_job, problem_ids
+from tests.support.fixtures.storage import add_job, problem_ids
 
 
 def test_rows_are_changed_by_their_keys_and_one_that_is_gone_is_left_out(database: Database) -> None:

@@ -44,9 +44,8 @@ from storage.transitions import end_attempt, take_work
 from storage.transitions.end_jobs import finish_problem
 from storage.transitions.groups import builds_to_verify
 from storage.transitions.measure import record_compared
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_measuring import COMPARISON, CPU_CLASS, add
-from tests.support.fixtures_storage import (
+from tests.support.fixtures.measuring import COMPARISON, CPU_CLASS, add
+from tests.support.fixtures.storage import (
     CPU_PLAN,
     DRIVER,
     GPU_CLASS,
@@ -66,7 +65,8 @@ from tests.support.fixtures_storage import (
     verify_leased,
     winner_record,
 )
-from tests.support.fresh_processes import FRESH
+from tests.support.processes.fresh_processes import FRESH
+from tests.support.run.fake_clock import FakeClock
 
 KINDS = ("finish", "compare", "measure", "verify", "compile", "plan")
 LIVE = "('queued', 'running')"

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.faults.small_disk import is_possible, small_disk
-from tests.support.fixtures_storage import write_migrated
-from tests.support.places import ROOT
+from tests.support.fixtures.storage import write_migrated
+from tests.support.run.places import ROOT
 
 # More than SQLite keeps in memory of a statement that it may have to take back: that many rows of one statement, each
 # with an index that it may violate.

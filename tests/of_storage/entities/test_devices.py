@@ -6,7 +6,7 @@ from typing import Any
 
 from storage.database.session import Database
 from storage.entities.heartbeats import drain_device, drained_reason, drivers_of, live_devices, register_device
-from tests.support.fake_clock import FakeClock
+from tests.support.run.fake_clock import FakeClock
 
 
 def register(database: Database, uuid: str, **changes: Any) -> None:

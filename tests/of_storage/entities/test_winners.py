@@ -23,8 +23,8 @@ from storage.entities.winners import (
 from storage.queue.new_tasks import NewTask, add_tasks
 from storage.queue.tasks import complete
 from storage.transitions.end_attempt import expire_leases, release
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import TARGET, add_job, counted_statements, take_one, winner_record
+from tests.support.fixtures.storage import TARGET, add_job, counted_statements, take_one, winner_record
+from tests.support.run.fake_clock import FakeClock
 
 KEY = "k" * 64
 

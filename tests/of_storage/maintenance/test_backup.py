@@ -25,7 +25,7 @@ from storage.entities.winners import get_winners, publish_winner
 from storage.errors import BackupUnusable
 from storage.maintenance import backup
 from storage.maintenance.backup import back_up, read_manifest, restore
-from tests.support.fixtures_storage import winner_record
+from tests.support.fixtures.storage import winner_record
 from workers.supervisor.serve import embedded
 from workers.supervisor.start_checks import ServeError, refuse_half_restored
 

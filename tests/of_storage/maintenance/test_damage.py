@@ -26,8 +26,8 @@ from storage.queue.new_tasks import PLAN, NewTask, add_tasks, plan_ref
 from storage.transitions import take_work
 from storage.transitions.apply_verdicts import Versions
 from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
-from tests.support.fixtures_api import MATMUL, Api, publish
-from tests.support.fixtures_storage import VERSIONS, EveryOperator, new_build, winner_record
+from tests.support.fixtures.api import MATMUL, Api, publish
+from tests.support.fixtures.storage import VERSIONS, EveryOperator, new_build, winner_record
 
 LIBRARY = b"a library of a winner"
 DIGEST = hashlib.sha256(LIBRARY).hexdigest()

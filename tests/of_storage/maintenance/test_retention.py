@@ -19,9 +19,8 @@ from storage.entities.winners import get_winners, publish_winner
 from storage.maintenance import retention
 from storage.maintenance.retention import Keep, Removed, collect, survey
 from storage.transitions.end_jobs import finish_problem
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_queue import QueueWorld
-from tests.support.fixtures_storage import (
+from tests.support.fixtures.queue import QueueWorld
+from tests.support.fixtures.storage import (
     EveryOperator,
     add_job,
     clear_all,
@@ -31,6 +30,7 @@ from tests.support.fixtures_storage import (
     verify_next,
     winner_record,
 )
+from tests.support.run.fake_clock import FakeClock
 from workers.worker import reconcile
 from workers.worker.reconcile import Reconciler
 

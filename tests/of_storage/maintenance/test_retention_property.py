@@ -27,9 +27,9 @@ from storage.maintenance.forget import forget_builds, forget_winner
 from storage.maintenance.retention import Keep, Removed, collect
 from storage.transitions import end_jobs
 from tests.of_storage.transitions.test_storage_state_machine import Jobs
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import winner_record
-from tests.support.played_workers import AT_ONCE
+from tests.support.fixtures.storage import winner_record
+from tests.support.processes.played_workers import AT_ONCE
+from tests.support.run.fake_clock import FakeClock
 
 HOUR, DAY = 3600.0, 86_400.0
 KEYS = ("k" * 64, "l" * 64)

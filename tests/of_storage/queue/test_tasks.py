@@ -18,9 +18,9 @@ from storage.queue import losses, new_tasks, tasks
 from storage.queue.new_tasks import NewTask, parse_plan_ref, plan_ref
 from storage.queue.tasks import TURN_SECONDS, Lease, Renewal, spend
 from storage.transitions import accept, end_attempt, end_jobs, take_work
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import TARGET, add_job, new_problem, plan_next, take_one
-from tests.support.fresh_processes import FRESH
+from tests.support.fixtures.storage import TARGET, add_job, new_problem, plan_next, take_one
+from tests.support.processes.fresh_processes import FRESH
+from tests.support.run.fake_clock import FakeClock
 
 KINDS = ("finish", "measure", "verify")
 

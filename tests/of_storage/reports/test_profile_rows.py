@@ -15,7 +15,7 @@ from codegen.search.search import Search
 from codegen.targets import target
 from cukiln.types import ProfileOperator
 from storage.reports.profile import profile_row
-from tests.support.fixtures_codegen import default_candidate, matmul
+from tests.support.fixtures.codegen import default_candidate, matmul
 
 SM_80 = target("sm_80")
 

@@ -26,8 +26,7 @@ from storage.transitions.measure import (
     candidates_to_measure,
 )
 from tests.of_storage.reports.test_storage_reports import plan_predicted
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_measuring import (
+from tests.support.fixtures.measuring import (
     CPU_CLASS,
     add,
     compare_next,
@@ -35,7 +34,7 @@ from tests.support.fixtures_measuring import (
     take_one_in,
     verdicts,
 )
-from tests.support.fixtures_storage import (
+from tests.support.fixtures.storage import (
     GPU_CLASS,
     VERSIONS,
     clear_all,
@@ -53,6 +52,7 @@ from tests.support.fixtures_storage import (
     verify_next,
     winner_record,
 )
+from tests.support.run.fake_clock import FakeClock
 
 # ---- what is reported
 

@@ -35,8 +35,7 @@ from storage.transitions.groups import (
     record_verdicts,
 )
 from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import (
+from tests.support.fixtures.storage import (
     CPU_PLAN,
     SITES,
     TARGET,
@@ -57,6 +56,7 @@ from tests.support.fixtures_storage import (
     verify_next,
     winner_record,
 )
+from tests.support.run.fake_clock import FakeClock
 
 ENOUGH_QUERIES = 20
 

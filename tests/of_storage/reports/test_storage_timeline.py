@@ -8,8 +8,8 @@ from cukiln.types import Timeline
 from storage.database.session import Database
 from storage.reports.times import timeline
 from storage.transitions import end_attempt
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import add_job, compile_leased, compile_next, plan_next, take_one, verify_next
+from tests.support.fixtures.storage import add_job, compile_leased, compile_next, plan_next, take_one, verify_next
+from tests.support.run.fake_clock import FakeClock
 
 
 def read(database: Database, job: str, **options: Any) -> Timeline:

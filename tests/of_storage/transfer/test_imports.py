@@ -41,8 +41,7 @@ from storage.transfer.withdrawals import clear_withdrawn, find_withdrawn, import
 from storage.transitions.accept import NewJob, create_job
 from storage.transitions.end_jobs import cancel_job, finish_problem
 from storage.transitions.take_work import take
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import (
+from tests.support.fixtures.storage import (
     GPU_CLASS,
     TARGET,
     TOOLCHAIN,
@@ -53,6 +52,7 @@ from tests.support.fixtures_storage import (
     problem_ids,
     winner_record,
 )
+from tests.support.run.fake_clock import FakeClock
 
 KEYS = [f"{number}" * 64 for number in (1, 2)]
 CODES = [f"{number}" * 64 for number in (7, 8, 9)]

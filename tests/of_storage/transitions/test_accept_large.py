@@ -12,8 +12,8 @@ from storage.maintenance.retention import ACCEPT_SECONDS, find_half_accepted
 from storage.reports.times import timings
 from storage.transitions import accept
 from storage.transitions.take_work import waiting_counts
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import new_problem
+from tests.support.fixtures.storage import new_problem
+from tests.support.run.fake_clock import FakeClock
 
 COUNT = 7
 

@@ -26,8 +26,7 @@ from storage.transitions.end_jobs import find_ended
 from storage.transitions.groups import BuildOutcome, GroupFiles, complete_group, record_builds, what_follows
 from storage.transitions.pending_builds import pending_counts, want_builds
 from storage.transitions.take_work import BUDGET_SHARE, WORTHWHILE_SECONDS, FileLimits, longest_group
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import (
+from tests.support.fixtures.storage import (
     TARGET,
     TOOLCHAIN,
     add_job,
@@ -43,6 +42,7 @@ from tests.support.fixtures_storage import (
     take_one,
     verify_next,
 )
+from tests.support.run.fake_clock import FakeClock
 
 
 def wanted(

@@ -49,8 +49,7 @@ from storage.transitions.measure import (
 )
 from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
 from storage.transitions.take_work import FileLimits
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import (
+from tests.support.fixtures.storage import (
     CPU_PLAN,
     DRIVER,
     GPU_CLASS,
@@ -64,6 +63,7 @@ from tests.support.fixtures_storage import (
     new_problem,
     take_one,
 )
+from tests.support.run.fake_clock import FakeClock
 
 PROBLEMS, KERNELS = 600, 20
 MOST_INSTRUCTIONS = 400_000

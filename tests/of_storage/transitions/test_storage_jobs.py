@@ -11,8 +11,8 @@ from storage.errors import BadCursor
 from storage.transitions import accept, end_jobs
 from storage.transitions.end_jobs import settle_job
 from storage.transitions.take_work import waiting_counts
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import add_job, new_problem, plan_next, take_one
+from tests.support.fixtures.storage import add_job, new_problem, plan_next, take_one
+from tests.support.run.fake_clock import FakeClock
 
 
 @pytest.mark.parametrize(("problems", "tasks"), [(1, 1), (32, 1), (33, 2), (100, 4)])

@@ -20,7 +20,7 @@ from storage.transitions import end_attempt
 from storage.transitions.apply_verdicts import Followed, NextStep
 from storage.transitions.groups import builds_to_verify
 from storage.transitions.measure import best_measured, record_compared
-from tests.support.fixtures_measuring import (
+from tests.support.fixtures.measuring import (
     COMPARISON,
     CPU_CLASS,
     add,
@@ -34,7 +34,7 @@ from tests.support.fixtures_measuring import (
     unended,
     verdicts,
 )
-from tests.support.fixtures_storage import (
+from tests.support.fixtures.storage import (
     CPU_PLAN,
     DRIVER,
     GPU_CLASS,

@@ -21,8 +21,7 @@ from storage.transitions.measure import (
     record_compared,
 )
 from storage.transitions.pending_builds import MAX_ATTEMPTS
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_measuring import (
+from tests.support.fixtures.measuring import (
     COMPARISON,
     CPU_CLASS,
     add,
@@ -36,7 +35,7 @@ from tests.support.fixtures_measuring import (
     unended,
     verdicts,
 )
-from tests.support.fixtures_storage import (
+from tests.support.fixtures.storage import (
     GPU_CLASS,
     OTHER_CLASS,
     TARGET,
@@ -55,6 +54,7 @@ from tests.support.fixtures_storage import (
     to_measure,
     verify_next,
 )
+from tests.support.run.fake_clock import FakeClock
 
 # ---- how work ends before its time
 

@@ -23,8 +23,7 @@ from storage.transitions.apply_verdicts import Versions
 from storage.transitions.end_jobs import finish_problem
 from storage.transitions.groups import BuildOutcome, builds_to_verify
 from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import (
+from tests.support.fixtures.storage import (
     CPU_PLAN,
     SITES,
     TARGET,
@@ -47,6 +46,7 @@ from tests.support.fixtures_storage import (
     verify_leased,
     verify_next,
 )
+from tests.support.run.fake_clock import FakeClock
 from workers.steps.finish import _cut_short
 
 

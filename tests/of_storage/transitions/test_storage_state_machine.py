@@ -44,10 +44,18 @@ from storage.queue.tasks import Renewal
 from storage.transitions import accept, end_jobs, groups, measure, take_work
 from storage.transitions.measure import forget_group_library
 from storage.transitions.take_work import FileLimits
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_storage import GPU_CLASS, OTHER_CLASS, TARGET, TOOLCHAIN, new_problem
-from tests.support.model_of_jobs import Model, Worker, take_picture
-from tests.support.played_workers import AT_ONCE, LEASE, OTHER_TOOLCHAIN, Attempt, Luck, Transactions, reconcile
+from tests.support.fixtures.storage import GPU_CLASS, OTHER_CLASS, TARGET, TOOLCHAIN, new_problem
+from tests.support.processes.played_workers import (
+    AT_ONCE,
+    LEASE,
+    OTHER_TOOLCHAIN,
+    Attempt,
+    Luck,
+    Transactions,
+    reconcile,
+)
+from tests.support.run.fake_clock import FakeClock
+from tests.support.service.model_of_jobs import Model, Worker, take_picture
 
 CPU_CLASS = f"predicted:{TARGET}"
 CLASSES = (CPU_CLASS, GPU_CLASS, OTHER_CLASS)

@@ -20,8 +20,8 @@ from codegen.text.cubin import exported_symbols, read_cubin
 from codegen.text.render_group import render_device, symbols
 from codegen.text.render_library import group_exports, render_library
 from storage.config.limits import EndedBy
-from tests.support.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe
-from tests.support.running import running_with
+from tests.support.fixtures.compile import LIMITS, SM_90A, matmul_candidates, probe
+from tests.support.processes.running import running_with
 from workers.compile import compile_group as module
 from workers.compile.compile_file import CompileCancelled, FileCompiler, UnexpectedSymbols
 from workers.compile.compile_group import Artifact, GroupOutcome, compile_group, find_culprits

@@ -16,7 +16,7 @@ from codegen.kernel import Kernel
 from codegen.text.cubin import exported_symbols
 from codegen.text.render_library import group_exports
 from storage.config.limits import EndedBy
-from tests.support.fixtures_compile import LIMITS, SM_90A, probe
+from tests.support.fixtures.compile import LIMITS, SM_90A, probe
 from workers.compile.compile_file import CompileCancelled
 from workers.compile.compile_group import GroupOutcome, KernelOutcome, compile_group, compile_to_the_end
 from workers.compile.toolchain import Toolchain

@@ -10,8 +10,8 @@ from codegen.operators import operator
 from codegen.text.cubin import exported_symbols, read_cubin
 from codegen.text.render_group import render_device, symbols
 from codegen.text.render_library import winner_exports
-from tests.support.fixtures_compile import LIMITS, SM_90A, matmul_candidates, probe, probe_candidate
-from tests.support.fixtures_library import Built, Child, build, calls, launches, plain
+from tests.support.fixtures.compile import LIMITS, SM_90A, matmul_candidates, probe, probe_candidate
+from tests.support.fixtures.library import Built, Child, build, calls, launches, plain
 from workers.compile.compile_group import compile_group
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes

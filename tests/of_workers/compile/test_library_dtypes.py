@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.fixtures_compile import matmul_candidates
-from tests.support.fixtures_library import Built, Child, build, calls, launches
+from tests.support.fixtures.compile import matmul_candidates
+from tests.support.fixtures.library import Built, Child, build, calls, launches
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 

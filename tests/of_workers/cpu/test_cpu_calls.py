@@ -13,8 +13,8 @@ from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.search.schedule import Schedule
-from tests.support.cpu_helpers import LIMITS, SMALL_TILE, processes, toolchain
-from tests.support.fixtures_codegen import matmul
+from tests.support.fixtures.codegen import matmul
+from tests.support.kernels.cpu_helpers import LIMITS, SMALL_TILE, processes, toolchain
 from workers.cpu.build import build_cpu
 from workers.cpu.library import CpuLibrary, Outcome
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from codegen.operators import operator
-from tests.support.cpu_helpers import LIMITS, faulty_kernel, loaded, processes, toolchain, verify
-from tests.support.places import FAULTY
+from tests.support.kernels.cpu_helpers import LIMITS, faulty_kernel, loaded, processes, toolchain, verify
+from tests.support.run.places import FAULTY
 from workers.cpu import verify as cpu_verify
 from workers.cpu.build import CpuBuild, build_cpu
 from workers.cpu.run import run_kernels
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("faulty_operator")
 
 @dataclass(frozen=True)
 class Fault:
-    number: int  # of tests/support/operators/faulty/kernel.cuh
+    number: int  # of tests/support/kernels/operators/faulty/kernel.cuh
     verdict: str
     words: str  # regular expression that the message must match
 

@@ -20,8 +20,8 @@ from codegen.plan.verification_plan import EXACT_ORDERS, Case, check_output, dif
 from storage.config import own_modules
 from storage.config import own_modules as plan_version
 from storage.config.own_modules import gpu_plans
-from tests.support.cpu_helpers import loaded, matmul_kernel, tensor_kernel
-from tests.support.places import FAULTY
+from tests.support.kernels.cpu_helpers import loaded, matmul_kernel, tensor_kernel
+from tests.support.run.places import FAULTY
 from workers.cpu import verify
 from workers.cpu.verify import cpu_plans
 

@@ -16,8 +16,8 @@ import pytest
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from tests.support.cpu_helpers import LIMITS, matmul_kernel, processes, tensor_kernel, toolchain
-from tests.support.mutants import changed, switched_matmul
+from tests.support.kernels.cpu_helpers import LIMITS, matmul_kernel, processes, tensor_kernel, toolchain
+from tests.support.kernels.mutants import changed, switched_matmul
 from workers.cpu.build import build_cpu
 from workers.cpu.library import CpuLibrary, Outcome, Tensor
 
@@ -92,7 +92,7 @@ WRONG = [(file, product) for file, products in PRODUCTS.items() for product in p
 
 
 class Library:
-    """All kernels of CASES, with every wrong product behind a switch (tests/support/mutants.py)."""
+    """All kernels of CASES, with every wrong product behind a switch (tests/support/kernels/mutants.py)."""
 
     def __init__(self, folder: Path) -> None:
         build = build_cpu([case.kernel for case in CASES.values()], toolchain(), processes(), LIMITS, folder=folder)

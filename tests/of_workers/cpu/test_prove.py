@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 from codegen.operators import operator
 from codegen.plan.verification_plan import EXACT_ORDERS, Case, Part, plan_cases
 from cukiln.cli.main import app
-from tests.support.cpu_helpers import loaded, matmul_kernel
-from tests.support.places import FAULTY, ROOT
+from tests.support.kernels.cpu_helpers import loaded, matmul_kernel
+from tests.support.run.places import FAULTY, ROOT
 from workers.cpu.prove import RIGHT, WRONG, WRONG_USE, Options, prove
 
 EXAMPLE = ROOT / "examples" / "rowsum"

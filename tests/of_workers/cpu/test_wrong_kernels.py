@@ -14,10 +14,10 @@ from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.text import render_cpu
 from codegen.text.render_group import header_text
-from tests.support.cpu_helpers import matmul_kernel, tensor_kernel
-from tests.support.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
-from tests.support.mutants import Site, changed, switched_matmul, with_switches
-from tests.support.wrong_kernels import COMMON, CUDA_CORES, DIVIDED, EPILOGUES, TENSOR_CORES
+from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
+from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
+from tests.support.kernels.mutants import Site, changed, switched_matmul, with_switches
+from tests.support.kernels.wrong_kernels import COMMON, CUDA_CORES, DIVIDED, EPILOGUES, TENSOR_CORES
 
 # Level 1's usual tile and its large one, of which the plan's larger problems have room for one only.
 LARGE = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 8, "thread_n": 8, "unroll_k": 8, "stages": 2}

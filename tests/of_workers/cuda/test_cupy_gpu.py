@@ -19,7 +19,7 @@ import pytest
 
 from codegen.operators import operator
 from tests.gpu import check_measuring
-from tests.support.fixtures_codegen import default_candidate, matmul
+from tests.support.fixtures.codegen import default_candidate, matmul
 from workers.cuda import cupy_gpu, cupy_timer
 from workers.cuda.cupy_gpu import CupyGpu, format_uuid, large_inputs
 from workers.cuda.cupy_timer import LONGEST_HEAD_START_US, WARM_UPS, GraphTimer

@@ -28,10 +28,10 @@ from storage.config import own_modules
 from storage.config import own_modules as plan_version
 from storage.config.own_modules import gpu_plans, texts_of
 from storage.config.settings import Settings
-from tests.support import fake_gpu
-from tests.support.cpu_helpers import SMALL_TENSOR_TILE, toolchain
-from tests.support.gpu_tasks import LAUNCH, LIMITS, Gpu, matmul_candidate, matmul_problem
-from tests.support.hostile_libraries import CONTROL, HOSTILE, Hostile, build
+from tests.support.gpu import fake_gpu
+from tests.support.gpu.gpu_tasks import LAUNCH, LIMITS, Gpu, matmul_candidate, matmul_problem
+from tests.support.kernels.cpu_helpers import SMALL_TENSOR_TILE, toolchain
+from tests.support.kernels.hostile_libraries import CONTROL, HOSTILE, Hostile, build
 from workers.compile.compile_group import compile_group
 from workers.cpu.library import POISON
 from workers.gpu import measure_on_gpu
@@ -527,7 +527,7 @@ def test_the_child_inherits_no_credentials(gpu: Gpu, monkeypatch: pytest.MonkeyP
 
 def test_probing_lists_the_devices_and_says_why_there_are_none(gpu: Gpu) -> None:
     gpu.configure(devices=[{}, {"name": "Another", "uuid": "GPU-2"}])
-    devices = probe("tests.support.fake_gpu", gpu.processes, LIMITS)
+    devices = probe("tests.support.gpu.fake_gpu", gpu.processes, LIMITS)
     assert [(one.name, one.uuid) for one in devices] == [("Simulated GPU", fake_gpu.UUID), ("Another", "GPU-2")]
 
 
@@ -536,7 +536,7 @@ def test_probing_lists_the_devices_and_says_why_there_are_none(gpu: Gpu) -> None
     [
         ("tests.no_such_module", "cannot be imported: No module named 'tests.no_such_module'"),
         ("no_such_package.gpu", "cannot be imported: No module named 'no_such_package'"),
-        ("tests.support.gpu_tasks", "has no function list_devices"),
+        ("tests.support.gpu.gpu_tasks", "has no function list_devices"),
         ("", "cannot be imported: Empty module name"),
     ],
 )
@@ -625,7 +625,7 @@ BEATS: list[Any] = [0.5, {"beat": "timing"}] * 40
 
 def says(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, *children: list[Any]) -> GpuTask:
     """A task of three for children that say this."""
-    monkeypatch.setattr(measure_on_gpu, "CHILD", "tests.support.lying_child")
+    monkeypatch.setattr(measure_on_gpu, "CHILD", "tests.support.processes.lying_child")
     gpu.configure(says=children)
     return gpu.task([(one, gpu.folder / "none.so") for one in (FIRST, SECOND, THIRD)])
 

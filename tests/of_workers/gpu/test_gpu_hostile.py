@@ -10,8 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.gpu_tasks import Gpu, matmul_candidate, matmul_problem
-from tests.support.hostile_libraries import CHANGES_LATER, CONTROL, HOSTILE, WRITES_LATER, Hostile, build, forger
+from tests.support.gpu.gpu_tasks import Gpu, matmul_candidate, matmul_problem
+from tests.support.kernels.hostile_libraries import (
+    CHANGES_LATER,
+    CONTROL,
+    HOSTILE,
+    WRITES_LATER,
+    Hostile,
+    build,
+    forger,
+)
 from workers.gpu.lease import is_leased
 from workers.gpu.measure_on_gpu import GpuGone
 from workers.gpu.task import CandidateResult, TaskKind

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from tests.of_workers.processes.test_processes import wait_until
-from tests.support import fake_gpu
-from tests.support.gpu_tasks import Gpu, children, matmul_candidate, matmul_problem
-from tests.support.hostile_libraries import CONTROL, build
-from tests.support.places import ROOT
+from tests.support.gpu import fake_gpu
+from tests.support.gpu.gpu_tasks import Gpu, children, matmul_candidate, matmul_problem
+from tests.support.kernels.hostile_libraries import CONTROL, build
+from tests.support.run.places import ROOT
 from workers.gpu.lease import GpuLease, LeaseRefused, is_leased, take_lease
 
 HOLDER = """

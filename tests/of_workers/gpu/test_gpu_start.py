@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support import fake_gpu
-from tests.support.gpu_tasks import Gpu, matmul_candidate, matmul_problem
+from tests.support.gpu import fake_gpu
+from tests.support.gpu.gpu_tasks import Gpu, matmul_candidate, matmul_problem
 from workers.compile.toolchain import LINK_FLAGS
 from workers.gpu import run_on_gpu
 from workers.gpu.check_library import refusal

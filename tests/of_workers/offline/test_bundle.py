@@ -16,7 +16,7 @@ from cukiln.client import Client
 from cukiln.errors import NotFound, UsageError
 from cukiln.types import Job
 from storage.config.settings import load_settings
-from tests.support.fixtures_elsewhere import REQUEST, Elsewhere, results_in
+from tests.support.fixtures.elsewhere import REQUEST, Elsewhere, results_in
 from workers.offline.work import Bundle, RequestError, library_path, read_bundle, work_of_bundle
 from workers.supervisor.serve import embedded
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cukiln.types import Comparison, Measurement
-from tests.support.fixtures_elsewhere import (
+from tests.support.fixtures.elsewhere import (
     REQUEST,
     ROOT,
     Elsewhere,
@@ -22,7 +22,7 @@ from tests.support.fixtures_elsewhere import (
     results_in,
     verdicts,
 )
-from tests.support.fixtures_queue import wait_for
+from tests.support.fixtures.queue import wait_for
 from workers.gpu.interface import Device
 from workers.gpu.task import CandidateResult
 from workers.offline import compile_ahead, measure_bundle
@@ -134,7 +134,7 @@ def test_what_cannot_be_measured_is_a_sentence(
 def test_without_a_gpu_it_says_so(elsewhere: Elsewhere) -> None:
     (elsewhere.folder / "no_gpu_here.py").write_text("def list_devices():\n    return []\n")
     command = elsewhere.command(elsewhere.request())
-    command[command.index("tests.support.fake_gpu")] = "json"  # a module that drives no GPU
+    command[command.index("tests.support.gpu.fake_gpu")] = "json"  # a module that drives no GPU
     ended = subprocess.run(command, env=elsewhere.environment(), capture_output=True, text=True, check=False)
     assert ended.returncode in (1, 2)
     assert ended.stderr.startswith("measure_bundle: ")
@@ -205,7 +205,7 @@ def test_the_benchmark_of_kernels_says_all_of_its_shapes(tmp_path: Path, elsewhe
         "-c",
         start,
         "--gpu-module",
-        "tests.support.fake_gpu",
+        "tests.support.gpu.fake_gpu",
         "--limit",
         "2",
         "--seconds",
@@ -237,7 +237,16 @@ def test_the_benchmark_of_kernels_without_a_gpu_is_one_sentence(elsewhere: Elsew
 
 
 def test_the_benchmark_of_kernels_that_is_cut_short_says_what_it_has(tmp_path: Path, elsewhere: Elsewhere) -> None:
-    words = ["--gpu-module", "tests.support.fake_gpu", "--only", "bert_base/proj", "--limit", "1", "--budget", "0.01"]
+    words = [
+        "--gpu-module",
+        "tests.support.gpu.fake_gpu",
+        "--only",
+        "bert_base/proj",
+        "--limit",
+        "1",
+        "--budget",
+        "0.01",
+    ]
     command = [sys.executable, "-m", "benchmarks.bench_kernels", *words, "--out", "found"]
     paths = {"PYTHONPATH": elsewhere.environment()["PYTHONPATH"]}
     ended = subprocess.run(
@@ -255,7 +264,7 @@ def test_relative_paths_are_those_of_the_caller(elsewhere: Elsewhere, monkeypatc
     monkeypatch.chdir(elsewhere.folder)
     monkeypatch.setenv("CUKILN_GPU_LOCKS", "locks of ours")
     for words, out in (((name, "--out", "here/out"), "here/out"), ((name,), "request-measured")):
-        options = ["--gpu-module", "tests.support.fake_gpu", "--seconds", "0.01", "--workers", "2"]
+        options = ["--gpu-module", "tests.support.gpu.fake_gpu", "--seconds", "0.01", "--workers", "2"]
         assert measure_bundle.main([*words, *options]) == 0
         assert verdicts(results_in(elsewhere.folder / out)) == [["ok"]]
     assert [path.suffix for path in (elsewhere.folder / "locks of ours").iterdir()] == [".lock"]

@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.support.fixtures_elsewhere import ROOT
+from tests.support.fixtures.elsewhere import ROOT
 
 # On the machine already: the arrays of the host and of the device.
 THERE = {"numpy"}

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from codegen.kernel import Candidate
-from tests.support.fixtures_compile import LIMITS, SM_90A, probe_candidate
-from tests.support.hunter import until_hit
+from tests.support.fixtures.compile import LIMITS, SM_90A, probe_candidate
+from tests.support.processes.hunter import until_hit
 from workers.compile.compile_group import GroupOutcome, compile_group, compile_to_the_end
 from workers.compile.toolchain import Toolchain
 from workers.cpu.verify import verify_on_cpu

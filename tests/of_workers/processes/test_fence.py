@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.doors import ENVIRONMENT, LIMITS, MOST_PROCESSES, ROOT, build, house, opened
-from tests.support.fences import machine, processes_with
-from tests.support.running import running_with
+from tests.support.processes.fences import machine, processes_with
+from tests.support.processes.running import running_with
+from tests.support.service.doors import ENVIRONMENT, LIMITS, MOST_PROCESSES, ROOT, build, house, opened
 from workers.processes import process_stream
 from workers.processes.fence.means import Means
 from workers.processes.job_files import read_bytes, write_text
@@ -81,7 +81,7 @@ def folder() -> Iterator[Path]:
 def try_doors(folder: Path, way: str, user: int, less: dict[str, Any]) -> tuple[set[str], Case]:
     """Which opened."""
     arguments = [str(folder), way, str(user), json.dumps(less)]
-    command = [sys.executable, "-m", "tests.support.doors", *arguments]
+    command = [sys.executable, "-m", "tests.support.service.doors", *arguments]
     done = subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)

@@ -17,18 +17,18 @@ import pytest
 
 from codegen.kernel import Kernel
 from tests.of_workers.processes.test_processes import limits
-from tests.support.cpu_helpers import faulty_kernel, loaded, toolchain
-from tests.support.fences import NAMESPACES
-from tests.support.fixtures_queue import wait_for
-from tests.support.places import FAULTY, ROOT
-from tests.support.running import running_with, still_runs
+from tests.support.fixtures.queue import wait_for
+from tests.support.kernels.cpu_helpers import faulty_kernel, loaded, toolchain
+from tests.support.processes.fences import NAMESPACES
+from tests.support.processes.running import running_with, still_runs
+from tests.support.run.places import FAULTY, ROOT
 from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, CpuVerdict, verify_on_cpu
 from workers.processes.process_stream import Finished
 from workers.processes.processes import InfrastructureError, Limits, Processes
 
 pytestmark = pytest.mark.skipif(not NAMESPACES, reason="PID namespaces are not allowed here")
 
-MODULE = "tests.support.fenced_child"
+MODULE = "tests.support.processes.fenced_child"
 ENVIRONMENT = {"PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "client")))}
 LIMITS = Limits(wall_seconds=60, cpu_seconds=20, memory_bytes=800 << 20, output_bytes=1 << 20)
 SECRET = secrets.token_hex(16)

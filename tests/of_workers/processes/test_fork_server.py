@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.fixtures_queue import wait_for
-from tests.support.places import ROOT
-from tests.support.running import still_runs
+from tests.support.fixtures.queue import wait_for
+from tests.support.processes.running import still_runs
+from tests.support.run.places import ROOT
 from workers.processes.fork_server import Forked, ForkServer, Request
 
 PATHS = os.pathsep.join((str(ROOT), str(ROOT / "client")))
-CHILD = (sys.executable, "-m", "tests.support.fenced_child")
+CHILD = (sys.executable, "-m", "tests.support.processes.fenced_child")
 SLEEP = ("/bin/sleep", "300")
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from tests.support.fences import NAMESPACES, processes_with
-from tests.support.places import ROOT
-from tests.support.running import running_with
+from tests.support.processes.fences import NAMESPACES, processes_with
+from tests.support.processes.running import running_with
+from tests.support.run.places import ROOT
 from workers.processes import process_stream
 from workers.processes import processes as processes_module
 from workers.processes.process_stream import Finished
@@ -190,7 +190,7 @@ def test_a_sigkilled_caller_leaves_neither_processes_nor_files(tmp_path: Path, i
     marker = f"28802.{os.getpid()}{time.monotonic_ns() % 10**6}"
     caller = textwrap.dedent(f"""
         from pathlib import Path
-        from tests.support.fences import processes_with
+        from tests.support.processes.fences import processes_with
         from workers.processes.processes import Limits
         processes = processes_with(Path({str(tmp_path)!r}), **{LESS[isolation]!r})
         with processes.private_folder():

@@ -22,11 +22,11 @@ from codegen.text.render_group import slice_digest
 from cukiln.cli.main import app
 from cukiln.types import CandidateFacts
 from storage.config.own_modules import NotSelfContained, module_files
-from tests.support.cpu_helpers import LIMITS, processes, toolchain, verify
-from tests.support.fixtures_api import Api
-from tests.support.fixtures_codegen import default_candidate, matmul
-from tests.support.places import ROOT
-from tests.support.stored_candidate import store_candidate
+from tests.support.fixtures.api import Api
+from tests.support.fixtures.codegen import default_candidate, matmul
+from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain, verify
+from tests.support.run.places import ROOT
+from tests.support.service.stored_candidate import store_candidate
 from workers.compile.compile_group import compile_group
 from workers.reproduce.write_folder import CannotReproduce, is_written, write_folder
 

@@ -15,8 +15,8 @@ import pytest
 
 from cukiln.types import CandidateFacts
 from tests.of_service.test_api_candidate import MEASUREMENT, facts
-from tests.support.cpu_helpers import toolchain
-from tests.support.fixtures_codegen import default_candidate, matmul
+from tests.support.fixtures.codegen import default_candidate, matmul
+from tests.support.kernels.cpu_helpers import toolchain
 from workers.cpu.build import CPU_FLAGS
 from workers.cpu.library import CpuLibrary
 from workers.cuda.library_entries import LibraryEntries

@@ -14,8 +14,8 @@ from storage.entities.candidates import candidates_of_problem
 from storage.entities.verdicts import NewVerdict, write_verdicts
 from storage.entities.winners import get_winners
 from storage.transfer.imports import refuse_candidate
-from tests.support.fixtures_gpu_line import DEVICE, GpuLine, probe, search
-from tests.support.fixtures_storage import EveryOperator
+from tests.support.fixtures.gpu_line import DEVICE, GpuLine, probe, search
+from tests.support.fixtures.storage import EveryOperator
 from workers.gpu.measure_on_gpu import GpuGone
 from workers.steps import STEPS
 from workers.steps.context import GiveUp, StepContext

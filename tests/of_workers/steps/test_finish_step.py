@@ -19,8 +19,8 @@ from storage.entities.searches import search_entry
 from storage.entities.winners import get_winners, publish_winner
 from storage.transitions import take_work
 from storage.transitions.accept import NewJob, create_job
-from tests.support.fixtures_queue import QueueWorld
-from tests.support.fixtures_storage import new_problem, problem_ids, winner_record
+from tests.support.fixtures.queue import QueueWorld
+from tests.support.fixtures.storage import new_problem, problem_ids, winner_record
 from workers.processes.processes import Processes
 from workers.steps.context import Cancel, StepContext, Workplace
 from workers.steps.finish import Ranked, _build_front, _lost_blobs, _publish

@@ -23,9 +23,9 @@ from storage.queue import tasks
 from storage.reports.candidates import rejections
 from storage.reports.job import job_report
 from storage.transitions import accept, take_work
-from tests.support.compile_cache import CachingProcesses
-from tests.support.fixtures_compile import PROBE
-from tests.support.fixtures_queue import QueueWorld
+from tests.support.fixtures.compile import PROBE
+from tests.support.fixtures.queue import QueueWorld
+from tests.support.kernels.compile_cache import CachingProcesses
 from workers.processes.processes import Processes
 from workers.steps import STEPS
 from workers.steps.context import Cancel, StepContext, Workplace

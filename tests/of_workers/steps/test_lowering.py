@@ -21,7 +21,7 @@ from storage.blobs.blob_store import BlobStore
 from storage.database.tables import JobProblemRow, TaskRow
 from storage.entities.jobs import candidates_of_job
 from storage.transitions import accept, end_jobs, take_work
-from tests.support.fixtures_queue import QueueWorld, wait_for
+from tests.support.fixtures.queue import QueueWorld, wait_for
 from workers import wake_ups
 from workers.processes.processes import Processes
 from workers.steps.context import Cancel, Cancelled, StepContext, Workplace

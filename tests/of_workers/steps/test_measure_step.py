@@ -13,9 +13,9 @@ import pytest
 from storage.entities.heartbeats import drained_reason, live_devices
 from storage.queue import losses
 from storage.transitions import end_jobs
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_gpu_line import DEVICE, VENDOR, GpuLine, probe, search
-from tests.support.fixtures_storage import end_budgets
+from tests.support.fixtures.gpu_line import DEVICE, VENDOR, GpuLine, probe, search
+from tests.support.fixtures.storage import end_budgets
+from tests.support.run.fake_clock import FakeClock
 from workers.gpu.measure_on_gpu import GpuGone, Outcome
 from workers.gpu.task import GpuTask
 from workers.processes.processes import InfrastructureError

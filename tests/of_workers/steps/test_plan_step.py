@@ -21,8 +21,8 @@ from storage.queue import tasks
 from storage.queue.tasks import spend
 from storage.transitions import accept, end_jobs, take_work
 from storage.transitions.groups import BuildOutcome, GroupFiles, complete_group, record_builds
-from tests.support.fixtures_queue import QueueWorld
-from tests.support.fixtures_storage import problem_ids
+from tests.support.fixtures.queue import QueueWorld
+from tests.support.fixtures.storage import problem_ids
 from workers import wake_ups
 from workers.processes.processes import Processes
 from workers.steps.context import Cancel, Cancelled, HandBack, StepContext, Workplace

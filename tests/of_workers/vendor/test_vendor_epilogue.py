@@ -19,7 +19,7 @@ from codegen.operators import operator
 from codegen.text.render_cpu import CPU_HEADERS
 from codegen.text.render_group import header_text
 from tests.gpu.run_primitives import find_nvcc
-from tests.support.fixtures_codegen import EVERY_NODE, matmul
+from tests.support.fixtures.codegen import EVERY_NODE, matmul
 from workers.cpu.build import CPU_FLAGS
 from workers.vendor.bench import laid_out
 from workers.vendor.epilogue import NAME, After, Matrices

@@ -14,9 +14,9 @@ from storage.config.files import UMASK
 from storage.config.own_modules import gpu_plans
 from storage.config.settings import load_settings
 from storage.entities.heartbeats import LiveDevice, drain_device, live_devices
-from tests.support.fake_gpu import configure
-from tests.support.fences import machine
-from tests.support.fixtures_queue import QueueWorld, make_world, wait_for
+from tests.support.fixtures.queue import QueueWorld, make_world, wait_for
+from tests.support.gpu.fake_gpu import configure
+from tests.support.processes.fences import machine
 from workers import wake_ups
 from workers.gpu.interface import Device, GpuMissing
 from workers.processes.fence.access import ROOT
@@ -25,7 +25,7 @@ from workers.supervisor.valkey import EmbeddedValkey
 from workers.worker import gpu_worker, main
 from workers.worker.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus
 
-FAKE = "tests.support.fake_gpu"
+FAKE = "tests.support.gpu.fake_gpu"
 CLASS = "Simulated GPU"
 
 

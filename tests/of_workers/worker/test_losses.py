@@ -14,7 +14,7 @@ from codegen.kernel import Kernel
 from cukiln.types import Job
 from storage.database.tables import BuildRow, TaskRow, VerdictRow
 from storage.queue import losses
-from tests.support.fixtures_gpu_line import DEVICE, GpuLine, probe, search
+from tests.support.fixtures.gpu_line import DEVICE, GpuLine, probe, search
 from workers.processes.processes import InfrastructureError
 
 FIVE = search(factor=[1, 2, 3, 4, 5])

@@ -22,8 +22,8 @@ from rq.webhook import Webhook
 
 from storage.queue.new_tasks import NewTask, add_tasks
 from storage.transitions import accept, end_jobs
-from tests.support.fixtures_queue import Entry, QueueWorld, make_world, running_job, wait_for
-from tests.support.running import still_runs
+from tests.support.fixtures.queue import Entry, QueueWorld, make_world, running_job, wait_for
+from tests.support.processes.running import still_runs
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
 from workers.wake_ups import live_workers

@@ -18,9 +18,9 @@ from storage.queue import losses, new_tasks, tasks
 from storage.transitions import accept, take_work
 from storage.transitions.apply_verdicts import Versions
 from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
-from tests.support.fake_clock import FakeClock
-from tests.support.fixtures_queue import QueueWorld, events_of, wait_for
-from tests.support.fixtures_storage import new_build, problem_ids
+from tests.support.fixtures.queue import QueueWorld, events_of, wait_for
+from tests.support.fixtures.storage import new_build, problem_ids
+from tests.support.run.fake_clock import FakeClock
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
 from workers.worker.reconcile import Reconciler

@@ -19,7 +19,7 @@ from storage.entities import jobs
 from storage.queue import losses, new_tasks, tasks
 from storage.reports.progress import waiting_for
 from storage.transitions import accept, end_attempt, take_work
-from tests.support.fixtures_queue import QueueWorld, events_of, running_job
+from tests.support.fixtures.queue import QueueWorld, events_of, running_job
 from workers import wake_ups
 from workers.processes.processes import InfrastructureError, Processes
 from workers.steps.context import Cancel, Cancelled, GiveUp, StepContext, Workplace

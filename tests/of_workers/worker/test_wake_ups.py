@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from tests.support.fixtures_queue import events_of
+from tests.support.fixtures.queue import events_of
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
 from workers.worker.queue_worker import read_wake_up

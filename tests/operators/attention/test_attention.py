@@ -641,7 +641,6 @@ DECLARED = (
                 "Gemma": {**OF_JOB, "head_dim_qk": 96, "causal": True, "window_left": 40, "softcap": 30.0},
                 "decode": {**OF_JOB, "seq_q": 1, "seq_kv": 300, "layout": "bhsd", "heads_q": 4, "heads_kv": 1},
             },
-            limit=2,
             failing=[
                 ({**OF_JOB, "head_dim_qk": 512}, {"level": 0}, {"registers": 1}, "No schedule fits: 16 queries of a"),
             ],

@@ -15,7 +15,7 @@ from codegen.targets import target
 from tests.operators.attention.kernels import CLASSES, attention, kernel
 from tests.operators.harness.declarations import LEVEL_1
 from tests.operators.harness.machine_code import codes_of
-from tests.support.cpu_helpers import processes, toolchain, verify
+from tests.support.kernels.cpu_helpers import processes, toolchain, verify
 
 
 def test_no_access_to_shared_memory_has_a_bank_conflict() -> None:

@@ -12,7 +12,7 @@ from codegen.kernel import Kernel
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.plan.verification_plan import check_output
 from tests.operators.attention.kernels import OP, attention, definition, kernel
-from tests.support.cpu_helpers import LIMITS, processes, toolchain
+from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
 from workers.cpu.build import build_cpu
 from workers.cpu.library import CpuLibrary
 

@@ -19,7 +19,7 @@ from tests.operators.conv2d.kernels import ALIGNS, convolution
 from tests.operators.conv2d.random_cases import draws
 from tests.operators.harness.declarations import LEVEL_0, SM_90A, Array, Inputs, Problems, RandomCases, References
 from tests.operators.harness.machine_code import Codes
-from tests.support.ring_integers import finished
+from tests.support.kernels.ring_integers import finished
 
 Fields = dict[str, Any]
 # A layer, one with halves, one without sums over channels.

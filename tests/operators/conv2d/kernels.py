@@ -12,7 +12,7 @@ from codegen.operators import operator
 from codegen.operators.conv2d import Conv2dProblem
 from codegen.operators.convolution.problem import Convolution
 from codegen.search.schedule import Schedule
-from tests.support.cpu_helpers import MMA_K, SMALL_IMAD, SMALL_LIMBS, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
+from tests.support.kernels.cpu_helpers import MMA_K, SMALL_IMAD, SMALL_LIMBS, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
 
 SIZES = {"n": 2, "h": 12, "w": 10, "c": 16, "k": 24, "r": 3, "s": 3}
 DIRECT: dict[str, int | str] = {

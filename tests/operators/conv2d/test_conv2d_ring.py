@@ -36,8 +36,8 @@ from tests.operators.conv2d.random_cases import TARGETS, draw_problem
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Rejection
-from tests.support.fixtures_library import Built
-from tests.support.spills import require_no_spills
+from tests.support.fixtures.library import Built
+from tests.support.kernels.spills import require_no_spills
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 

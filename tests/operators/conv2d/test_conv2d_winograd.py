@@ -32,8 +32,8 @@ from tests.operators.harness import declarations as declare
 from tests.operators.harness import machine_code as claim
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Fields, Inputs, Rejection
-from tests.support.fixtures_library import Built, Child, calls, launches
-from tests.support.places import ROOT
+from tests.support.fixtures.library import Built, Child, calls, launches
+from tests.support.run.places import ROOT
 from workers.processes.processes import Processes
 
 NAME = "conv2d"

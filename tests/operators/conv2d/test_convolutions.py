@@ -23,7 +23,7 @@ from service.http.faults import faults_of
 from tests.operators.conv2d.convolutions import level_0
 from tests.operators.conv2d.kernels import convolution
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A
-from tests.support.places import ROOT
+from tests.support.run.places import ROOT
 
 OPERATORS = ("conv2d", "conv2d_dgrad", "conv2d_wgrad")
 EXAMPLES = {"conv2d": "resnet18", "conv2d_dgrad": "resnet18_dgrad", "conv2d_wgrad": "resnet18_wgrad"}

@@ -20,9 +20,9 @@ from codegen.search.schedule import Schedule
 from codegen.targets import target
 from tests.operators.conv2d import convolutions
 from tests.operators.conv2d.kernels import EXACT_FUSED, convolution
-from tests.support import ring_runs
-from tests.support.random_cases import EACH_RUN, seed_of_this_run
-from tests.support.ring_integers import each
+from tests.support.kernels import ring_runs
+from tests.support.kernels.random_cases import EACH_RUN, seed_of_this_run
+from tests.support.kernels.ring_integers import each
 
 # Outputs of a tile: bits by which the ring is larger, and what is left of the scale.
 FORMS = {2: (2, 1), 4: (6, 9)}

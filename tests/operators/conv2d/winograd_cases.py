@@ -24,7 +24,7 @@ from tests.operators.conv2d.convolutions import channels_first
 from tests.operators.conv2d.kernels import Kernels
 from tests.operators.conv2d.random_cases import GRAINS, INPUTS, LAYOUTS, NODES, NODES_OF, TARGETS
 from tests.operators.harness.declarations import Array, Fields, Inputs
-from tests.support.cpu_helpers import MMA_K, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
+from tests.support.kernels.cpu_helpers import MMA_K, SMALL_TENSOR_TILE, SMALL_TILE, TILE_K
 
 OWN: dict[str, int | str] = {"algorithm": "winograd", "output_tile": 2, "transform_width": 2}
 FUSED: dict[str, int | str] = {

@@ -9,7 +9,7 @@ import pytest
 
 from codegen.text.render_cpu import render_cpu
 from tests.operators.conv2d.kernels import Kernels
-from tests.support.cpu_helpers import toolchain
+from tests.support.kernels.cpu_helpers import toolchain
 from workers.cpu.build import CPU_FLAGS
 
 # Writes of each phase in turn its first pixel, its pixels and its taps, and returns how many phases there are.

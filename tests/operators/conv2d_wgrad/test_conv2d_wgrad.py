@@ -45,7 +45,7 @@ from tests.operators.harness import machine_code as claim
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, SM_90A, Fields, Rejection
 from tests.operators.harness.machine_code import Codes
-from tests.support import cpu_helpers
+from tests.support.kernels import cpu_helpers
 from workers.cpu.build import build_cpu
 from workers.cpu.library import POISON, CpuLibrary
 

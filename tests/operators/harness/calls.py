@@ -11,7 +11,7 @@ import pytest
 
 from cukiln.types import Launch
 from tests.operators.harness.declarations import Change, Declarations, Library, Whole
-from tests.support.fixtures_library import Built, Child, build, calls, launches
+from tests.support.fixtures.library import Built, Child, build, calls, launches
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 

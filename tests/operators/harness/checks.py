@@ -12,8 +12,8 @@ import pytest
 
 from tests.operators.harness import KINDS
 from tests.operators.harness.declarations import Declarations
-from tests.support.fixtures_compile import processes, toolchain
-from tests.support.fixtures_library import fake_driver, folder
+from tests.support.fixtures.compile import processes, toolchain
+from tests.support.fixtures.library import fake_driver, folder
 
 FIXTURES = {"processes": processes, "toolchain": toolchain, "fake_driver": fake_driver, "folder": folder}
 

@@ -17,8 +17,8 @@ from codegen.problem import Problem
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.targets import target
-from tests.support.mutants import Site
-from tests.support.random_cases import EACH_RUN
+from tests.support.kernels.mutants import Site
+from tests.support.kernels.random_cases import EACH_RUN
 
 Array = NDArray[Any]
 Fields = Mapping[str, Any]
@@ -101,8 +101,8 @@ class Proofs:
 
 @dataclass(frozen=True, kw_only=True)
 class Mutations:
-    """`files` are mutated wherever `tests/support/mutants.py` finds a place, and as `wrong` says: file, the text that
-    stands there once, what is wrong in its place. `kernels(name)` reach all of them; the operator is called `name`
+    """`files` are mutated wherever `tests/support/kernels/mutants.py` finds a place and as `wrong` says: file, the text
+    that stands there once, what is wrong in its place. `kernels(name)` reach all of them; the operator is called `name`
     then. `counts`: how many mutants there are of some kinds. `definitions`: how often the text defines what is called.
     `excused`: by the comment of the line, kernels in which a missing barrier is no fault."""
 

@@ -14,7 +14,7 @@ from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.text.render_library import render_plan
 from tests.operators.harness.declarations import SM_90A, Declarations
-from tests.support.fixtures_compile import LIMITS
+from tests.support.fixtures.compile import LIMITS
 from workers.compile.compile_file import FileCompiler
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes

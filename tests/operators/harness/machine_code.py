@@ -16,7 +16,7 @@ from codegen.operators import operator
 from codegen.text.ptxas_report import Resources
 from codegen.text.render_group import render_device, symbols
 from tests.operators.harness.declarations import Declarations
-from tests.support.fixtures_compile import LIMITS
+from tests.support.fixtures.compile import LIMITS
 from workers.compile.compile_file import PTX, FileCompiler
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes

@@ -11,8 +11,8 @@ import pytest
 
 from codegen.operators import operator
 from tests.operators.harness.declarations import Declarations
-from tests.support.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
-from tests.support.mutants import Mutant, Site, changed, find_sites, mutants, switched_operator
+from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
+from tests.support.kernels.mutants import Mutant, Site, changed, find_sites, mutants, switched_operator
 
 Verdicts = Mapping[str, list[MutantVerdict]]
 # Of a missing barrier: it must show in every kernel that reaches it.

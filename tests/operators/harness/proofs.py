@@ -9,7 +9,7 @@ import pytest
 
 from codegen.kernel import Kernel
 from tests.operators.harness.declarations import Declarations
-from tests.support.cpu_helpers import verify
+from tests.support.kernels.cpu_helpers import verify
 from workers.cpu.verify import CpuVerdict
 
 TABLES = {"kernel": lambda declared: declared.proofs.kernels()}

@@ -16,8 +16,8 @@ import pytest
 from codegen.kernel import Candidate, Kernel
 from codegen.targets import target
 from tests.operators.harness.declarations import Declarations, RandomCases
-from tests.support.fixtures_compile import LIMITS
-from tests.support.random_cases import SPREAD, prove, require_right, require_spread, seed_of_this_run
+from tests.support.fixtures.compile import LIMITS
+from tests.support.kernels.random_cases import SPREAD, prove, require_right, require_spread, seed_of_this_run
 from workers.compile.compile_group import compile_to_the_end
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes

@@ -10,7 +10,7 @@ import pytest
 
 from codegen.plan.verification_plan import check_output
 from tests.operators.harness.declarations import Declarations, Fields, inputs_of
-from tests.support.strict_arrays import on_device, on_host, strict_namespace
+from tests.support.gpu.strict_arrays import on_device, on_host, strict_namespace
 
 TABLES = {
     "defined": lambda declared: declared.references.defined,

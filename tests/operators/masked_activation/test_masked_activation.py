@@ -29,8 +29,8 @@ from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Array, Inputs, Rejection
 from tests.operators.harness.machine_code import Code
-from tests.support.fixtures_codegen import matmul
-from tests.support.ring_integers import epilogue_of
+from tests.support.fixtures.codegen import matmul
+from tests.support.kernels.ring_integers import epilogue_of
 
 NAME = "masked_activation"
 OP = operator(NAME)

@@ -31,12 +31,11 @@ from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, Fields, Rejection
 from tests.operators.harness.mutations import mutants_of, survived
-from tests.support.cpu_helpers import matmul_kernel, tensor_kernel
-from tests.support.fixtures_codegen import default_candidate, matmul
-from tests.support.mutant_runs import MutantVerdict
-from tests.support.mutants import KINDS, find_sites
-from tests.support.places import ROOT
-from tests.support.random_cases import (
+from tests.support.fixtures.codegen import default_candidate, matmul
+from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
+from tests.support.kernels.mutant_runs import MutantVerdict
+from tests.support.kernels.mutants import KINDS, find_sites
+from tests.support.kernels.random_cases import (
     AMPERE_ONLY,
     LAYOUTS,
     MOST,
@@ -45,7 +44,8 @@ from tests.support.random_cases import (
     draws,
     seed_of_this_run,
 )
-from tests.support.random_cases import KINDS as INPUTS
+from tests.support.kernels.random_cases import KINDS as INPUTS
+from tests.support.run.places import ROOT
 from workers.cpu.verify import CpuVerdict
 
 OP = operator("matmul")

@@ -16,7 +16,7 @@ from codegen.operators import load_operators, operator, operators
 from codegen.operators.matmul.problem import FLOATS, MatmulProblem
 from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT
 from service.http.faults import faults_of
-from tests.support.fixtures_codegen import matmul
+from tests.support.fixtures.codegen import matmul
 
 
 def faults(**fields: Any) -> dict[str, str]:

@@ -17,7 +17,7 @@ from codegen.operators import operator
 from codegen.operators.matmul.kernel_family import aligns
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.reduced import MANY_BUDGET, reduced_problems
-from tests.support.fixtures_codegen import EVERY_NODE, matmul
+from tests.support.fixtures.codegen import EVERY_NODE, matmul
 
 OP = operator("matmul")
 LAYOUTS = ("nn", "nt", "tn", "tt")

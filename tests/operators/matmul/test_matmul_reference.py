@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from codegen.dtypes import dtype
 from codegen.operators import operator
 from codegen.plan.verification_plan import check_output
-from tests.support.fixtures_codegen import EVERY_NODE, matmul
-from tests.support.kernel_in_numpy import computed, summed, tf32, through_bfloat16
+from tests.support.fixtures.codegen import EVERY_NODE, matmul
+from tests.support.kernels.kernel_in_numpy import computed, summed, tf32, through_bfloat16
 
 OP = operator("matmul")
 # Every combination of types: A and B, out, and whether tf32 is allowed.

@@ -30,9 +30,9 @@ from codegen.targets import target
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Inputs, Rejection
-from tests.support.cpu_helpers import SMALL_IMAD, SMALL_LIMBS, verify
-from tests.support.random_cases import LAYOUTS, MOST, TARGETS
-from tests.support.ring_integers import finished
+from tests.support.kernels.cpu_helpers import SMALL_IMAD, SMALL_LIMBS, verify
+from tests.support.kernels.random_cases import LAYOUTS, MOST, TARGETS
+from tests.support.kernels.ring_integers import finished
 
 OP = operator("matmul")
 RINGS = {"int32": 32, "int64": 64}

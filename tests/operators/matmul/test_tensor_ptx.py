@@ -21,9 +21,9 @@ from codegen.search.search import Search
 from codegen.targets import target
 from codegen.text.render_group import render_device
 from tests.operators.harness.machine_code import Code, codes_of
-from tests.support.cpu_helpers import TILE_K, tensor_kernel, verify
-from tests.support.fixtures_codegen import default_candidate, matmul
-from tests.support.spills import require_no_spills
+from tests.support.fixtures.codegen import default_candidate, matmul
+from tests.support.kernels.cpu_helpers import TILE_K, tensor_kernel, verify
+from tests.support.kernels.spills import require_no_spills
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 

@@ -18,8 +18,8 @@ from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.search.space import SearchSpace
 from codegen.targets import target
-from tests.support.fixtures_codegen import matmul
-from tests.support.random_cases import AMPERE_ONLY, KINDS, LAYOUTS
+from tests.support.fixtures.codegen import matmul
+from tests.support.kernels.random_cases import AMPERE_ONLY, KINDS, LAYOUTS
 
 OP = operator("matmul")
 TENSOR = {tunable.name for tunable in tensor_space.TUNABLES}

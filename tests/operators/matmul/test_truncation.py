@@ -11,8 +11,8 @@ import pytest
 from codegen.fixed_point import largest_error
 from codegen.kernel import Kernel
 from tests.operators.matmul.test_ring import RINGS, ring_kernel
-from tests.support import ring_runs
-from tests.support.ring_runs import Built, in_parts
+from tests.support.kernels import ring_runs
+from tests.support.kernels.ring_runs import Built, in_parts
 
 BITS, K = 6, 100
 PLACES = (("imad", "once"), ("imad", "tile"), ("imad", "product"), ("limbs", "once"), ("limbs", "tile"))

@@ -30,10 +30,10 @@ from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, LEVEL_2, SM_9
 from tests.operators.harness.machine_code import Code
 from tests.operators.reduce.kernels import kernel, reduction
 from tests.operators.reduce.random_cases import draws, random_problem
-from tests.support import cpu_helpers
-from tests.support.places import ROOT
-from tests.support.random_cases import seed_of_this_run
-from tests.support.ring_integers import each, wrapped
+from tests.support.kernels import cpu_helpers
+from tests.support.kernels.random_cases import seed_of_this_run
+from tests.support.kernels.ring_integers import each, wrapped
+from tests.support.run.places import ROOT
 from workers.cpu.build import build_cpu
 from workers.cpu.library import CpuLibrary
 

@@ -27,7 +27,7 @@ from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Array
 from tests.operators.harness.machine_code import Code
 from tests.operators.rows.kernels import OPERATORS, SCHEDULES, kernel, problem
 from tests.operators.rows.random_cases import draws
-from tests.support.mutants import Site, find_sites
+from tests.support.kernels.mutants import Site, find_sites
 
 NORMS = ("layer_norm", "rms_norm")
 

@@ -12,7 +12,7 @@ from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.rows.problem import RowProblem
 from tests.operators.rows.kernels import OPERATORS, kernel, problem
-from tests.support.cpu_helpers import LIMITS, processes, toolchain
+from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
 from workers.cpu.build import build_cpu
 from workers.cpu.library import CpuLibrary
 

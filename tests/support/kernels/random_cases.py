@@ -1,0 +1,304 @@
+"""Matmul problems drawn over the whole domain, each with one accepted schedule, and how they are verified on the CPU.
+
+What a draw is about (dtype, target, layout, alignment, split, …) goes round in steps that share no factor, so that a
+hundred draws have all of it, and so does what chance alone would bring seldom; the extents and the rest are chance.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import sys
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from codegen.dtypes import dtype
+from codegen.epilogue import MAX_NODES
+from codegen.kernel import Candidate, Kernel
+from codegen.operator import Operator
+from codegen.operators import operator
+from codegen.operators.matmul.kernel_family import aligns
+from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.tensor import LEAST_COPY_BYTES
+from codegen.problem import Problem
+from codegen.search.rules import Accepted
+from codegen.search.schedule import Schedule, Value
+from codegen.search.search import Search
+from codegen.targets import target
+from tests.support.fixtures.codegen import EVERY_NODE
+from tests.support.kernels.cpu_helpers import loaded, processes, verify
+from tests.support.kernels.mutants import write_operator
+from workers.cpu.verify import CpuVerdict
+
+# (dtype, allow_tf32); bf16, tf32 and int8 have no tensor cores on sm_75.
+KINDS = (("float16", False), ("bfloat16", False), ("float32", True), ("int8", False), ("float32", False))
+AMPERE_ONLY = ("bfloat16", "int8")
+TARGETS = ("sm_80", "sm_90a", "sm_75")
+LAYOUTS = ("nn", "nt", "tn", "tt")
+SPLITS = ("level 2", "none", "workspace", "stream", "level 2", "atomic")
+GRAINS = (1, 8, 2, 16, 4)  # elements that extents and pitches are multiples of
+MOST, TAIL = 200, 600
+# Of a problem, padding of its tiles not counted: what a run on the CPU should not exceed.
+MOST_PRODUCTS = 2_000_000
+SLICES = STREAM_BLOCKS = (2, 3, 5, 7, 16)
+# What chance alone would leave out of a few hundreds of draws: one of seven draws has it by its number. "deep": three
+# stages or more on tensor cores that can have them, which takes aligned rows, here packed ones.
+FORCED = ("shared operand", "longer extent", "", "another raster", "", "deep", "")
+NODES = (0, 1, 2, 0, 3, 1, MAX_NODES)  # of an epilogue, seven draws each
+ATTEMPTS = 2000  # schedules that are looked at for one that is accepted
+EACH_RUN = 25
+"""Random cases of one operator in `make test`, with a fresh seed each time; `make test-long` has 5,000."""
+SPREAD = 100
+"""Draws of one fixed seed whose kinds are counted: what a hundred of a fresh seed leave out by chance is no fault."""
+
+
+def seed_of_this_run() -> int:
+    """From CUKILN_TEST_SEED, else fresh; printed, so that a failure can be had again."""
+    seed = int(os.environ.get("CUKILN_TEST_SEED") or random.SystemRandom().randrange(10**9))
+    sys.stdout.write(f"CUKILN_TEST_SEED={seed}\n")
+    return seed
+
+
+def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
+    """Targets and candidates."""
+    return [_draw(number, rng) for number, rng in _numbered(count, seed)]
+
+
+def draw_problems(count: int, seed: int) -> list[tuple[str, MatmulProblem]]:
+    """Targets and problems, whether or not there are schedules for them."""
+    return [(_target(number), _problem(number, rng)) for number, rng in _numbered(count, seed)]
+
+
+def _numbered(count: int, seed: int) -> list[tuple[int, random.Random]]:
+    rng = random.Random(seed)
+    start = rng.randrange(10_000)
+    return [(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+
+
+def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
+    arch = _target(number)
+    while True:
+        schedule = _schedule(_problem(number, rng), arch, SPLITS[number // 2 % 6], FORCED[number % 7], rng)
+        if schedule is not None:
+            return arch, schedule
+
+
+def _target(number: int) -> str:
+    arch = TARGETS[number // 5 % 3]
+    return "sm_86" if arch == "sm_75" and KINDS[number % 5][0] in AMPERE_ONLY else arch
+
+
+def _problem(number: int, rng: random.Random) -> MatmulProblem:
+    element, tf32 = KINDS[number % 5]
+    forced, grain = FORCED[number % 7], GRAINS[number // 3 % 5]
+    if forced == "deep":
+        grain = max(grain, LEAST_COPY_BYTES // dtype(element).bytes)
+    outs = ("int32",) if element == "int8" and number // 15 % 3 == 0 else ("float32", "float16", "bfloat16")
+    long_k = SPLITS[number // 2 % 6] not in ("level 2", "none")
+    batch = rng.choice((2, 3) if forced == "shared operand" else (1, 1, 1, 2, 3))
+    m, n, k = _extents(rng, batch, grain, long_k, forced)
+    out = rng.choice((*outs, *((element,) if element in outs else ())))
+    nodes = () if out == "int32" else rng.choices(EVERY_NODE, k=NODES[number // 7 % 7])
+    fields: dict[str, Any] = {"m": m, "n": n, "k": k, "batch": batch, "layout": LAYOUTS[number % 4], "dtype": element}
+    fields |= {"allow_tf32": tf32, "out_dtype": out, "epilogue": list(nodes)}
+    fields |= {} if forced == "deep" else _gaps(fields, grain, rng)
+    if forced == "shared operand":
+        fields[f"stride_{rng.choice('ab')}"] = 0
+    problem = operator("matmul").parse({"operator": "matmul", **fields})
+    assert isinstance(problem, MatmulProblem)
+    return problem
+
+
+def _extents(rng: random.Random, batch: int, grain: int, long_k: bool, forced: str) -> list[int]:
+    """m, n, k. `long_k`: with more k-steps than one, so that k can be split."""
+
+    def extent(least: int, most: int) -> int:
+        return max(grain, rng.randint(least, max(most, least + 50)) // grain * grain)
+
+    while True:
+        leasts = [1, 1, 150 if long_k and rng.random() < 0.8 else 1]
+        if forced == "another raster":
+            leasts[:2] = [40, 40]  # two tiles of 16, whatever the grain
+        mosts = [TAIL if rng.random() < 0.07 else rng.choice((24, 80, MOST)) for _ in leasts]
+        if forced == "longer extent":
+            axis = rng.randrange(3)
+            leasts[axis], mosts[axis] = MOST + max(GRAINS), TAIL
+        extents = [extent(least, most) for least, most in zip(leasts, mosts, strict=True)]
+        if batch * math.prod(extents) <= MOST_PRODUCTS:
+            return extents
+
+
+def _gaps(problem: Mapping[str, Any], grain: int, rng: random.Random) -> dict[str, int]:
+    """Pitches and strides, of some operands only, that leave gaps or repeat a matrix."""
+    m, n, k, batch, layout = (problem[name] for name in ("m", "n", "k", "batch", "layout"))
+    fields: dict[str, int] = {}
+    stored = {"a": (m, k), "b": (k, n), "c": (m, n)}
+    for operand, (rows, columns) in stored.items():
+        if operand != "c" and layout["ab".index(operand)] == "t":
+            rows, columns = columns, rows
+        if rng.random() < 0.5:
+            columns += rng.randint(1, 3) * rng.choice((grain, grain, 1))
+            fields[f"ld{operand}"] = columns
+        if batch > 1 and rng.random() < 0.5:
+            fields[f"stride_{operand}"] = rows * columns + rng.randint(0, 3) * rng.choice((grain, 1))
+        if batch > 1 and operand != "c" and rng.random() < 0.2:
+            fields[f"stride_{operand}"] = 0
+    return fields
+
+
+def _schedule(problem: MatmulProblem, arch: str, split: str, forced: str, rng: random.Random) -> Candidate | None:
+    """A random accepted schedule: of level 2 as it is, or of wider lists with this way of dividing k."""
+    op, where = operator("matmul"), target(arch)
+    # The first schedule of a sample is the default one: what is wanted is the one after it.
+    space = op.space(problem, where, Search(level=2, limit=2, seed=rng.randrange(2**32)))
+    if split == "level 2":
+        return _accepted(problem, arch, space, space.first)
+    lists: dict[str, Sequence[Value]] = dict(space.tunables)
+    if "stream_blocks" not in lists and split == "stream":
+        split = "workspace"
+    lists |= {"split": [split], "split_k": SLICES if split in ("workspace", "atomic") else [1]}
+    if "stream_blocks" in lists:
+        lists |= {"stream_blocks": STREAM_BLOCKS if split == "stream" else [0], **_wider(problem, arch, forced, rng)}
+    tried = (Schedule.of({name: rng.choice(values) for name, values in lists.items()}) for _ in range(ATTEMPTS))
+    return _accepted(problem, arch, tried, None)
+
+
+def _wider(problem: MatmulProblem, arch: str, forced: str, rng: random.Random) -> dict[str, Sequence[Value]]:
+    """Lists of the tensor-core kernel beyond those of level 2: what only a search that names it tries."""
+    size = dtype(problem.dtype).bytes
+    every = (16, 32, 64, 128)
+    turned = size == 1 and problem.layout != "nt"
+    can_be_asynchronous = arch != "sm_75" and min(aligns(problem)[:2]) * size >= 4 and not turned
+    by_registers = not can_be_asynchronous or (forced != "deep" and rng.random() < 0.2)
+    asynchronous_stages = [3, 4, 5] if forced == "deep" else [2, 3, 4, 5]
+    limited = rng.random() < 0.3
+    ordered = forced == "another raster" or (min(problem.m, problem.n) > 32 and rng.random() < 0.6)
+    return {
+        "tile_m": [tile for tile in every if tile < 2 * problem.m] or [16],
+        "tile_n": [tile for tile in every if tile < 2 * problem.n] or [16],
+        "tile_k": [32 // size, 64 // size, 128 // size],
+        "warps_m": [1, 2, 4, 8],
+        "warps_n": [1, 2, 4, 8],
+        "copy": ["registers" if by_registers else "cp_async"],
+        "stages": [1, 2] if by_registers else asynchronous_stages,
+        "fragments": [1, 2],
+        "epilogue_path": ["direct", "shared"],
+        "maxnreg": [96, 168, 255] if limited else [0],
+        "min_blocks": [1] if limited else [1, 2, 3],
+        "static_k": [0, problem.k] if problem.k <= 1024 else [0],
+        "raster": [1, 4, 8] if ordered else [0],
+    }
+
+
+def _accepted(
+    problem: MatmulProblem, arch: str, schedules: Iterable[Schedule], but: Schedule | None
+) -> Candidate | None:
+    """The first accepted one that is not `but`; that one where there is no other."""
+    op, where = operator("matmul"), target(arch)
+    candidate = None
+    for schedule in islice(schedules, ATTEMPTS):
+        if isinstance(op.rules(problem, schedule, where), Accepted):
+            candidate = op.candidate(problem, schedule)
+            if schedule != but:
+                break
+    return candidate
+
+
+@dataclass(frozen=True)
+class Proof:
+    """A draw and what the CPU said of its kernel, run on the draw's own extents and launch values."""
+
+    arch: str
+    candidate: Candidate
+    verdict: CpuVerdict
+
+    def words(self) -> str:
+        problem = {k: v for k, v in self.candidate.problem.canonical().items() if v not in (None, [], ())}
+        return f"{self.verdict.verdict}: {self.verdict.message}\n{problem}\n{self.candidate.schedule.as_dict()}"
+
+
+class DrawnOperator(Operator):
+    """An operator whose kernels are tested on the problems that were drawn with them, listed in `drawn.json`."""
+
+    @cached_property
+    def drawn(self) -> dict[str, list[tuple[Problem, list[int]]]]:
+        listed = json.loads((Path(str(self.folder)) / "drawn.json").read_text())
+        return {
+            kernel: [(operator(problem["operator"]).parse(problem), launch) for problem, launch in uses]
+            for kernel, uses in listed.items()
+        }
+
+    def test_problems(self, kernel: Kernel) -> list[Problem]:
+        return list(dict.fromkeys(problem for problem, _ in self.drawn[kernel.id]))
+
+    def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
+        return [launch for one, launch in self.drawn[kernel.id] if one == problem]
+
+
+def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int) -> list[Proof]:
+    """Those of a run are one g++ file and one child; of more, two files at a time."""
+    parts = [drawn[first : first + EACH_RUN] for first in range(0, len(drawn), EACH_RUN)]
+    base = drawn[0][1].kernel.operator
+    names = [f"drawn_{base}_{number}" for number in range(len(parts))]
+    made = [_write_drawn(folder / name, name, part) for name, part in zip(names, parts, strict=True)]
+    with loaded(made), ThreadPoolExecutor(2) as pool:
+        kernels = [[_renamed(name, one.kernel) for _, one in part] for name, part in zip(names, parts, strict=True)]
+        runner = processes()  # of this thread
+        verdicts = list(pool.map(lambda asked: verify(asked, seed=seed, runner=runner), kernels))
+    judged = {verdict.kernel_id: verdict for part in verdicts for verdict in part}
+    return [
+        Proof(arch, candidate, judged[kernel.id])
+        for asked, part in zip(kernels, parts, strict=True)
+        for kernel, (arch, candidate) in zip(asked, part, strict=True)
+    ]
+
+
+def require_spread(counts: Counter[str], wanted: Mapping[str, int], drawn: int) -> None:
+    """At least the percentage of the draws that is wanted of everything that a draw can be about."""
+    sys.stdout.write(f"drawn: {dict(sorted(counts.items()))}\n")
+    missing = {name: counts[name] for name, percent in wanted.items() if 100 * counts[name] < percent * drawn}
+    assert missing == {}, "fewer than wanted"
+
+
+def require_right(proofs: Sequence[Proof], extents: int | None = None) -> None:
+    """Equal on integers, within the bound on normals, on the draw's own extents; `extents`: of the launch ABI's, how
+    many tell problems apart (default: all)."""
+    wrong = [proof.words() for proof in proofs if proof.verdict.verdict != "ok"]
+    assert wrong == [], f"{len(wrong)} of {len(proofs)}"
+    for proof in proofs:
+        problem = proof.candidate.problem
+        own = operator(problem.operator).extents(problem)[:extents]
+        cases = [case for case in proof.verdict.details["cases"] if case["extents"][:extents] == own]
+        assert {case["kind"] for case in cases} == {"integer", "normal"}, "not run on its own extents"
+        assert all(case["max_error"] == 0.0 for case in cases if case["exact"])
+        assert all(case["max_ratio"] <= 1.0 for case in cases)
+
+
+def _write_drawn(folder: Path, name: str, drawn: Sequence[tuple[str, Candidate]]) -> Path:
+    """The folder of an operator like that of the draws, which tests its kernels on what was drawn."""
+    base = drawn[0][1].kernel.operator
+    class_name = type(operator(base)).__name__
+    write_operator(folder, base, class_name, name, {})
+    (folder / "__init__.py").write_text(
+        f"from pathlib import Path\n\nfrom codegen.operators.{base} import {class_name}\n"
+        f"from tests.support.kernels.random_cases import DrawnOperator\n\n\nclass Drawn(DrawnOperator, {class_name}):\n"
+        f"    name = {name!r}\n    folder = Path(__file__).parent\n\n\nOPERATOR = Drawn()\n"
+    )
+    uses: dict[str, list[Any]] = {}
+    for _, candidate in drawn:
+        launch = operator(base).launch_values(candidate.schedule)
+        uses.setdefault(_renamed(name, candidate.kernel).id, []).append([candidate.problem.canonical(), launch])
+    (folder / "drawn.json").write_text(json.dumps(uses))
+    return folder
+
+
+def _renamed(name: str, kernel: Kernel) -> Kernel:
+    return Kernel.of(name, kernel.signature_dict, kernel.tunables)

@@ -1,0 +1,33 @@
+"""`python -m tests.support.processes.counting_worker KIND`: a worker that writes down the kernels of each file
+that its nvcc is given.
+
+In the worker itself: what nvcc starts can write nowhere but into its own folders."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from pathlib import Path
+
+from workers.compile.compile_file import DeviceCode, FileCompiler
+from workers.worker import main as worker
+
+LOG = "TEST_COMPILED"
+_compile = FileCompiler.compile_device
+
+
+def _compile_counted(self: FileCompiler, text: str, target: str, symbols: frozenset[str]) -> DeviceCode:
+    kernels = re.findall(r"^namespace (kernel_[0-9a-f]*)", text, re.MULTILINE)
+    with Path(os.environ[LOG]).open("a") as log:
+        log.write(" ".join(kernels) + "\n")
+    return _compile(self, text, target, symbols)
+
+
+def main() -> int:
+    FileCompiler.compile_device = _compile_counted  # type: ignore[method-assign]
+    return worker.main()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

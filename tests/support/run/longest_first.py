@@ -1,0 +1,56 @@
+"""In which order a run's processes are given test files: the longest first, so that the last ones are short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.run.places import ROOT
+
+# By CPU seconds, children included: each takes ten or more.
+LONGEST = (
+    "integration/test_faults.py",
+    "operators/test_every_operator.py",
+    "integration/test_serve.py",
+    "of_workers/processes/test_cause.py",
+    "integration/test_main_job.py",
+    "integration/test_fair_jobs.py",
+    "of_service/test_pages.py",
+    "integration/test_cli_real_service.py",
+    "of_workers/gpu/test_gpu_hostile.py",
+    "integration/test_job_control.py",
+    "of_workers/offline/test_measure_bundle.py",
+    "operators/matmul/test_tensor_ptx.py",
+    "operators/conv2d/test_conv2d_ring.py",
+    "operators/conv2d/test_conv2d.py",
+    "operators/conv2d/test_conv2d_winograd.py",
+    "operators/conv2d_dgrad/test_conv2d_dgrad.py",
+    "operators/conv2d_wgrad/test_conv2d_wgrad.py",
+    "integration/test_older_folder.py",
+    "integration/test_gpu_job.py",
+    "operators/matmul/test_ring.py",
+    "operators/rows/test_rows.py",
+    "operators/conv2d_dgrad/test_conv2d_dgrad_winograd.py",
+    "of_workers/reproduce/test_reproduce.py",
+    "of_workers/compile/test_isolation.py",
+    "of_workers/compile/test_compile_group.py",
+    "of_workers/cpu/test_wrong_kernels.py",
+    "operators/matmul/test_matmul.py",
+    "operators/reduce/test_reduce.py",
+    "of_workers/gpu/test_gpu_child.py",
+    "of_workers/cpu/test_cpu_faults.py",
+    "of_codegen/test_device_code.py",
+    "of_service/test_contract.py",
+    "of_storage/maintenance/test_backup.py",
+    "of_storage/transitions/test_storage_state_machine.py",
+    "of_storage/maintenance/test_retention_property.py",
+)
+ORDER = ("integration", "of_workers", "operators", "of_storage", "of_service")
+
+
+def place_of(path: Path) -> tuple[int, int]:
+    own = path.relative_to(ROOT / "tests")
+    name, folder = str(own), own.parts[0]
+    return (
+        LONGEST.index(name) if name in LONGEST else len(LONGEST),
+        ORDER.index(folder) if folder in ORDER else len(ORDER),
+    )

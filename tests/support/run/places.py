@@ -1,0 +1,10 @@
+"""Folders that tests read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+FAULTY = ROOT / "tests" / "support" / "kernels" / "operators" / "faulty"
+PROBE = ROOT / "tests" / "support" / "kernels" / "operators" / "probe"
+"""Operators of the tests' own: one whose kernels are wrong by request, one that is as small as can be."""
