@@ -1,7 +1,7 @@
 """A service's secrets beside a fence, and a probe of real machine code inside that tries each door to them.
 
-`python -m tests.support.service.doors FOLDER WAY USER LESS` prints which opened, as JSON: `WAY` (compiler, kernel, gpu) is
-run by the user with number USER, on a machine whose means are ours but for LESS (JSON).
+`python -m tests.support.service.doors FOLDER WAY USER LESS` prints which opened, as JSON. `WAY` (compiler, kernel, gpu)
+is run by the user with number USER, on a machine whose means are ours but for LESS (JSON).
 """
 
 from __future__ import annotations
