@@ -40,9 +40,11 @@ VENDOR_STAMP := $(VENV)/.tried-vendor
 VENDOR_WHEELS := build/vendor-wheels
 VENDOR_SECONDS := 180
 
-# A process per core, each with whole files: their fixtures compile. `make test PYTEST_ARGS="-n 0"` takes one after the other.
+# Three processes for two cores, because each waits at times, with whole files: their fixtures compile.
+# `make test PYTEST_ARGS="-n 0"` takes one after the other.
 PYTEST_ARGS ?=
-PYTEST := $(BIN)/python -m pytest -q -n auto --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
+TEST_PROCESSES := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
+PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels clean host
 

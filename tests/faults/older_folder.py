@@ -7,7 +7,7 @@ planned and one queued; `expected.json` in it says which. Of its log alone a pat
 from __future__ import annotations
 
 import json
-import tarfile
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,8 +29,7 @@ class OlderJobs:
 def unpack(folder: Path) -> OlderJobs:
     """Make `folder` the older data folder."""
     folder.mkdir(parents=True)
-    with tarfile.open(ARCHIVE) as archive:
-        archive.extractall(folder, filter="data")
+    shutil.unpack_archive(ARCHIVE, folder)
     expected = json.loads((folder / "expected.json").read_text())
     (folder / "expected.json").unlink()
     ended = expected["done"]

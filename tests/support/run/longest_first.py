@@ -28,6 +28,8 @@ LONGEST = (
     "integration/test_older_folder.py",
     "integration/test_gpu_job.py",
     "operators/matmul/test_ring.py",
+    "operators/attention/test_attention.py",
+    "of_client/test_workspace_pool.py",
     "operators/rows/test_rows.py",
     "operators/conv2d_dgrad/test_conv2d_dgrad_winograd.py",
     "of_workers/reproduce/test_reproduce.py",
