@@ -144,7 +144,8 @@ $(VENV)/.made: constraints.txt
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) cannot make virtual environments. Debian, Ubuntu: apt install python3-venv" >&2; exit 1; }
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
-	@$(PYTHON) -m venv $(VENV)
+	@# One of another Python may be there, which would not be made anew.
+	@$(PYTHON) -m venv --clear $(VENV)
 	@# An older pip knows no dependency groups; hatchling and editables are what the editable install builds with.
 	@$(PIP) pip hatchling editables
 	@touch $@
