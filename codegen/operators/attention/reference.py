@@ -55,15 +55,15 @@ def reference(problem: AttentionProblem, inputs: Mapping[str, Array], exact: boo
         for batch in range(p.batch):
             for head in range(p.heads_q):
                 of_kv = slice(head // p.group, head // p.group + 1)
-                one, rows = slice(batch, batch + 1), slice(first, end)
+                of_batch, rows = slice(batch, batch + 1), slice(first, end)
                 head_q, head_k, head_v = (
-                    q[one, head : head + 1, rows, :].reshape(end - first, p.head_dim_qk),
-                    k[one, of_kv, :, :].reshape(p.seq_kv, p.head_dim_qk),
-                    v[one, of_kv, :, :].reshape(p.seq_kv, p.head_dim_vo),
+                    q[of_batch, head : head + 1, rows, :].reshape(end - first, p.head_dim_qk),
+                    k[of_batch, of_kv, :, :].reshape(p.seq_kv, p.head_dim_qk),
+                    v[of_batch, of_kv, :, :].reshape(p.seq_kv, p.head_dim_vo),
                 )
                 scores = _scores(p, head_q, head_k, exact)
                 of_out, of_lse = _weighted(p, scores, seen, head_v, shift)
-                at = (one, slice(head, head + 1), rows, slice(None))
+                at = (of_batch, slice(head, head + 1), rows, slice(None))
                 whole = (1, 1, end - first)
                 out[at], error[at] = (part.reshape(*whole, p.head_dim_vo) for part in (of_out.value, of_out.error))
                 lse[at], lse_error[at] = (part.reshape(*whole, 1) for part in (of_lse.value, of_lse.error))

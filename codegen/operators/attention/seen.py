@@ -44,8 +44,8 @@ class Seen:
         return max(self._of_block(block * tile_q, tile_q, tile_kv) for block in some)
 
     def _of_block(self, first_query: int, tile_q: int, tile_kv: int) -> int:
-        end = min(max(first_query + tile_q - 1 + self.end, 0), self.keys)
-        return -(-end // tile_kv) - min(max(first_query + self.first, 0), self.keys) // tile_kv
+        (first, _), (_, end) = self.by(first_query), self.by(first_query + tile_q - 1)
+        return -(-end // tile_kv) - first // tile_kv
 
     def _clamped(self, offset: int, step: int, tile: int, rounding: int) -> int:
         """The sum over blocks b of floor((clamp(b step + offset, 0, keys) + rounding) / tile)."""

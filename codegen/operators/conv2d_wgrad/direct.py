@@ -16,7 +16,7 @@ from codegen.operators.matmul import grid, split, traffic
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.joined_space import Kind
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace, first_accepted
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace, first_accepted, residency_rules
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Tunable
 from codegen.targets import Target
@@ -162,7 +162,7 @@ def rules(
         return Rejected("threads", f"{t['tile_k']} threads along {p.pixels} pixels")
     return (
         split.rules(t, as_product, target)
-        or grid.residency_rules(1, threads, shared_bytes(s, t), registers(s, t), target)
+        or residency_rules(1, threads, shared_bytes(s, t), registers(s, t), target)
         or grid.order_rules(t, as_product)
         or check_workspace(split.workspace_bytes(as_product, t), workspace_limit)
         or ACCEPTED

@@ -8,9 +8,8 @@ from codegen.alignment import needs_cuda_cores, power_of_two, widest
 from codegen.dtypes import dtype
 from codegen.operator import Constants, Cost, Work, constants
 from codegen.operators.convolution.problem import Convolution
-from codegen.operators.matmul import grid
 from codegen.operators.matmul.traffic import node_seconds
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted, residency_rules
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Tunable
 from codegen.targets import Target
@@ -214,7 +213,7 @@ def rules(problem: Convolution, t: Mapping[str, Any], target: Target) -> Accepte
         return Rejected("grid", f"{down} blocks along the filters; a launch has at most 65535")
     if across * block(t)[0] > LARGEST_INDEX:
         return Rejected("grid", f"{across} blocks of {block(t)[0]} pixels; at most {LARGEST_INDEX} pixels are counted")
-    return grid.residency_rules(1, threads, shared_bytes(s, t), registers(s, t), target) or ACCEPTED
+    return residency_rules(1, threads, shared_bytes(s, t), registers(s, t), target) or ACCEPTED
 
 
 def work(problem: Convolution, t: Mapping[str, Any], least: Cost) -> Work:

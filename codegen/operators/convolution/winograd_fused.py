@@ -20,12 +20,12 @@ from codegen.operators.convolution.winograd_work import (
     LOAD_INSTRUCTIONS,
     STORE_INSTRUCTIONS,
 )
-from codegen.operators.matmul import counts, grid, ring_space
+from codegen.operators.matmul import counts, ring_space
 from codegen.operators.matmul.product import ring_fields
 from codegen.operators.matmul.simt import IMADS, TRUNCATION
 from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.joined_space import Kind
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, residency_rules
 from codegen.search.schedule import Value
 from codegen.search.space import Tunable
 from codegen.targets import Target
@@ -142,7 +142,7 @@ def rules(problem: AllowsWinograd, t: Mapping[str, Any], target: Target) -> Acce
             f"{winograd.places(outputs)} places of {multiplying // winograd.places(outputs)} threads each are "
             f"{multiplying}: whole warps, and at most 1024",
         )
-        or grid.residency_rules(
+        or residency_rules(
             1, round_up(count, WARPS * WARP), shared_bytes(t, problem.dtype), registers(t, problem.dtype), target
         )
         or check(

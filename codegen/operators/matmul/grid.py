@@ -7,7 +7,6 @@ from codegen.alignment import power_of_two
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
 from codegen.search.rules import Rejected
-from codegen.search.rules import residency_rules as residency_rules
 from codegen.search.space import Tunable
 
 RASTER = Tunable("raster", (0, 1, 4, 8), True, "order of the tiles: 0 by rows, 1 by columns, g in bands of g rows", 0)

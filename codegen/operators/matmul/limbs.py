@@ -14,7 +14,7 @@ from codegen.operators.matmul import grid, limb_planes, split, tensor, traffic
 from codegen.operators.matmul.kernel_family import AMPERE, Stored
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.tensor import warp_tile
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, residency_rules
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
 
@@ -106,7 +106,7 @@ def rules(
         or _shape_rules(t, problem)
         or _copy_rules(t)
         or split.rules(t, problem, target)
-        or grid.residency_rules(1, threads(t), shared_bytes(t, staged_bytes(t, stored)), registers(t, stored), target)
+        or residency_rules(1, threads(t), shared_bytes(t, staged_bytes(t, stored)), registers(t, stored), target)
         or _worth_rules(t, problem)
         or check_workspace(split.workspace_bytes(problem, t), workspace_limit)
         or ACCEPTED

@@ -13,7 +13,7 @@ from codegen.operators.matmul import grid, split, traffic
 from codegen.operators.matmul.kernel_family import Stored
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.traffic import node_seconds
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace, residency_rules
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
 
@@ -74,9 +74,7 @@ def rules(
         _shape_rules(t)
         or _vector_rules(t, problem, aligns)
         or split.rules(t, problem, target)
-        or grid.residency_rules(
-            int(t["min_blocks"]), threads(t), shared_bytes(t, stored.size), registers(t, stored), target
-        )
+        or residency_rules(int(t["min_blocks"]), threads(t), shared_bytes(t, stored.size), registers(t, stored), target)
         or _worth_rules(t, problem, stored, target)
         or check_workspace(split.workspace_bytes(problem, t), workspace_limit)
         or ACCEPTED

@@ -13,7 +13,7 @@ from codegen.operators.matmul import grid, split, traffic
 from codegen.operators.matmul.kernel_family import AMPERE, Stored, mma_type
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.traffic import node_seconds
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, residency_rules
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
 
@@ -204,7 +204,7 @@ def _resource_rules(t: Mapping[str, Any], stored: Stored, target: Target) -> Rej
         )
     if maxnreg and wanted > maxnreg:
         return Rejected("registers", f"at least {wanted} registers per thread; maxnreg = {maxnreg} would spill")
-    return grid.residency_rules(t["min_blocks"], count, shared_bytes(t, stored.size), wanted, target)
+    return residency_rules(t["min_blocks"], count, shared_bytes(t, stored.size), wanted, target)
 
 
 def _stream_rule(t: Mapping[str, Any], stored: Stored, target: Target) -> Rejected | None:

@@ -17,6 +17,7 @@ import psycopg
 
 USER = "cukiln"
 READY_SECONDS = 60.0
+OVERFLOW_USER = 65534  # the kernel's default (`/proc/sys/kernel/overflowuid`), which has a name on every Linux
 # A test's data need not survive the machine. 100 connections would be too few for a service and its test.
 OPTIONS = ("listen_addresses=", "fsync=off", "max_connections=200")
 
@@ -64,8 +65,8 @@ def _owner_of(folder: Path) -> int:
     """The server refuses to run as root: the folder is then given to another user."""
     if os.geteuid() != 0:
         return os.geteuid()
-    names = {one.pw_name: one.pw_uid for one in pwd.getpwall()}
-    user = names.get("postgres", names["nobody"])
+    users = {entry.pw_name: entry.pw_uid for entry in pwd.getpwall()}
+    user = users.get("postgres", OVERFLOW_USER)
     os.chown(folder, user, -1)
     return user
 
