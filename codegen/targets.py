@@ -1,4 +1,4 @@
-"""Data sheets of the architectures that kernels are compiled for: one representative product each.
+"""Data sheets of the architectures that kernels are compiled for, from targets.toml: one representative product each.
 
 Per-architecture limits (threads, blocks, registers and shared memory of a multiprocessor) are from the CUDA C++
 Programming Guide 13.0, "Compute Capabilities", table "Technical Specifications per Compute Capability"; the shared
@@ -13,8 +13,10 @@ measured a bit over 60 % on Hopper, full rates on Ampere and Ada. For 10.0, whos
 figure is known to us: the share there is an assumption, that an SM keeps Hopper's rate of `mma.sync`.
 """
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.resources import files
 from typing import Any
 
 from codegen.errors import UnknownTarget
@@ -63,86 +65,13 @@ class Target:
         return asdict(self)
 
 
-KIB, MIB = 1024, 1024 * 1024
+def _read() -> dict[str, Target]:
+    sheets = tomllib.loads((files("codegen") / "targets.toml").read_text(encoding="utf-8"))
+    names = [(name, sheet) for sheet_name, sheet in sheets.items() for name in (sheet_name, sheet.pop("also", None))]
+    return {name: Target(name=name, **sheet) for name, sheet in names if name}
 
 
-def _macs(float16: int, bfloat16: int, tf32: int, int8: int) -> dict[str, int]:
-    return {"float16": float16, "bfloat16": bfloat16, "tf32": tf32, "int8": int8}
-
-
-_H100 = {
-    "product": "NVIDIA H100 SXM5 80GB",
-    # Table 3 has a lower boost clock, 1,830 MHz, for what the tensor cores do in these types.
-    "source": "NVIDIA H100 Tensor Core GPU Architecture white paper v1.04, tables 3 and 4",
-    "sm_count": 132, "clock_mhz": 1980, "fp32_lanes_per_sm": 128, "dram_gb_s": 3352.0, "l2_bytes": 50 * MIB,
-    "shared_per_block": 227 * KIB, "shared_per_sm": 228 * KIB, "reserved_shared_bytes": KIB,
-    "max_threads_per_sm": 2048, "max_blocks_per_sm": 32,
-    "tensor_clock_mhz": 1830, "tensor_macs": _macs(2048, 2048, 1024, 4096), "mma_share": 0.62,
-}  # fmt: skip
-_B200 = {
-    "product": "NVIDIA B200",
-    # The data sheet's 18 PFLOPS of fp16 (dense, 8 GPUs) are 4,096 multiply-adds per clock at 1,850 MHz.
-    "source": "NVIDIA HGX B200 data sheet (75 TFLOPS fp32 and 7.7 TB/s per GPU) and Blackwell tuning guide (126 MB L2)",
-    "sm_count": 148, "clock_mhz": 1965, "fp32_lanes_per_sm": 128, "dram_gb_s": 7700.0, "l2_bytes": 126 * MIB,
-    "shared_per_block": 227 * KIB, "shared_per_sm": 228 * KIB, "reserved_shared_bytes": KIB,
-    "max_threads_per_sm": 2048, "max_blocks_per_sm": 32,
-    "tensor_clock_mhz": 1850, "tensor_macs": _macs(4096, 4096, 2048, 8192), "mma_share": 0.31,
-}  # fmt: skip
-_SHEETS: dict[str, dict[str, Any]] = {
-    "sm_75": {
-        "product": "NVIDIA T4",
-        "source": "NVIDIA T4 data sheet; NVIDIA Turing GPU Architecture white paper WP-09183-001, appendix on TU104",
-        "sm_count": 40, "clock_mhz": 1590, "fp32_lanes_per_sm": 64, "dram_gb_s": 320.0, "l2_bytes": 4 * MIB,
-        "shared_per_block": 64 * KIB, "shared_per_sm": 64 * KIB, "reserved_shared_bytes": 0,
-        "max_threads_per_sm": 1024, "max_blocks_per_sm": 16,
-        "tensor_clock_mhz": 1590, "tensor_macs": _macs(512, 0, 0, 1024),
-    },
-    "sm_80": {
-        "product": "NVIDIA A100 SXM4 80GB",
-        "source": "NVIDIA A100 Tensor Core GPU Architecture white paper, table 4; A100 80GB data sheet (2,039 GB/s)",
-        "sm_count": 108, "clock_mhz": 1410, "fp32_lanes_per_sm": 64, "dram_gb_s": 2039.0, "l2_bytes": 40 * MIB,
-        "shared_per_block": 163 * KIB, "shared_per_sm": 164 * KIB, "reserved_shared_bytes": KIB,
-        "max_threads_per_sm": 2048, "max_blocks_per_sm": 32,
-        "tensor_clock_mhz": 1410, "tensor_macs": _macs(1024, 1024, 512, 2048),
-    },
-    "sm_86": {
-        "product": "NVIDIA RTX A6000",
-        "source": "NVIDIA Ampere GA102 GPU Architecture white paper v2.0, table on the RTX A6000",
-        "sm_count": 84, "clock_mhz": 1800, "fp32_lanes_per_sm": 128, "dram_gb_s": 768.0, "l2_bytes": 6 * MIB,
-        "shared_per_block": 99 * KIB, "shared_per_sm": 100 * KIB, "reserved_shared_bytes": KIB,
-        "max_threads_per_sm": 1536, "max_blocks_per_sm": 16,
-        "tensor_clock_mhz": 1800, "tensor_macs": _macs(512, 512, 256, 1024),
-    },
-    "sm_87": {
-        "product": "NVIDIA Jetson AGX Orin 64GB",
-        "source": "NVIDIA Jetson AGX Orin Series technical brief v1.2, table 1",
-        "sm_count": 16, "clock_mhz": 1300, "fp32_lanes_per_sm": 128, "dram_gb_s": 204.8, "l2_bytes": 4 * MIB,
-        "shared_per_block": 163 * KIB, "shared_per_sm": 164 * KIB, "reserved_shared_bytes": KIB,
-        "max_threads_per_sm": 1536, "max_blocks_per_sm": 16,
-        "tensor_clock_mhz": 1300, "tensor_macs": _macs(1024, 1024, 512, 2048),
-    },
-    "sm_89": {
-        "product": "NVIDIA L40S",
-        "source": "NVIDIA L40S data sheet (91.6 TFLOPS fp32, 864 GB/s); Ada GPU Architecture white paper v2.1 on AD102",
-        "sm_count": 142, "clock_mhz": 2520, "fp32_lanes_per_sm": 128, "dram_gb_s": 864.0, "l2_bytes": 96 * MIB,
-        "shared_per_block": 99 * KIB, "shared_per_sm": 100 * KIB, "reserved_shared_bytes": KIB,
-        "max_threads_per_sm": 1536, "max_blocks_per_sm": 24,
-        "tensor_clock_mhz": 2520, "tensor_macs": _macs(512, 512, 256, 1024),
-    },
-    "sm_90": _H100,
-    "sm_90a": _H100,
-    "sm_100": _B200,
-    "sm_100a": _B200,
-    "sm_120": {
-        "product": "NVIDIA GeForce RTX 5090",
-        "source": "NVIDIA RTX Blackwell GPU Architecture white paper v1.1, appendix on GB202",
-        "sm_count": 170, "clock_mhz": 2407, "fp32_lanes_per_sm": 128, "dram_gb_s": 1792.0, "l2_bytes": 96 * MIB,
-        "shared_per_block": 99 * KIB, "shared_per_sm": 100 * KIB, "reserved_shared_bytes": KIB,
-        "max_threads_per_sm": 1536, "max_blocks_per_sm": 24,
-        "tensor_clock_mhz": 2407, "tensor_macs": _macs(256, 256, 128, 1024),
-    },
-}  # fmt: skip
-_TARGETS = {name: Target(name=name, **sheet) for name, sheet in _SHEETS.items()}
+_TARGETS = _read()
 
 
 def targets() -> dict[str, Target]:
