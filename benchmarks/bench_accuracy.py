@@ -268,15 +268,15 @@ def main() -> None:
     parser.add_argument("--job", help="its winners instead, on reduced extents")
     parser.add_argument("--url", help="of the service that has the job; default: CUKILN_URL, else the local one")
     arguments = parser.parse_args()
-    asked: Iterator[tuple[str, Candidate, Problem]]
+    cases: Iterator[tuple[str, Candidate, Problem]]
     if arguments.job:
-        asked = winners(arguments.job, arguments.url)
+        cases = winners(arguments.job, arguments.url)
     else:
         problems = [(arguments.problem, arguments.tunables)] if arguments.problem else default_problems()
-        asked = (("", candidate, candidate.problem) for candidate in (chosen(*problem) for problem in problems))
+        cases = (("", candidate, candidate.problem) for candidate in (chosen(*problem) for problem in problems))
     rows = []
     with closing(Processes()) as processes:
-        for name, candidate, problem in asked:
+        for name, candidate, problem in cases:
             rows.append({"name": name, **report(candidate, problem, processes)})
             show(rows[-1])
     keep = not (arguments.no_file or arguments.job)

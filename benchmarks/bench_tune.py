@@ -44,9 +44,9 @@ def counted(settings: Settings) -> dict[str, Any]:
     }
 
 
-def problems_of(models: Iterable[str], known: Iterable[str]) -> list[dict[str, Any]]:
+def problems_of(models: Iterable[str], operator_names: Iterable[str]) -> list[dict[str, Any]]:
     """All problems of the models whose operator is known. Raises KeyError for a model that `shapes.json` lacks."""
-    names = set(known)
+    names = set(operator_names)
     return [problem for model in models for problem in shape_sets()[model] if problem["operator"] in names]
 
 

@@ -79,9 +79,9 @@ def _schemas() -> dict[str, Any]:
     registered = sorted(operators().items())
     models: list[type[BaseModel]] = [JobRequest, LookupRequest, ResultsRequest, ProblemHead]
     models += [operator.problem_type for _, operator in registered]
-    asked: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in models]
-    references, ours = models_json_schema([*asked, (ProblemDetail, "serialization")], ref_template=_REFERENCE)
-    schemas: dict[str, Any] = ours["$defs"]
+    validated: list[tuple[type[BaseModel], JsonSchemaMode]] = [(model, "validation") for model in models]
+    references, document = models_json_schema([*validated, (ProblemDetail, "serialization")], ref_template=_REFERENCE)
+    schemas: dict[str, Any] = document["$defs"]
     mapping = {name: references[operator.problem_type, "validation"]["$ref"] for name, operator in registered}
     beside = schemas.pop(ProblemHead.__name__)["properties"]
     for reference in mapping.values():

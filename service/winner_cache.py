@@ -85,12 +85,12 @@ class WinnerCache:
             entry = self.entries.get(key)
         return entry.winner if entry is not None and self._clock() - entry.checked_at <= FRESH_SECONDS else None
 
-    def elsewhere(self, asked: Sequence[Elsewhere]) -> dict[int, tuple[str, str]]:
+    def elsewhere(self, misses: Sequence[Elsewhere]) -> dict[int, tuple[str, str]]:
         """`storage.entities.winners.measured_elsewhere`. Not cached, as misses are not."""
         places: dict[int, tuple[str, str]] = {}
-        for first in range(0, len(asked), READ_AT_ONCE):
+        for first in range(0, len(misses), READ_AT_ONCE):
             with self.database.read() as session:
-                some = measured_elsewhere(session, asked[first : first + READ_AT_ONCE])
+                some = measured_elsewhere(session, misses[first : first + READ_AT_ONCE])
             places.update((first + place, class_and_key) for place, class_and_key in some.items())
         return places
 
@@ -103,12 +103,12 @@ class WinnerCache:
             winners = {key: winner for key, winner in stale.items() if stamps.get(key) == winner.stamp}
             stored = stored_winners(session, [key for key in keys if key not in winners])
         winners |= {key: CachedWinner(*record) for key, record in stored.items()}
-        self._remember(winners, now, gone=[key for key in stale if key not in winners])
+        self._remember(winners, now, removed=[key for key in stale if key not in winners])
         return winners
 
-    def _remember(self, winners: dict[str, CachedWinner], now: float, gone: Iterable[str]) -> None:
+    def _remember(self, winners: dict[str, CachedWinner], now: float, removed: Iterable[str]) -> None:
         with self._lock:
-            for key in gone:
+            for key in removed:
                 self.entries.pop(key, None)
             for key, winner in winners.items():
                 entry = self.entries.get(key)

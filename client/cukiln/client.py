@@ -169,10 +169,10 @@ class Client:
         for page in self._pages(f"{_job_path(job_id)}/profile", ProfilePage, filters=filters, opened=opened):
             yield from page.operators
 
-    def _pages(self, path: str, kind: type[_Page], **asked: str | None) -> Iterator[_Page]:
+    def _pages(self, path: str, kind: type[_Page], **options: str | None) -> Iterator[_Page]:
         cursor = None
         while True:
-            parameters = {**asked, "limit": LARGEST_PAGE, "cursor": cursor}
+            parameters = {**options, "limit": LARGEST_PAGE, "cursor": cursor}
             query = urlencode({name: value for name, value in parameters.items() if value is not None})
             page = _parse(self._get(f"{path}?{query}"), kind)
             yield page
@@ -215,8 +215,8 @@ class Client:
     def candidate(self, candidate: str, *, job: str | None = None) -> CandidateFacts:
         """All that is known of a candidate, by its id or the first 8 or more digits of it; as one job has it, where
         that is named. Raises `NotFound`, and `BadRequest` where several candidates begin so."""
-        asked = "" if job is None else f"?job={_part(job, 'the job')}"
-        return _parse(self._get(f"/v1/candidates/{_part(candidate, 'the candidate')}{asked}"), CandidateFacts)
+        query = "" if job is None else f"?job={_part(job, 'the job')}"
+        return _parse(self._get(f"/v1/candidates/{_part(candidate, 'the candidate')}{query}"), CandidateFacts)
 
     def targets(self) -> Targets:
         """The architectures, compilers and GPUs that the service has now."""
@@ -279,13 +279,13 @@ class Client:
         winner answered within `lookup_seconds` comes from memory, unless `refresh`. It is remembered under the digest
         of what was sent: two ways to write one problem (`1`, `1.0`) are two entries here, one in the service.
         """
-        asked: dict[str, Any] = {
+        options: dict[str, Any] = {
             "target": target,
             "device_class": device_class,
             "workspace_limit_bytes": workspace_limit_bytes,
             "deterministic": deterministic or None,
         }
-        shared = {name: value for name, value in asked.items() if value is not None}
+        shared = {name: value for name, value in options.items() if value is not None}
         keys = [hashlib.sha256(encode({**shared, "problems": [dict(p)]})).hexdigest() for p in problems]
         now = time.monotonic()
         cached = {} if refresh else {key: entry for key in keys if (entry := self._lookups.get(key))}

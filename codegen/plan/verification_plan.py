@@ -186,8 +186,8 @@ def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) 
 def _check_integers(got: Array, expected: Array, bound: Array, exact: bool) -> OutputCheck:
     xp = namespace_of(expected)
     # As unsigned numbers differences wrap around: the smaller of the two ways from one to the other.
-    one, other = got.view(np.uint64) - expected.view(np.uint64), expected.view(np.uint64) - got.view(np.uint64)
-    error = xp.minimum(one, other)
+    above, below = got.view(np.uint64) - expected.view(np.uint64), expected.view(np.uint64) - got.view(np.uint64)
+    error = xp.minimum(above, below)
     allowed = xp.zeros_like(error) if exact else bound.astype(np.uint64)
     distance, limit = error.astype(np.float64), allowed.astype(np.float64)
     with np.errstate(invalid="ignore", divide="ignore"):

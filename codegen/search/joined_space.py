@@ -77,9 +77,9 @@ def build_joined(
     if not parts:
         tried = " and ".join(f"{by} = {value}" for value in kinds)
         if named.keys() == {by}:
-            asked = " or ".join(map(str, named[by]))
-            said = f"{by} = {asked} does not compute this problem: {tried} can"
-            raise InvalidSearch(said, field=f"search.tunables.{by}", allowed=list(kinds))
+            values = " or ".join(map(str, named[by]))
+            message = f"{by} = {values} does not compute this problem: {tried} can"
+            raise InvalidSearch(message, field=f"search.tunables.{by}", allowed=list(kinds))
         leave = "leaves" if len(named) == 1 else "leave"
         raise InvalidSearch(
             f"{', '.join(sorted(named))} {leave} nothing of what this problem can be computed by: {tried}",

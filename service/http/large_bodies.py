@@ -177,10 +177,10 @@ class BodyServer(uvicorn.Server):
 
     def _take(self) -> None:
         try:
-            said, numbers, _, _ = socket.recv_fds(self._channel, 1, 2)
+            message, numbers, _, _ = socket.recv_fds(self._channel, 1, 2)
         except BlockingIOError:
             return
-        if not said:  # the first process is gone
+        if not message:  # the first process is gone
             asyncio.get_running_loop().remove_reader(self._channel)
             self.should_exit = True
         elif len(numbers) == 2:

@@ -26,7 +26,7 @@ async def known_parameters(request: Request) -> None:
 
 def allowed_in(request: Request, parameter: str) -> Any:
     """What the OpenAPI document says about a parameter of this call."""
-    return next((allowed_by(one["schema"]) for one in _described(request) if one["name"] == parameter), None)
+    return next((allowed_by(entry["schema"]) for entry in _described(request) if entry["name"] == parameter), None)
 
 
 def _fault(name: str, names: list[str], times: int) -> Fault:

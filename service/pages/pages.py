@@ -108,7 +108,7 @@ def get_overview(
         page = list_jobs(session, limit=JOBS_SHOWN, cursor=cursor)
         live = {job.job: _progress(session, service, job) for job in page.jobs if job.state in LIVE}
         by_operator, by_day = timings(session, "operator"), timings(session, "day")
-    asked = sum(row.problems for row in by_operator.timings)
+    problems = sum(row.problems for row in by_operator.timings)
     return _page(
         "overview.html",
         jobs=page.jobs,
@@ -118,7 +118,7 @@ def get_overview(
         by_operator=by_operator.timings,
         by_day=by_day.timings,
         **_phases(by_operator.timings),
-        poll_ms=POLL_LIVE_MS if live and asked <= 10 * MANY_PROBLEMS else POLL_IDLE_MS,
+        poll_ms=POLL_LIVE_MS if live and problems <= 10 * MANY_PROBLEMS else POLL_IDLE_MS,
     )
 
 

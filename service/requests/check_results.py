@@ -306,13 +306,13 @@ class _Checker:
 
     def _check_plan(self) -> None:
         named = {problem.operator for problem in self._request.problems}
-        ours = {name: version for name, version in self._plans.items() if name in named}
-        if any(self._request.plan_versions.get(name) != version for name, version in ours.items()):
+        versions = {name: version for name, version in self._plans.items() if name in named}
+        if any(self._request.plan_versions.get(name) != version for name, version in versions.items()):
             detail = (
                 "The results were verified and timed by another version of the verification plan; measure with the "
                 "release of cukiln, and the operators of OPERATOR_PATH, that this service runs."
             )
-            self._wrong(("plan_versions",), detail, ours)
+            self._wrong(("plan_versions",), detail, versions)
 
     def _check_policies(self) -> None:
         first = self._request.problems[0]

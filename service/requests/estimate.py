@@ -24,12 +24,12 @@ def estimate(request: Mapping[str, Any], openings: Openings) -> ProfilePage:
     where rules leave no schedule."""
     settings = load_settings()
     load_operator_path(settings)
-    asked = read_request(JobRequest, dict(request), settings.max_problems)
-    known = Known(settings.default_target, frozenset(targets()))
+    job = read_request(JobRequest, dict(request), settings.max_problems)
+    defaults = Known(settings.default_target, frozenset(targets()))
     rows = []
-    for problem in resolve_jobs(asked, known, settings):
+    for problem in resolve_jobs(job, defaults, settings):
         sheet, search = target(problem.target), problem.search.model_copy(update={"keep": 1})
-        lowered = lower(problem.problem, sheet, search, asked.workspace_limit_bytes, deterministic=asked.deterministic)
+        lowered = lower(problem.problem, sheet, search, job.workspace_limit_bytes, deterministic=job.deterministic)
         if lowered.why_empty:
             raise refuse("empty-search-space", f"{problem.name}: {lowered.why_empty}", field="search")
         (best,) = lowered.candidates

@@ -159,8 +159,8 @@ class BlobStore:
             # read again, because a put may have written the same bytes anew since the listing.
             with self._database.write() as session:
                 recorded = _recorded(session, [entry.name for entry in some])
-                gone = [e for e in some if e.name not in recorded and self._objects.delete_older(e.path, before)]
-            files, size = files + len(gone), size + sum(entry.size for entry in gone)
+                deleted = [e for e in some if e.name not in recorded and self._objects.delete_older(e.path, before)]
+            files, size = files + len(deleted), size + sum(entry.size for entry in deleted)
             self._database.pause()
         return Swept(files, size)
 

@@ -85,8 +85,8 @@ def gone_toolchains(session: Session, live: Collection[LiveToolchain]) -> list[t
 def standing_toolchains(session: Session, watch: SilenceWatch) -> list[LiveToolchain]:
     """Those that are not silent. While the database was away, no worker could send a heartbeat."""
     rows = session.execute(select(core(ToolchainRow)).order_by(ToolchainRow.digest)).all()
-    gone = watch.silent(session, {row.digest: row.seen_at for row in rows})
-    return [row for row in rows if row.digest not in gone]
+    silent = watch.silent(session, {row.digest: row.seen_at for row in rows})
+    return [row for row in rows if row.digest not in silent]
 
 
 LIVE_SECONDS = 15.0
@@ -95,8 +95,8 @@ LIVE_SECONDS = 15.0
 
 def set_pause(session: Session, worker: str, reason: str | None) -> None:
     """Why the worker takes no work; None: it does. Pauses of workers that are gone are deleted."""
-    gone = PauseRow.told_at < clock_of(session).now() - LIVE_SECONDS
-    remove(session, PauseRow, or_(PauseRow.worker == worker, gone))
+    expired = PauseRow.told_at < clock_of(session).now() - LIVE_SECONDS
+    remove(session, PauseRow, or_(PauseRow.worker == worker, expired))
     if reason is not None:
         insert_new(session, PauseRow, [{"worker": worker, "reason": reason, "told_at": clock_of(session).now()}])
 

@@ -65,8 +65,8 @@ def seconds_of(row: RowMapping) -> Seconds:
 
 def by_phase(phases: Iterable[Mapping[str, Any]]) -> dict[str, StageSeconds]:
     """The wall seconds of a group's phases, by name; their CPU seconds are not measured."""
-    known = get_args(PhaseName)
-    seconds = sums((phase["name"] if phase["name"] in known else OTHER_PHASE, phase["seconds"]) for phase in phases)
+    names = get_args(PhaseName)
+    seconds = sums((phase["name"] if phase["name"] in names else OTHER_PHASE, phase["seconds"]) for phase in phases)
     return {name: StageSeconds(wall=wall) for name, wall in seconds.items()}
 
 

@@ -97,8 +97,8 @@ def forget_outgrown(session: Session, build_ids: Iterable[str], limits: Mapping[
             )
         )
         old = [row[:3] for row in rows if is_outgrown(row.details.get("limit"), limits.get(row.venue))]
-        these = one_of((verdict.subject, verdict.venue, verdict.plan_version), old)
-        remove(session, VerdictRow, these)
+        outgrown = one_of((verdict.subject, verdict.venue, verdict.plan_version), old)
+        remove(session, VerdictRow, outgrown)
 
 
 def is_outgrown(reached: Mapping[str, float] | None, limits: Mapping[str, float] | None) -> bool:

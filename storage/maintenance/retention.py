@@ -264,9 +264,9 @@ def _is_used(digest: ColumnElement[str]) -> ColumnElement[bool]:
 
 
 def _delete(database: Database, table: Table, page: Sequence[Any], which: ColumnElement[bool]) -> int:
-    these = one_of(list(table.primary_key.columns), page)
+    rows = one_of(list(table.primary_key.columns), page)
     with database.write() as session:
-        return remove(session, table, these, which)
+        return remove(session, table, rows, which)
 
 
 def _remove_job(database: Database, job_id: str, before: float) -> Iterator[Removed]:
@@ -298,8 +298,8 @@ def remove_part(session: Session, this: ColumnElement[bool], *, with_builds: boo
         tasks = len(session.scalars(delete(task).where(refs).returning(task.c.id)).all())
         remove(session, problem, problem.c.id.in_(ids))
         return Removed(tasks=tasks)
-    gone = session.scalars(delete(job).where(this).returning(job.c.id)).all()
-    return Removed(jobs=len(gone)) if gone else None
+    deleted = session.scalars(delete(job).where(this).returning(job.c.id)).all()
+    return Removed(jobs=len(deleted)) if deleted else None
 
 
 def find_half_accepted(session: Session) -> Callable[[Session], object] | None:

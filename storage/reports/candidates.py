@@ -42,14 +42,14 @@ def candidate_page(
     if job_state(session, job_id) is None:
         return None
     limit = max(1, min(limit, MAX_PAGE))
-    asked, candidate, build = core(JobProblemRow).c, core(CandidateRow).c, core(BuildRow).c
+    of_job, candidate, build = core(JobProblemRow).c, core(CandidateRow).c, core(BuildRow).c
     query = (
         select(
-            asked.position,
-            asked.name,
-            asked.operator,
-            asked.problem,
-            asked.device_class,
+            of_job.position,
+            of_job.name,
+            of_job.operator,
+            of_job.problem,
+            of_job.device_class,
             *(column for column in candidate if column.name != "build"),
             build.slice,
             build.code_digest,
@@ -57,15 +57,15 @@ def candidate_page(
             build.resources,
             build.imported,
         )
-        .join(core(JobProblemRow), asked.id == candidate.job_problem_id)
+        .join(core(JobProblemRow), of_job.id == candidate.job_problem_id)
         .join(core(BuildRow), build.id == candidate.build, isouter=True)
-        .where(asked.job_id == job_id)
+        .where(of_job.job_id == job_id)
     )
     if problem is not None:
-        query = query.where(asked.name == problem)
+        query = query.where(of_job.name == problem)
     if verdict is not None:
         query = query.where(candidate.verdict == verdict)
-    rows, next_cursor = read_page(session, query, (asked.position, candidate.candidate), (int, str), limit, cursor)
+    rows, next_cursor = read_page(session, query, (of_job.position, candidate.candidate), (int, str), limit, cursor)
     reports = [_report(row, proof) for row, proof in zip(rows, proofs_of(session, rows), strict=True)]
     return CandidatePage(candidates=reports, next_cursor=next_cursor)
 
@@ -173,18 +173,18 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
 
 
 def _candidate_rows(session: Session, candidate: str, job: str | None) -> Sequence[RowMapping]:
-    asked, row, build, made_by = (core(table).c for table in (JobProblemRow, CandidateRow, BuildRow, ToolchainRow))
-    columns = (asked.job_id, asked.name, asked.operator, asked.problem, asked.target, asked.device_class, asked.key)
+    problem, row, build, made_by = (core(table).c for table in (JobProblemRow, CandidateRow, BuildRow, ToolchainRow))
+    columns = (problem[name] for name in ("job_id", "name", "operator", "problem", "target", "device_class", "key"))
     built = (build.slice, build.code_digest, build.imported, made_by.description)
     query = (
-        select(asked.id.label("problem_id"), *columns, *row, *built)
-        .join(core(JobProblemRow), asked.id == row.job_problem_id)
+        select(problem.id.label("problem_id"), *columns, *row, *built)
+        .join(core(JobProblemRow), problem.id == row.job_problem_id)
         .join(core(BuildRow), build.id == row.build, isouter=True)
         .join(core(ToolchainRow), made_by.digest == build.toolchain, isouter=True)
         .where(row.candidate == candidate)
     )
     if job is not None:
-        query = query.where(asked.job_id == job)
+        query = query.where(problem.job_id == job)
     return session.execute(query).mappings().all()
 
 
@@ -196,15 +196,15 @@ Exported = tuple[Row[Any], list[ExportedCandidate]]
 
 def exported_problems(session: Session, job_id: str) -> list[Exported]:
     """The job's problems in their order, each with its candidates by id."""
-    asked, candidate, build = core(JobProblemRow).c, core(CandidateRow).c, core(BuildRow).c
-    of_job = select(core(JobProblemRow)).where(asked.job_id == job_id).order_by(asked.position)
+    problem, candidate, build = core(JobProblemRow).c, core(CandidateRow).c, core(BuildRow).c
+    of_job = select(core(JobProblemRow)).where(problem.job_id == job_id).order_by(problem.position)
     problems: dict[int, Exported] = {row.id: (row, []) for row in session.execute(of_job)}
     built = ("slice", "toolchain", "state", "code_digest", "library", "resources")
     rows = session.execute(
         select(*candidate, *(build[name] for name in built))
         .join(BuildRow, build.id == candidate.build, isouter=True)
-        .join(JobProblemRow, asked.id == candidate.job_problem_id)
-        .where(asked.job_id == job_id)
+        .join(JobProblemRow, problem.id == candidate.job_problem_id)
+        .where(problem.job_id == job_id)
         .order_by(candidate.candidate)
     )
     for row in rows:

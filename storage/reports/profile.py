@@ -31,10 +31,10 @@ def profile_page(
     job = job_state(session, job_id)
     if job is None:
         return None
-    asked = core(JobProblemRow).c
-    query = select(core(JobProblemRow)).where(asked.job_id == job_id, asked.winner.is_not(None))
+    job_problem = core(JobProblemRow).c
+    query = select(core(JobProblemRow)).where(job_problem.job_id == job_id, job_problem.winner.is_not(None))
     rows, next_cursor = read_page(
-        session, query, (asked.position, asked.key), (int, str), max(1, min(limit, MAX_PAGE)), cursor
+        session, query, (job_problem.position, job_problem.key), (int, str), max(1, min(limit, MAX_PAGE)), cursor
     )
     entries = winner_entries(session, rows, job)
     made = [_row(row, entries[row["id"]][1], openings) for row in rows if row["id"] in entries]
@@ -53,7 +53,8 @@ def profile_row(
     """Of one run of a candidate for the problem `name`. `measured_us`: of the run, where it was measured."""
     op, problem, schedule = operator(candidate.problem.operator), candidate.problem, candidate.schedule
     prediction, launches = predict(candidate, resources, target), op.launches(problem, schedule, target)
-    times_us = launch_times(prediction, op.work(problem, schedule, target), target, [one.function for one in launches])
+    functions = [launch.function for launch in launches]
+    times_us = launch_times(prediction, op.work(problem, schedule, target), target, functions)
     counts = _counts(
         op.name,
         launches,

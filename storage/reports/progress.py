@@ -258,8 +258,8 @@ def waiting_for(session: Session, job_id: str, live_seconds: float) -> str | Non
     if not wanted:
         return paused
     live = {device.device_class for device in live_devices(session, live_seconds)}
-    gone = sorted(set(wanted) - live)
-    return "; ".join([*(_sentence(session, device_class) for device_class in gone), *filter(None, [paused])]) or None
+    absent = sorted(set(wanted) - live)
+    return "; ".join([*(_sentence(session, device_class) for device_class in absent), *filter(None, [paused])]) or None
 
 
 def _sentence(session: Session, device_class: str) -> str:

@@ -317,17 +317,17 @@ def apply_known_verdicts(
     """Give candidates of these builds without a verdict, in whichever job, what is stored of it: at most so many, and
     only `which`, a condition on their rows. Returns the problems whose candidates all have a verdict now (their next
     tasks are added), and whether there may be more candidates: call it again. Doing it twice changes nothing."""
-    these = true() if which is None else which
+    condition = true() if which is None else which
     touched: list[int] = []
 
     def left() -> int | None:
         return None if most is None else most - len(touched)
 
     for ids in chunks(set(build_ids)):
-        touched += give_verdicts(session, compile_failures(session, ids), these, left())
+        touched += give_verdicts(session, compile_failures(session, ids), condition, left())
         proved = cpu_verdicts(session, ids, versions.cpu_plans)
-        touched += give_verdicts(session, proved, these & of_problems(asks_predicted()), left())
-        touched += give_findings(session, ids, versions.gpu_plans, versions.drivers, these, left())
+        touched += give_verdicts(session, proved, condition & of_problems(asks_predicted()), left())
+        touched += give_findings(session, ids, versions.gpu_plans, versions.drivers, condition, left())
     return add_next_steps(session, touched), most is not None and len(touched) >= most
 
 

@@ -132,7 +132,7 @@ class KernelTest:
             first = first or bits
             if repeats and (changed := sum(map(differing, first, bits))):
                 words = (
-                    f"{changed} of {sum(one.size for one in bits)} elements differ between two runs on the same inputs"
+                    f"{changed} of {sum(map(np.size, bits))} elements differ between two runs on the same inputs"
                 )
                 return Failure("incorrect", f"{words} [{_where(described, run)}]")
         return None

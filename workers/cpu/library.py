@@ -218,10 +218,10 @@ class CpuLibrary:
     def counts(self) -> tuple[Count, ...]:
         """Of the last run, in the order of launches. The library must be built to count."""
         counts: list[Count] = []
-        found = _Count()
-        while self._library.cukiln_count(len(counts), ctypes.byref(found)):
-            fields = {name: getattr(found, name) for name, _ in _Count._fields_}
-            counts.append(Count(**{**fields, "primitive": found.primitive.decode()}))
+        count = _Count()
+        while self._library.cukiln_count(len(counts), ctypes.byref(count)):
+            fields = {name: getattr(count, name) for name, _ in _Count._fields_}
+            counts.append(Count(**{**fields, "primitive": count.primitive.decode()}))
         return tuple(counts)
 
     def _shared_memory(self) -> tuple[SharedAccess, ...]:

@@ -64,12 +64,12 @@ def prove(request: Mapping[str, Any], options: Options) -> int:
 
 def _candidates(request: Mapping[str, Any], options: Options, settings: Settings) -> Iterator[Candidate]:
     """Those of every problem that is asked for; raises WrongUse, CodegenError, ValidationError."""
-    asked = JobRequest.model_validate(dict(request))
-    wanted = [place for place, each in enumerate(asked.problems) if options.problem in (None, name_of(each, place))]
+    parsed = JobRequest.model_validate(dict(request))
+    wanted = [place for place, each in enumerate(parsed.problems) if options.problem in (None, name_of(each, place))]
     if not wanted:
         raise WrongUse(f"no problem is called {options.problem!r}")
     for place in wanted:
-        problem = asked_problem(asked, place, settings.default_target)
+        problem = asked_problem(parsed, place, settings.default_target)
         few = None if problem.search.schedules is not None else 1
         search = problem.search.model_copy(update={"limit": options.limit or few})
         lowered = lower(problem.problem, problem.target, search)

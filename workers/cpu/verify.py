@@ -249,9 +249,9 @@ def _death(running: str | None, finished: Finished, limits: Limits) -> CpuVerdic
 
 def _sanitized_python(toolchain: Toolchain, processes: Processes, limits: Limits, folder: Path) -> tuple[str, ...]:
     """Python under the sanitizers: their library must be loaded before everything else, but only into Python."""
-    asked = processes.run([str(toolchain.host_compiler), "-print-file-name=libasan.so"], cwd=folder, limits=limits)
-    library = asked.stdout.decode().strip()
-    if not asked.ok or not Path(library).is_absolute():
+    printed = processes.run([str(toolchain.host_compiler), "-print-file-name=libasan.so"], cwd=folder, limits=limits)
+    library = printed.stdout.decode().strip()
+    if not printed.ok or not Path(library).is_absolute():
         raise ProcessError(f"{toolchain.host_compiler} has no address sanitizer (libasan.so): install it or go without")
     return (
         "env",

@@ -370,12 +370,12 @@ class _GpuChildren:
 
 
 def _end_words(finished: Finished, words: str) -> str:
-    said = f": {words}" if words else ""
+    cause = f": {words}" if words else ""
     if finished.ended_by is not None:
-        return f"it was silent, or reached its limit on {finished.ended_by}, after {finished.wall_seconds:.1f} s{said}"
+        return f"it was silent, or reached its limit on {finished.ended_by}, after {finished.wall_seconds:.1f} s{cause}"
     if finished.returncode < 0:
-        return f"the process ended with signal {-finished.returncode}{said}"
-    return f"the process ended with exit status {finished.returncode}{said}"
+        return f"the process ended with signal {-finished.returncode}{cause}"
+    return f"the process ended with exit status {finished.returncode}{cause}"
 
 
 def _ended_early(life: _Life, finished: Finished, words: str) -> InfrastructureError:

@@ -87,9 +87,9 @@ def runner_up(winner: str, best: Timed, times: Mapping[str, Timed], comparison: 
 
 def without(comparison: Comparison, candidates: Iterable[str]) -> Comparison:
     """The comparison without these finalists."""
-    gone = set(candidates)
+    left = set(candidates)
     return comparison.model_copy(
-        update={"contenders": [contender for contender in comparison.contenders if contender.candidate not in gone]}
+        update={"contenders": [contender for contender in comparison.contenders if contender.candidate not in left]}
     )
 
 

@@ -245,8 +245,8 @@ def in_turns(problems: Iterable[WorkProblem]) -> list[WorkProblem]:
     taken: Counter[tuple[str, ...]] = Counter()
     turns = []
     for problem in sorted(problems, key=flops):
-        said = problem.problem.canonical()
-        kind = problem.operator.name, str(said.get("dtype")), str(said.get("allow_tf32"))
+        fields = problem.problem.canonical()
+        kind = problem.operator.name, str(fields.get("dtype")), str(fields.get("allow_tf32"))
         turns.append((taken[kind], problem))
         taken[kind] += 1
     return [problem for _, problem in sorted(turns, key=lambda turn: turn[0])]

@@ -201,17 +201,17 @@ def work_of_request(
 ) -> Work:
     """Its problems, or the one called `name`; of each at most the `limit` best predicted. Raises RequestError."""
     try:
-        asked = JobRequest.model_validate(dict(request))
+        parsed = JobRequest.model_validate(dict(request))
     except ValidationError as error:
         raise RequestError(f"not a job request: {words_of(error)}") from error
     problems: list[WorkProblem] = []
     waiting: dict[str, tuple[Kernel, Target]] = {}
-    for position, fields in enumerate(asked.problems):
+    for position, fields in enumerate(parsed.problems):
         own_name = name_of(fields, position)
         if name in (None, own_name):
             with _faults_of(own_name):
-                problem = asked_problem(asked, position, default_target)
-                problems.append(_lowered(asked, problem, limit, toolchain, waiting))
+                problem = asked_problem(parsed, position, default_target)
+                problems.append(_lowered(parsed, problem, limit, toolchain, waiting))
     _require_distinct(problems, name)
     return Work(problems, {toolchain.digest: toolchain.describe()}, waiting=waiting)
 

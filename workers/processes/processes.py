@@ -255,9 +255,9 @@ class Processes:
         except OSError as error:
             raise InfrastructureError(f"this Python cannot be started: {error}") from error
         with leader.stdout, leader.stderr:
-            said, faults = leader.stdout.read(), leader.stderr.read()
+            output, faults = leader.stdout.read(), leader.stderr.read()
         try:
-            return Means(**json.loads(said))
+            return Means(**json.loads(output))
         except ValueError as error:
             raise InfrastructureError(f"the fence cannot be tried: {faults.decode(errors='replace')[-500:]}") from error
 
@@ -348,13 +348,13 @@ class Processes:
                 )
                 assert undertaker.stdin and undertaker.stdout
                 with undertaker.stdout as stdout:
-                    said = stdout.read()
-                if said != b"made\n":
+                    output = stdout.read()
+                if output != b"made\n":
                     undertaker.stdin.close()
                     undertaker.wait()
                     root.mkdir()  # raises what kept it from doing so
                     root.rmdir()
-                    raise OSError(errno.EAGAIN, f"no folder was made: {said.decode(errors='replace')}")
+                    raise OSError(errno.EAGAIN, f"no folder was made: {output.decode(errors='replace')}")
                 self._root, self._owner, self._undertaker = root, os.getpid(), undertaker
             return self._root
 

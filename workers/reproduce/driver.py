@@ -89,13 +89,13 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     parser.add_argument("--gpu", action="store_true", help="run it on a GPU (needs CuPy) instead of on the CPU")
     parser.add_argument("--device", type=int, default=0, help="the GPU's number, of those that CUDA shows")
     parser.add_argument("--child", choices=("cpu", "gpu"), help=argparse.SUPPRESS)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     if importlib.util.find_spec("ml_dtypes") is None:
         # The copied modules name it for bfloat16 alone, and here its bits are moved and never computed with.
         sys.modules["ml_dtypes"] = types.ModuleType("ml_dtypes")
         sys.modules["ml_dtypes"].bfloat16 = "uint16"  # type: ignore[attr-defined]
-    if asked.child:
-        outcome = _on_cpu(folder) if asked.child == "cpu" else _on_gpu(folder, asked.device)
+    if options.child:
+        outcome = _on_cpu(folder) if options.child == "cpu" else _on_gpu(folder, options.device)
         sys.stdout.write("\n" + json.dumps(outcome) + "\n")
         return 0
     facts, recipe = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("facts.json", "recipe.json"))
@@ -105,7 +105,7 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     _heading(report, facts, nvcc, cxx)
     _check_code(folder, facts, recipe, nvcc, report)
     if facts["verdict"] != "compile_error":
-        _check_runs(folder, facts, "gpu" if asked.gpu else "cpu", asked.device, cxx, report)
+        _check_runs(folder, facts, "gpu" if options.gpu else "cpu", options.device, cxx, report)
     return report.status
 
 

@@ -58,9 +58,9 @@ def _cupy(number: int) -> Any:
 
 
 def _wrong(
-    cupy: Any, entries: LibraryEntries, recorded: RecordedOperator, case: RecordedCase, said: list[str]
+    cupy: Any, entries: LibraryEntries, recorded: RecordedOperator, case: RecordedCase, lines: list[str]
 ) -> str | None:
-    """What is wrong in a case; a line to be read is added to `said`. Raises LaunchRefused."""
+    """What is wrong in a case; a line to be read is added to `lines`. Raises LaunchRefused."""
     inputs = recorded.make_inputs(case, case.kind, np.random.default_rng())
     expected, bound = recorded.reference(case, inputs)
     memories = []
@@ -94,5 +94,5 @@ def _wrong(
             first = first or bits
             if case.same_bits and (changed := sum(map(differing, first, bits))):
                 return f"{changed} of {got.size} elements differ between two runs {where}"
-    said.append(f"{case.kind} inputs, extents {', '.join(map(str, case.extents))}: largest error {largest:.3g}")
+    lines.append(f"{case.kind} inputs, extents {', '.join(map(str, case.extents))}: largest error {largest:.3g}")
     return None

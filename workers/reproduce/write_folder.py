@@ -167,8 +167,8 @@ def _cpu_cases(own: Operator, candidate: Candidate, facts: CandidateFacts, seed:
     """An exact and a random case of the CPU's plan; the one that was found wrong, if one was."""
     cases = list(plan_cases(own, candidate.kernel, seed))
     details = facts.details or {}
-    said = details.get("cases", []) if details.get("venue") == "cpu" and facts.verdict != "ok" else []
-    wrong = cases[len(said) - 1 : len(said)] if said else []
+    recorded = details.get("cases", []) if details.get("venue") == "cpu" and facts.verdict != "ok" else []
+    wrong = cases[len(recorded) - 1 : len(recorded)] if recorded else []
     for kind in ("integer", "normal"):
         telling = next((case for case in wrong if case.kind == kind), None)
         case = telling or _ragged([case for case in cases if case.kind == kind])

@@ -73,8 +73,8 @@ class _Recorder:
 
     def add(self, verdict: CpuVerdict) -> None:
         subject, operator = self._of[verdict.kernel_id]
-        said = (verdict.verdict, verdict.message, verdict.details, verdict.wall_seconds, verdict.cpu_seconds)
-        self._found.append(NewVerdict(subject, operator, *said))
+        outcome = (verdict.verdict, verdict.message, verdict.details, verdict.wall_seconds, verdict.cpu_seconds)
+        self._found.append(NewVerdict(subject, operator, *outcome))
         if time.monotonic() - self._recorded_at > RECORD_SECONDS:
             self.record()
 

@@ -102,10 +102,10 @@ def counted_launches(problem: Convolution, width: int) -> tuple[LaunchCounts, ..
         element = node.operand_dtype(p.out_dtype)
         operand = 0 if element is None else dtype(element).bytes
         written = dtype(p.out_dtype).bytes if number == len(p.epilogue) - 1 else size
-        asked = outputs * operand // (width if node.packed_mask else 1)
+        operand_bytes = outputs * operand // (width if node.packed_mask else 1)
         parts = [
             load(outputs * size, width * size),
-            load(asked, operand or 1),
+            load(operand_bytes, operand or 1),
             store(outputs * written, width * written),
         ]
         made.append(LaunchCounts(f"node{number}", merged(parts)))

@@ -228,10 +228,10 @@ class Conv2dDgrad(WinogradOperator):
         """Of each phase; sums without taps are empty."""
         layout = _layout(p.layout, pointwise=p.pointwise)
         made = [(number, phase, implicit.image_product(phase, layout, phase.epilogue)) for number, phase in phases(p)]
-        return [(number, one.model_copy(update={"k": phase.taps})) for number, phase, one in made]
+        return [(number, product.model_copy(update={"k": phase.taps})) for number, phase, product in made]
 
     def multiplications(self, problem: Problem) -> int:
-        return sum(number * counts.multiplications(one) for number, one in self.products(self.own(problem)))
+        return sum(number * counts.multiplications(product) for number, product in self.products(self.own(problem)))
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         """Of the taps that a pixel has, not of the stride's zeros between them."""

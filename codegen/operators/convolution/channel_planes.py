@@ -116,12 +116,12 @@ class ChannelPlanes:
 
         def of_product(as_product: MatmulProblem) -> tuple[LaunchCounts, ...]:
             of_planes = self.padded(as_product)
-            asked = list(counts.input_bytes(of_planes, of_run(t)))
-            asked[place] = round(asked[place] * share)
-            run, *rest = counts.launches(of_planes, of_run(t), (1, 1, align_out), asked)
+            bytes_read = list(counts.input_bytes(of_planes, of_run(t)))
+            bytes_read[place] = round(bytes_read[place] * share)
+            run, *rest = counts.launches(of_planes, of_run(t), (1, 1, align_out), bytes_read)
             return (replace(run, multiplications=counts.multiplications(as_product)), *rest)
 
-        return (self._split(), *added([(number, of_product(one)) for number, one in products]))
+        return (self._split(), *added([(number, of_product(product)) for number, product in products]))
 
     def _split(self) -> LaunchCounts:
         (image, filters), size = self.elements, self.size

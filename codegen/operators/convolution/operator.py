@@ -336,9 +336,9 @@ class ConvolutionOperator(ProductOperator):
         inside = self.share_inside(p)
 
         def of_product(product: MatmulProblem) -> tuple[LaunchCounts, ...]:
-            asked = list(counts.input_bytes(product, t))
-            asked[place] = round(asked[place] * inside)
-            return counts.launches(product, t, aligned, asked)
+            bytes_read = list(counts.input_bytes(product, t))
+            bytes_read[place] = round(bytes_read[place] * inside)
+            return counts.launches(product, t, aligned, bytes_read)
 
         return added([(number, of_product(product)) for number, product in self.products(p)])
 
@@ -354,7 +354,7 @@ class ConvolutionOperator(ProductOperator):
     def gathered_elements(self, p: Any) -> int:
         """Of the gathered matrices, with the zeros of the padding."""
         place = self.gathered_place(p)
-        return sum(number * one.batch * one.k * (one.n if place else one.m) for number, one in self.products(p))
+        return sum(number * product.batch * product.k * (product.n if place else product.m) for number, product in self.products(p))
 
     def opened(self, p: Any, schedule: Schedule, *, inputs: bool) -> tuple[int, int]:
         """Raw inputs have the zeros of the padding."""

@@ -271,8 +271,8 @@ def _width_rule(problem: AllowsWinograd, t: Mapping[str, Any]) -> Rejected | Non
     values, words = places(int(t["output_tile"])), -(-dtype(operand_dtype(problem.dtype)).bytes // 4)
     if width * values * words <= MOST_VALUES:
         return None
-    said = f"{width} x {values} values of a thread{f', {words} words each' * (words > 1)}"
-    return Rejected("transform_width", f"{said}; registers hold {MOST_VALUES}")
+    message = f"{width} x {values} values of a thread{f', {words} words each' * (words > 1)}"
+    return Rejected("transform_width", f"{message}; registers hold {MOST_VALUES}")
 
 
 # ---- kernels
