@@ -159,8 +159,8 @@ async def burst_of(port: int, sent: bytes, count: int) -> tuple[list[float], lis
 def burst(bench: Bench, number: int) -> dict[str, Any]:
     with started(bench.settings) as (client, running):
         client.tune([problem(0)], target=TARGET, search={"level": 0})  # warm-up
-        problem_fields = {"operator": "matmul", "m": 77, "n": 128 + 8 * number, "k": 128, "layout": "nn", "dtype": "float32"}
-        sent = json.dumps({"target": TARGET, "search": {"level": 0}, "problems": [problem_fields]}).encode()
+        fields = {"operator": "matmul", "m": 77, "n": 128 + 8 * number, "k": 128, "layout": "nn", "dtype": "float32"}
+        sent = json.dumps({"target": TARGET, "search": {"level": 0}, "problems": [fields]}).encode()
         began = time.perf_counter()
         seconds, answers = asyncio.run(burst_of(port_of(running), sent, BURST))
         refused = [text for status, text in answers if status not in (200, 202)]

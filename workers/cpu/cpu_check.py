@@ -131,9 +131,7 @@ class KernelTest:
             bits = [out.view.copy() for out in outs]
             first = first or bits
             if repeats and (changed := sum(map(differing, first, bits))):
-                words = (
-                    f"{changed} of {sum(map(np.size, bits))} elements differ between two runs on the same inputs"
-                )
+                words = f"{changed} of {sum(map(np.size, bits))} elements differ between two runs on the same inputs"
                 return Failure("incorrect", f"{words} [{_where(described, run)}]")
         return None
 

@@ -354,7 +354,8 @@ class ConvolutionOperator(ProductOperator):
     def gathered_elements(self, p: Any) -> int:
         """Of the gathered matrices, with the zeros of the padding."""
         place = self.gathered_place(p)
-        return sum(number * product.batch * product.k * (product.n if place else product.m) for number, product in self.products(p))
+        products = self.products(p)
+        return sum(number * of.batch * of.k * (of.n if place else of.m) for number, of in products)
 
     def opened(self, p: Any, schedule: Schedule, *, inputs: bool) -> tuple[int, int]:
         """Raw inputs have the zeros of the padding."""
