@@ -77,8 +77,8 @@ def build_joined(
     if not parts:
         tried = " and ".join(f"{by} = {value}" for value in kinds)
         if named.keys() == {by}:
-            values = " or ".join(map(str, named[by]))
-            message = f"{by} = {values} does not compute this problem: {tried} can"
+            spelled = " or ".join(map(str, named[by]))
+            message = f"{by} = {spelled} does not compute this problem: {tried} can"
             raise InvalidSearch(message, field=f"search.tunables.{by}", allowed=list(kinds))
         leave = "leaves" if len(named) == 1 else "leave"
         raise InvalidSearch(
