@@ -243,6 +243,7 @@ CASES = {
     "layer_norm": Case("layer_norm", ("bert_base/layer_norm",), 24),
     "rms_norm": Case("rms_norm", ("llama3_8b/rms_norm",), 24),
     "masked_activation": Case("masked_activation", ("partial/relu", "partial/gelu_bytes"), 24),
+    "attention": Case("attention", ("bert_base/attn", "llama3_8b/prefill2048"), 24, "bert_base_b8_s128"),
 }
 
 

@@ -44,10 +44,12 @@ def counted(settings: Settings) -> dict[str, Any]:
     }
 
 
-def problems_of(models: Iterable[str], operator_names: Iterable[str]) -> list[dict[str, Any]]:
-    """All problems of the models whose operator is known. Raises KeyError for a model that `shapes.json` lacks."""
+def problems_of(models: Iterable[str], operator_names: Iterable[str], only: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """All problems of the models whose operator is known, or those whose name begins as `only` says. Raises KeyError
+    for a model that `shapes.json` lacks."""
     names = set(operator_names)
-    return [problem for model in models for problem in shape_sets()[model] if problem["operator"] in names]
+    of_models = [problem for model in models for problem in shape_sets()[model] if problem["operator"] in names]
+    return [problem for problem in of_models if problem["name"].startswith(tuple(only) or ("",))]
 
 
 def measure(
@@ -97,9 +99,11 @@ def of_operator(folder: Path, operator: str, problems: Sequence[dict[str, Any]],
     }
 
 
-def of_models(folder: Path, models: Sequence[str], level: int, limit: int) -> dict[str, Any]:
+def of_models(
+    folder: Path, models: Sequence[str], problems: Sequence[dict[str, Any]], level: int, limit: int
+) -> dict[str, Any]:
     """With kernels in groups, then with a file for each; all else is the same."""
-    problems, search = problems_of(models, operators()), {"level": level, "limit": limit}
+    search = {"level": level, "limit": limit}
     ours, job = measure(folder / "groups", problems, search)
     print(f"groups: {ours}", flush=True)
     alone, job_alone = measure(folder / "alone", problems, search, group_kernels=1)
@@ -127,21 +131,26 @@ def main() -> None:
     parser.add_argument(
         "--operator", default="matmul", choices=sorted(operators()), help="whose shapes; default: matmul"
     )
-    parser.add_argument("--only", default="", help="shapes whose name begins so; default: all")
+    parser.add_argument("--only", nargs="*", default=[], help="shapes whose name begins so; default: all")
     parser.add_argument("--models", nargs="*", help=f"sets of shapes.json instead; default: {' '.join(MODELS)}")
     parser.add_argument("--level", type=int, default=1, choices=(0, 1, 2), help="of the search")
     parser.add_argument("--limit", type=int, default=64, help="candidates of each problem of the models at most")
     arguments = parser.parse_args()
-    problems = [shape for shape in shapes_of(arguments.operator) if shape["name"].startswith(arguments.only)]
+    if arguments.models is not None:
+        models = arguments.models or MODELS
+        problems = problems_of(models, operators(), arguments.only)
+    else:
+        begins = tuple(arguments.only) or ("",)
+        problems = [shape for shape in shapes_of(arguments.operator) if shape["name"].startswith(begins)]
     if not problems:
-        parser.error(f"no public shape of {arguments.operator} has a name that begins with {arguments.only!r}")
+        parser.error(f"none of these public shapes has a name that begins with {' or '.join(arguments.only)}")
     with scratch_folder() as folder:
         if arguments.models is None:
             result = of_operator(folder, arguments.operator, problems, arguments.level)
         else:
-            result = of_models(folder, arguments.models or MODELS, arguments.level, arguments.limit)
-    whole = not arguments.models if arguments.models is not None else not arguments.only and arguments.level == 1
-    keep_result(result, keep=whole and not arguments.no_file)
+            result = of_models(folder, models, problems, arguments.level, arguments.limit)
+    whole = not arguments.models if arguments.models is not None else arguments.level == 1
+    keep_result(result, keep=whole and not arguments.only and not arguments.no_file)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,13 @@
 """The public shapes that benchmarks use (`shapes.json`): layers of published networks, square matrices, reductions,
-rows and masked activations; and gradients of the convolutions among them."""
+rows, masked activations and attention; and gradients of the convolutions among them.
+
+`served_attention` has the attention of language models as servers call it. `source` is a file of one of SOURCES; it
+gives heads, their sizes, types and pages, and leaves sequences open. Those of ragged batches and of decoding are taken
+from recorded calls of Llama-3.1-8B (`flashinfer_trace/workloads` at the same commit: 36 prompts with 12,845 tokens, 64
+sequences with 58,966 keys), all others are ours. `kind` says how sequences lie in memory. Benchmarks get the kinds of
+`KINDS` only: a definition whose sequences are equally long (`equal_lengths`), or whose pages follow one another
+(`contiguous`), is dense.
+"""
 
 import json
 from functools import cache
@@ -12,12 +20,34 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "conv2d_wgrad": ("wgrad", {"out_dtype": "float32"}),
 }
 
+SOURCES = {
+    "flashinfer": "https://github.com/flashinfer-ai/flashinfer-bench/tree/ecafa9c2c62007667838226068b21ca9ff1c9183"
+    " (Apache-2.0)",
+    "vllm": "https://docs.vllm.ai/en/latest/api/vllm/config/cache.html (pages of 16 keys by default)",
+}
+KINDS = ("dense",)
+"""Of attention that its operator computes."""
+_ABOUT = ("kind", "source")  # of an entry, which are no fields of its problem
+
+
+@cache
+def stored_sets() -> dict[str, list[dict[str, Any]]]:
+    """All entries of `shapes.json` as they stand there, by set."""
+    sets: dict[str, list[dict[str, Any]]] = json.loads((Path(__file__).parent / "shapes.json").read_bytes())
+    return sets
+
 
 @cache
 def shape_sets() -> dict[str, list[dict[str, Any]]]:
-    """Problems with their names by set, such as `llama3_8b`."""
-    sets: dict[str, list[dict[str, Any]]] = json.loads((Path(__file__).parent / "shapes.json").read_bytes())
-    return sets
+    """Problems that operators compute, with their names, by set, such as `llama3_8b`."""
+    return {
+        name: [
+            {field: value for field, value in entry.items() if field not in _ABOUT}
+            for entry in entries
+            if entry.get("kind", "dense") in KINDS
+        ]
+        for name, entries in stored_sets().items()
+    }
 
 
 def public_shape(name: str) -> dict[str, Any]:
@@ -33,7 +63,7 @@ def shapes_of(operator: str) -> list[dict[str, Any]]:
 
 @cache
 def every_shape() -> list[dict[str, Any]]:
-    """All problems with their names: those of `shapes.json`, then the gradients."""
+    """All problems with their names: those of `shape_sets`, then the gradients."""
     stored = [problem for problems in shape_sets().values() for problem in problems]
     derived = [
         {**problem, "operator": operator, "name": f"{problem['name']}/{suffix}", **changes}

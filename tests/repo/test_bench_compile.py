@@ -25,7 +25,7 @@ from benchmarks.bench_compile import (
     require_equal_code,
 )
 from benchmarks.bench_tune import MODELS, problems_of, require_equal_winners
-from benchmarks.shapes import public_shape, shape_sets
+from benchmarks.shapes import public_shape, shape_sets, stored_sets
 from codegen.lower import lower
 from codegen.operators import operator, operators
 from codegen.search.search import Search
@@ -187,6 +187,13 @@ def test_a_models_problems_are_those_whose_operator_exists() -> None:
     assert len({problem["m"] for problem in found if problem["name"].startswith("llama3_8b")}) == 6
     assert len(problems_of(MODELS, ["matmul", "attention"])) == 6 + 24 + 3
     assert {problem["operator"] for problem in problems_of(MODELS, operators())} <= set(operators())
+    attention = problems_of(MODELS, operators(), ["bert_base/attn", "llama3_8b/decode"])
+    assert [problem["operator"] for problem in attention] == ["attention", "attention"]
+
+
+def test_a_model_is_whole() -> None:
+    """BERT-base's layer is the attention and the products beside it; the bench of models leaves out none."""
+    assert problems_of(MODELS, operators()) == [problem for model in MODELS for problem in stored_sets()[model]]
 
 
 def job(*schedules: dict[str, int] | None) -> Job:

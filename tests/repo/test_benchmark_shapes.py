@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from benchmarks import bench_kernels
 from benchmarks.bench_verify_cpu import FAMILIES, sample
-from benchmarks.shapes import GRADIENTS, every_shape, public_shape, shape_sets, shapes_of
+from benchmarks.shapes import GRADIENTS, KINDS, SOURCES, every_shape, public_shape, shape_sets, shapes_of, stored_sets
 from codegen.lower import lower
 from codegen.operators import operator, operators
 from codegen.search.search import Search
@@ -85,3 +86,54 @@ def test_public_rows_and_masked_activations_have_every_algorithm_of_level_1(prob
         assert algorithms == {"online"}
     else:
         assert algorithms == {"registers", "shared", "online"}
+
+
+SERVED = stored_sets()["served_attention"]
+OF_FLASHINFER = [entry for entry in SERVED if entry["name"].startswith("flashinfer/")]
+
+
+@pytest.mark.parametrize("problem", shapes_of("attention"), ids=lambda problem: problem["name"])
+def test_a_public_attention_is_a_request_with_schedules_at_level_1(problem: dict[str, Any]) -> None:
+    own = operator("attention")
+    found = lower(own.parse(public_shape(problem["name"])), target("sm_90a"), Search(level=1, limit=8))
+    assert found.why_empty is None
+
+
+def test_every_operators_public_shapes_are_requests() -> None:
+    for problem in every_shape():
+        operator(problem["operator"]).parse(public_shape(problem["name"]))
+
+
+def test_attention_of_servers_is_of_at_least_30_definitions_of_all_kinds() -> None:
+    assert len({entry["source"] for entry in OF_FLASHINFER}) >= 30
+    assert {entry["kind"] for entry in SERVED} == {"dense", "ragged", "paged", "mla_paged"}
+    assert {entry["page_size"] for entry in SERVED if "page_size" in entry} == {1, 16, 64}
+    dense = [entry for entry in SERVED if entry["kind"] == "dense"]
+    assert {entry["seq_q"] == 1 for entry in dense} == {True, False}
+    assert {entry["heads_q"] == entry["heads_kv"] for entry in dense} == {True, False}
+
+
+def test_entries_of_other_kinds_are_stored_and_left_out() -> None:
+    left_out = {entry["name"] for entry in SERVED if entry["kind"] not in KINDS}
+    offered = {problem["name"] for problem in every_shape()}
+    assert left_out
+    assert not left_out & offered
+    assert {entry["name"] for entry in SERVED} - left_out <= offered
+
+
+@pytest.mark.parametrize("entry", SERVED, ids=lambda entry: entry["name"])
+def test_the_attention_of_servers_is_that_of_its_source(entry: dict[str, Any]) -> None:
+    origin, name, *_ = entry["name"].split("/")
+    assert origin in SOURCES
+    if origin == "flashinfer":
+        assert entry["source"].endswith(f"/{name}.json"), "the definition's name is that of its file"
+    # What a definition's name says, such as gqa_paged_prefill_causal_h32_kv8_d128_ps64.
+    said = {key: int(number) for key, number in re.findall(r"_(h|kv|d|ckv|kpe|qk|vo|ps)(\d+)", name)}
+    own = {"h": "heads_q", "kv": "heads_kv", "ckv": "head_dim_ckv", "kpe": "head_dim_kpe", "qk": "head_dim_qk",
+           "vo": "head_dim_vo", "d": "head_dim_qk", "ps": "page_size"}  # fmt: skip
+    if entry["kind"] == "dense":
+        said.pop("ps", None)
+    assert {key: entry[own[key]] for key in said} == said
+    assert "d" not in said or entry["head_dim_vo"] == said["d"]
+    assert entry["causal"] is ("prefill" in name)
+    assert entry["kind"] == "dense" or entry["kind"] in name

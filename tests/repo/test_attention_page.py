@@ -1,0 +1,115 @@
+"""The page on attention has the predictions and the instruction counts of today, beside what was published."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from benchmarks.count_sass import Loop, main_loop, read
+from benchmarks.predict_attention import (
+    COLUMNS,
+    HEAD_DIMS,
+    IMAGES,
+    LENGTHS,
+    PUBLISHED,
+    TARGETS,
+    TOKENS,
+    best,
+    fields_of,
+    flops,
+    table,
+)
+from codegen.operators import operator
+from codegen.operators.attention.work import products
+from codegen.targets import target
+from tests.repo.attention_page import PAGE, of_kind, with_tables
+from tests.support.run.places import ROOT
+
+
+def test_the_page_has_the_predictions_and_the_counts_of_today() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert with_tables(text) == text, "python -m tests.repo.attention_page writes the tables"
+
+
+def test_the_script_says_that_its_figures_are_predictions() -> None:
+    command = [sys.executable, "-m", "benchmarks.predict_attention", "--level", "1"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True)
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert len(result["predicted_not_measured"]) == len(TARGETS) * len(HEAD_DIMS) * 2 * len(LENGTHS)
+    assert all(entry["link"].startswith("https://") for entry in result["published"])
+    assert result["predicted_not_measured"][0]["schedule"].keys() >= {"tile_q", "tile_kv", "warps"}
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("causal", [False, True])
+def test_problems_and_their_flops_are_those_of_the_published_figures(causal: bool, length: int) -> None:
+    problem = operator("attention").parse(fields_of(128, causal, length))
+    fields = problem.canonical()
+    assert fields["batch"] * fields["seq_q"] == TOKENS
+    assert fields["heads_q"] * fields["head_dim_qk"] == COLUMNS
+    # The diagonal's scores are all computed, of which the half of the published count leaves out a half.
+    exact = 2.0 * products(problem)  # type: ignore[arg-type]
+    assert flops(causal, length) == pytest.approx(exact, rel=1.01 / length if causal else 0)
+
+
+def test_no_prediction_is_above_the_products_alone_and_higher_levels_are_no_worse() -> None:
+    for arch in TARGETS:
+        sheet = target(arch)
+        peak = 2e-6 * sheet.mma_macs("float16") * sheet.sm_count * sheet.clock_mhz
+        for causal in (False, True):
+            found = best(arch, 128, causal, 4096)
+            assert 0.2 * peak < found.tflops < peak * (1.01 if causal else 1.0)
+            assert best(arch, 128, causal, 4096, level=1).tflops <= found.tflops
+
+
+def test_each_published_figure_has_a_number_for_each_length_and_a_source() -> None:
+    for figure in PUBLISHED:
+        assert len(figure.tflops) == len(LENGTHS)
+        assert IMAGES[figure.source].startswith("https://")
+        cells = " | ".join("–" if value is None else str(value) for value in figure.tflops)
+        assert f"measured, {figure.what} | {cells} |" in table(figure.target)
+
+
+SASS = """\
+        /*0000*/                   MOV R1, c[0x0][0x28] ;   /* 0x0000 */
+.L_x_1:
+        /*0010*/                   HMMA.16816.F32 R4, R8, R10, R4 ;
+        /*0020*/                   BSSY B0, `(.L_x_3) ;
+        /*0030*/               @P0 BRA `(.L_x_2) ;
+        /*0040*/                   FSEL R4, R4, -INF , P1 ;
+        /*0050*/                   FSEL R5, R5, -INF , P1 ;
+.L_x_2:
+        /*0060*/                   BSYNC B0 ;
+.L_x_3:
+        /*0070*/              @!P2 LDGSTS.E.BYPASS.128 [R2], desc[UR4][R6.64] ;
+        /*0080*/                   HMMA.16816.F32 R4, R8, R10, R4 ;
+        /*0090*/              @!P3 BRA `(.L_x_1) ;
+.L_x_4:
+        /*00a0*/                   FADD R4, R4, R5 ;
+        /*00b0*/               @P0 BRA `(.L_x_4) ;
+        /*00c0*/                   EXIT ;
+"""
+
+
+def test_the_main_loop_is_the_one_that_multiplies_and_its_mask_is_counted_apart() -> None:
+    loop = main_loop(SASS)
+    assert loop == Loop({"HMMA": 2, "BSSY": 1, "BRA": 2, "BSYNC": 1, "LDGSTS": 1}, {"FSEL": 2})  # type: ignore[arg-type]
+    assert loop.products == 2
+    assert loop.other_per_product == 2.5
+    assert of_kind(dict(loop.body)) == [0, 0, 1, 4]
+    instructions, labels = read(SASS)
+    assert [len(instructions), labels[".L_x_4"]] == [13, 10]
+
+
+def test_a_branch_that_copies_is_no_mask() -> None:
+    copies = SASS.replace("FSEL R5, R5, -INF , P1", "LDGSTS.E [R2], [R6.64]")
+    assert main_loop(copies).body["FSEL"] == 1
+    assert not main_loop(copies).mask
+
+
+def test_without_products_there_is_no_main_loop() -> None:
+    with pytest.raises(ValueError, match="no loop of this SASS has HMMA"):
+        main_loop(SASS.replace("HMMA", "FFMA"))
