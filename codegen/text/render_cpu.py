@@ -1,7 +1,8 @@
 """Many kernels as one C++ file for g++: the same kernel text as for nvcc, on the CPU emulation of the primitives.
 
 The file is a library with C entry points: those of `cpu/harness.h`, and per kernel `<namespace>_run` and
-`<namespace>_workspace_bytes`.
+`<namespace>_workspace_bytes`. What runs kernels depends on none of them: it may be a file of its own, the runtime,
+which is compiled once and linked with each file of kernels.
 """
 
 from collections.abc import Sequence
@@ -36,9 +37,24 @@ CPU_HEADERS = (
 )
 
 
-def render_cpu(kernels: Sequence[Kernel]) -> str:
-    """The C++ text; kernels in the order given."""
-    parts = ["#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"]
+# What the runtime is made of.
+RUNTIME_HEADERS = tuple(
+    path
+    for path in CPU_HEADERS
+    if path not in ("cpu/convert.h", "cpu/warp.h", "cpu/matrix.h", "epilogue.cuh", "check_tensors.h")
+)
+_DEFINES = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"
+_RUNTIME = "#define CUKILN_RUNTIME 1\n"
+
+
+def render_runtime() -> str:
+    """The C++ text that runs kernels, for those of `render_cpu(…, runtime=False)`, under the same flags."""
+    return "".join([_DEFINES, _RUNTIME, *(_header(path, header_text(path)) for path in RUNTIME_HEADERS)])
+
+
+def render_cpu(kernels: Sequence[Kernel], *, runtime: bool = True) -> str:
+    """The C++ text; kernels in the order given. `runtime`: with what runs them, else to be linked with it."""
+    parts = [_DEFINES, _RUNTIME if runtime else ""]
     parts += [_header(path, header_text(path)) for path in CPU_HEADERS]
     parts += [_header(name, text) for name, text in operators_texts(operator_names(kernels)).items()]
     for kernel in kernels:

@@ -96,7 +96,7 @@ def cpu_text(checks: Sequence[Check], kernels: Path = KERNELS) -> str:
         f"void {check.function}(const Arguments arguments) {{ {check.kernel}(arguments); }}" for check in checks
     )
     entries = ", ".join(f"call_kernel<Arguments, {check.function}>" for check in checks)
-    defines = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"
+    defines = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n#define CUKILN_RUNTIME 1\n"
     entry = _CPU_ENTRY.format(wrappers=wrappers, entries=entries, count=len(checks))
     return defines + _texts(CPU_HEADERS) + _header(kernels.name, kernels.read_text(encoding="utf-8")) + entry
 

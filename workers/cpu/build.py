@@ -1,16 +1,18 @@
-"""Compile kernels for the CPU: one g++ call for many, and the guilty set apart where it fails."""
+"""Compile kernels for the CPU: one g++ call for many, and the guilty set apart where it fails. What runs them is
+compiled once by this process and linked with each."""
 
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from codegen.kernel import Kernel
-from codegen.text.render_cpu import render_cpu
+from codegen.text.render_cpu import render_cpu, render_runtime
 from workers.compile.toolchain import Toolchain
-from workers.processes.job_files import write_text
+from workers.processes.job_files import read_bytes, write_bytes, write_text
 from workers.processes.process_stream import once_more
 from workers.processes.processes import Finished, InfrastructureError, Limits, Processes
 
@@ -33,9 +35,12 @@ CPU_FLAGS = (
     "-shared",
     "-pipe",
 )
+RUNTIME = "runtime.o"
 # Frame pointers make the sanitizer's own stack traces readable.
 SANITIZE_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1")
 COUNT_FLAGS = ("-DCUKILN_COUNTING",)
+# By compiler, flags and text: what runs kernels takes g++ 0.3 CPU seconds, a small kernel less than 0.1.
+_runtimes: dict[tuple[Toolchain, tuple[str, ...], str], bytes] = {}
 MAX_LOG = 20_000  # characters of g++'s messages that a verdict keeps
 _NAMESPACE = re.compile(r"\bkernel_[0-9a-f]{16}\b")
 
@@ -63,7 +68,8 @@ def build_cpu(
     cancel: threading.Event | None = None,
 ) -> CpuBuild:
     """Compile all kernels into as few libraries in `folder` as succeed. `limits` hold for each g++. With `counting` a
-    library counts what its kernels do (`CpuLibrary.counts`), and is slower for it.
+    library counts what its kernels do (`CpuLibrary.counts`), and is slower for it. The first build of a process is
+    longer by that of the runtime, and so are its seconds.
 
     A group that fails is split: the kernels that g++ names go alone, else it is halved. Raises InfrastructureError
     where the machine failed and not a kernel.
@@ -71,21 +77,27 @@ def build_cpu(
     build = CpuBuild()
     flags = (*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ()), *(COUNT_FLAGS if counting else ()))
     waiting = [tuple(kernels)] if kernels else []
+
+    def run(argv: Sequence[str]) -> Finished:
+        finished = processes.run(argv, cwd=folder, limits=limits, cancel=cancel)
+        build.wall_seconds += finished.wall_seconds
+        build.cpu_seconds += finished.cpu_seconds
+        return finished
+
+    if waiting and (refused := _place_runtime(folder, toolchain, flags, limits, run)) is not None:
+        build.cancelled = refused.cause == "cancelled"
+        waiting = []
+        if not build.cancelled:  # a limit, which none of their files would keep either
+            build.errors = {kernel.id: _refusal(refused, limits) for kernel in kernels}
     while waiting and not build.cancelled:
         group = waiting.pop()
         number = len(build.libraries) + len(build.errors) + len(waiting)
         library = folder / f"group_{number}_{group[0].namespace}.so"
         source = library.with_suffix(".cpp")
-        write_text(source, render_cpu(group))
-        argv = [str(toolchain.host_compiler), *flags, "-o", library.name, source.name, "-lm"]
-
-        def run(argv: Sequence[str] = argv) -> Finished:
-            finished = processes.run(argv, cwd=folder, limits=limits, cancel=cancel)
-            build.wall_seconds += finished.wall_seconds
-            build.cpu_seconds += finished.cpu_seconds
-            return finished
-
-        finished = once_more(run) if len(group) == 1 else run()  # only where it crashes again is that the kernel's
+        write_text(source, render_cpu(group, runtime=False))
+        argv = [str(toolchain.host_compiler), *flags, "-o", library.name, source.name, RUNTIME, "-lm"]
+        # Of one kernel: only where it crashes again is that the kernel's.
+        finished = once_more(partial(run, argv)) if len(group) == 1 else run(argv)
         if finished.ok:
             build.libraries.append((library, group))
         elif finished.cause == "cancelled":
@@ -93,15 +105,40 @@ def build_cpu(
         elif reason := finished.infrastructure_failure():
             raise InfrastructureError(reason, stalled=finished.stalled)
         elif len(group) == 1:
-            words = finished.text()[:MAX_LOG] or f"g++ ended with {finished.returncode} and said nothing"
-            if finished.ended_by is not None:
-                words = (
-                    f"g++ was stopped: its limit on {finished.ended_by} was reached after {finished.wall_seconds:.1f} s"
-                )
-            build.errors[group[0].id] = words, limits.as_details(finished.ended_by)
+            build.errors[group[0].id] = _refusal(finished, limits)
         else:
             waiting.extend(_split(group, finished.text()))
     return build
+
+
+def _place_runtime(
+    folder: Path, toolchain: Toolchain, flags: tuple[str, ...], limits: Limits, run: Callable[[Sequence[str]], Finished]
+) -> Finished | None:
+    """Into the folder; returns how g++ ended where a limit or the caller ended it. Raises InfrastructureError: there is
+    no kernel in it that could be blamed."""
+    text = render_runtime()
+    runtime = _runtimes.get((toolchain, flags, text))
+    if runtime is None:
+        source = folder / "runtime.cpp"
+        write_text(source, text)
+        of_object = ["-c" if flag == "-shared" else flag for flag in flags]
+        finished = once_more(partial(run, [str(toolchain.host_compiler), *of_object, "-o", RUNTIME, source.name]))
+        if finished.ended_by is not None and not finished.stalled:
+            return finished
+        if not finished.ok:
+            reason = finished.infrastructure_failure() or f"g++ refused what runs kernels: {finished.text()[:MAX_LOG]}"
+            raise InfrastructureError(reason, stalled=finished.stalled)
+        runtime = _runtimes[toolchain, flags, text] = read_bytes(folder / RUNTIME, limits.output_bytes)
+    write_bytes(folder / RUNTIME, runtime)
+    return None
+
+
+def _refusal(finished: Finished, limits: Limits) -> tuple[str, dict[str, Any]]:
+    """g++'s messages, and a limit of ours."""
+    words = finished.text()[:MAX_LOG] or f"g++ ended with {finished.returncode} and said nothing"
+    if finished.ended_by is not None:
+        words = f"g++ was stopped: its limit on {finished.ended_by} was reached after {finished.wall_seconds:.1f} s"
+    return words, limits.as_details(finished.ended_by)
 
 
 def _split(group: tuple[Kernel, ...], log: str) -> list[tuple[Kernel, ...]]:

@@ -26,6 +26,11 @@ struct Copies {
 
 inline Copies copies[max_threads];
 
+void grow(Copies& held);
+// Completes all but the last `left` committed groups of the running thread.
+void land_copies(uint32_t left);
+
+#if defined(CUKILN_RUNTIME)
 // Copies without a wait end with their block.
 inline void forget_copies() {
   for (int i = 0; i < thread_count; ++i) {
@@ -43,7 +48,7 @@ inline void forget_copies() {
   abandon(status_runtime_error);
 }
 
-__attribute__((noinline, cold)) inline void grow(Copies& held) {
+__attribute__((noinline, cold)) void grow(Copies& held) {
   const Undisturbed undisturbed;
   if (held.first > 0) {
     memmove(held.list, held.list + held.first, static_cast<size_t>(held.end - held.first) * sizeof(Copy));
@@ -57,6 +62,7 @@ __attribute__((noinline, cold)) inline void grow(Copies& held) {
   held.list = static_cast<Copy*>(grown);
   held.capacity = capacity;
 }
+#endif  // CUKILN_RUNTIME
 
 // A null `source` stands for zeros.
 template <int bytes>
@@ -71,8 +77,8 @@ __attribute__((noinline)) void issue_copy(void* target, const void* source, int 
   memset(target, 0xFF, bytes);
 }
 
-// Completes all but the last `left` committed groups of the running thread.
-__attribute__((noinline)) inline void land_copies(uint32_t left) {
+#if defined(CUKILN_RUNTIME)
+__attribute__((noinline)) void land_copies(uint32_t left) {
   Copies& held = copies[current];
   if (held.committed <= left) return;
   for (; held.first < held.end && held.list[held.first].group < held.committed - left; ++held.first) {
@@ -87,6 +93,7 @@ __attribute__((noinline)) inline void land_copies(uint32_t left) {
     if (watching) watch_landing(copy.target, copy.bytes, copy.site);
   }
 }
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 

@@ -15,6 +15,7 @@
 
 #include "sites.h"
 
+#if defined(CUKILN_RUNTIME)
 namespace cukiln {
 namespace cpu {
 
@@ -159,3 +160,4 @@ inline void forget_instructions() {
 
 }  // namespace cpu
 }  // namespace cukiln
+#endif  // CUKILN_RUNTIME

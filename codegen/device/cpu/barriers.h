@@ -26,13 +26,19 @@ struct NamedBarrier {
 };
 inline NamedBarrier named_barriers[named_barrier_count];
 
+#if defined(CUKILN_RUNTIME)
 inline void forget_named_barriers() { memset(named_barriers, 0, sizeof(named_barriers)); }
+#endif  // CUKILN_RUNTIME
 
 struct BarrierLane {
   int id, threads;
 };
 
-inline void check_named_barrier(const Lanes<BarrierLane>& lanes) {
+void check_named_barrier(const Lanes<BarrierLane>& lanes);
+void release_named_barrier(NamedBarrier& barrier);
+
+#if defined(CUKILN_RUNTIME)
+void check_named_barrier(const Lanes<BarrierLane>& lanes) {
   const BarrierLane& first = lanes[0];
   for (int i = 1; i < warp_size; ++i)
     if (lanes[i].id != first.id || lanes[i].threads != first.threads)
@@ -44,7 +50,7 @@ inline void check_named_barrier(const Lanes<BarrierLane>& lanes) {
     refuse_collective("a barrier of %d threads; a multiple of %d up to the block's %d is allowed", first.threads, warp_size, thread_count);
 }
 
-inline void release_named_barrier(NamedBarrier& barrier) {
+void release_named_barrier(NamedBarrier& barrier) {
   for (int w = 0; w < warp_count; ++w) {
     if (!(barrier.waiting >> w & 1)) continue;
     warps[w].ready = whole_warp;
@@ -52,6 +58,7 @@ inline void release_named_barrier(NamedBarrier& barrier) {
   }
   barrier = NamedBarrier{};
 }
+#endif  // CUKILN_RUNTIME
 
 template <bool waits>
 struct ComeToBarrier {
@@ -82,12 +89,14 @@ struct ComeToBarrier {
   }
 };
 
+#if defined(CUKILN_RUNTIME)
 // At the end of a sweep in which nothing could go on: says for what the waiting warps still wait.
 inline void say_named_barriers() {
   for (int id = 1; id < named_barrier_count; ++id)
     if (named_barriers[id].waiting)
       say("; barrier %d: %d of %d threads have come", id, named_barriers[id].arrived, named_barriers[id].expected);
 }
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 

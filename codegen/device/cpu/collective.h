@@ -52,7 +52,10 @@ class Lanes {
 inline void as_lane(int lane) { current = warp_of(current).first + lane; }
 
 // A lane arrives at a collective; returns when `operation` has been carried out for all.
-__attribute__((noinline)) inline void meet(void (*operation)(void* const*), void* lane, const char* what, int line, const char* file) {
+void meet(void (*operation)(void* const*), void* lane, const char* what, int line, const char* file);
+
+#if defined(CUKILN_RUNTIME)
+__attribute__((noinline)) void meet(void (*operation)(void* const*), void* lane, const char* what, int line, const char* file) {
   Warp& warp = warp_of(current);
   const int self = current;
   stop(State::meeting, line, file, what);
@@ -76,6 +79,7 @@ __attribute__((noinline)) inline void meet(void (*operation)(void* const*), void
   }
   pass_on();
 }
+#endif  // CUKILN_RUNTIME
 
 template <class Operation>
 void perform(void* const* lanes) {
@@ -88,7 +92,10 @@ CUKILN_INLINE void collective(typename Operation::Lane& lane, int line, const ch
 }
 
 // Ends the run: the collective that is being carried out was called in a way that it cannot be.
-[[noreturn]] __attribute__((noinline, cold, format(printf, 1, 2))) inline void refuse_collective(const char* format, ...) {
+[[noreturn]] __attribute__((cold, format(printf, 1, 2))) void refuse_collective(const char* format, ...);
+
+#if defined(CUKILN_RUNTIME)
+[[noreturn]] void refuse_collective(const char* format, ...) {
   inside = 0;
   const Thread& thread = threads[current];
   say("%s:%d: %s: ", thread.file, thread.line, thread.what);
@@ -111,6 +118,7 @@ inline bool met(const Warp& warp) {
   if (end != warp.first + warp_size) say("; lanes %d-%d are not in this block of %d threads", end - warp.first, warp_size - 1, thread_count);
   return false;
 }
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 }  // namespace cukiln

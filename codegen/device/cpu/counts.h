@@ -32,7 +32,10 @@ struct Sectors {
 };
 inline Sectors sectors[2][max_buffers];
 
-inline void count(const char* primitive, uint64_t multiplications = 0, uint64_t read = 0, uint64_t written = 0) {
+void count(const char* primitive, uint64_t multiplications = 0, uint64_t read = 0, uint64_t written = 0);
+
+#if defined(CUKILN_RUNTIME)
+void count(const char* primitive, uint64_t multiplications, uint64_t read, uint64_t written) {
   int i = 0;
   while (i < count_count && !(counts[i].function == counted_function && same_text(counts[i].primitive, primitive))) ++i;
   if (i == max_counts) return;
@@ -73,6 +76,7 @@ inline void end_launch() {
         found[writes] += static_cast<uint64_t>(__builtin_popcountll(sectors[writes][i].bits[word]));
   count("sectors", 0, found[0] * sector_bytes, found[1] * sector_bytes);
 }
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 }  // namespace cukiln

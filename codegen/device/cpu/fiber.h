@@ -17,7 +17,9 @@
 // Saves the callee-saved registers on the present stack, its pointer in *save, and continues where `to` was saved.
 extern "C" __attribute__((visibility("hidden"))) void cukiln_switch(void** save, void* to);
 
-#if defined(__x86_64__)
+#if !defined(CUKILN_RUNTIME)
+// It is the runtime's.
+#elif defined(__x86_64__)
 // System V AMD64 ABI 1.0, section 3.2.1: rbx, rbp and r12 to r15 belong to the caller. `ret` and no indirect jump: the
 // lanes of a warp stop at the same place one after the other, so the return predictor, which remembers where the last
 // one was called from, is right about this return and about those after it (11 ns for a rendezvous instead of 20).
@@ -124,6 +126,7 @@ inline size_t scheduler_stack_bytes = 0;
 inline void* scheduler_fake_stack = nullptr;
 #endif
 
+#if defined(CUKILN_RUNTIME)
 // Makes sure that at least `count` fibers have a stack. Stacks are kept until the process ends. False: out of memory.
 inline bool reserve_fibers(int count) {
   while (fiber_count < count) {
@@ -203,6 +206,7 @@ inline void switch_fibers(int from, int to) {
   cukiln_switch(&fibers[from].saved, fibers[to].saved);
   fiber_entered(from);
 }
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 }  // namespace cukiln

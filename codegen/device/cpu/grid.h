@@ -4,6 +4,7 @@
 #include "async_copy.h"
 #include "barriers.h"
 
+#if defined(CUKILN_RUNTIME)
 namespace cukiln {
 namespace cpu {
 
@@ -139,3 +140,4 @@ inline bool run_grid() {
 
 }  // namespace cpu
 }  // namespace cukiln
+#endif  // CUKILN_RUNTIME

@@ -37,6 +37,10 @@ void call_kernel(const void* arguments) {
   kernel(*static_cast<const Arguments*>(arguments));
 }
 
+// Runs the launches of one call one after the other. The status is in `report` too; -1: out of memory.
+int execute(const Call& call, const Launch* launches, int count, const Function* functions, int function_count, const void* arguments);
+
+#if defined(CUKILN_RUNTIME)
 inline const char* name_of_signal(int number) {
   switch (number) {
     case SIGSEGV: return "segmentation fault";
@@ -182,9 +186,7 @@ inline void check_canaries() {
   }
 }
 
-// Runs the launches of one call one after the other. The status is in `report` too; -1: out of memory.
-inline int execute(const Call& call, const Launch* launches, int count, const Function* functions, int function_count,
-                   const void* arguments) {
+int execute(const Call& call, const Launch* launches, int count, const Function* functions, int function_count, const void* arguments) {
   report.status = status_ok;
   report.message[0] = 0;
   expired = 0;
@@ -226,12 +228,14 @@ inline int execute(const Call& call, const Launch* launches, int count, const Fu
   check_canaries();
   return report.status;
 }
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 }  // namespace cukiln
 
 #define CUKILN_CPU_EXPORT extern "C" __attribute__((visibility("default")))
 
+#if defined(CUKILN_RUNTIME)
 CUKILN_CPU_EXPORT void* cukiln_allocate(const char* name, uint64_t bytes, uint64_t alignment, int writable) {
   return cukiln::cpu::allocate_buffer(name, bytes, alignment, writable != 0);
 }
@@ -268,3 +272,4 @@ CUKILN_CPU_EXPORT void cukiln_round(const float* source, float* half, float* bfl
     bfloat16[i] = cukiln::round_to_bfloat16(source[i]);
   }
 }
+#endif  // CUKILN_RUNTIME

@@ -25,6 +25,7 @@ struct Buffer {
 inline Buffer buffers[max_buffers];
 inline int buffer_count = 0;
 
+#if defined(CUKILN_RUNTIME)
 inline void forget_writes(Buffer& buffer) {
   buffer.written_from = buffer.bytes;
   buffer.written_to = 0;
@@ -125,6 +126,7 @@ inline const Buffer* buffer_near(const void* address) {
     if (at >= buffers[i].mapped && at < buffers[i].mapped + buffers[i].mapped_bytes) return &buffers[i];
   return nullptr;
 }
+#endif  // CUKILN_RUNTIME
 
 // Dynamic shared memory of the running block: exactly `shared_bytes`, its end against an untouchable page.
 constexpr size_t max_shared_bytes = 256 * 1024;
@@ -132,6 +134,7 @@ inline char* shared_map = nullptr;
 inline char* shared_begin = nullptr;
 inline size_t shared_bytes = 0;
 
+#if defined(CUKILN_RUNTIME)
 inline bool reserve_shared(size_t bytes) {
   const size_t page = page_bytes();
   if (!shared_map) {
@@ -154,6 +157,7 @@ inline bool reserve_shared(size_t bytes) {
 
 // All bits set: NaN as float, double, half and bfloat16, and no valid index.
 inline void poison_shared() { memset(shared_begin, 0xFF, shared_bytes); }
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 }  // namespace cukiln

@@ -54,6 +54,12 @@ inline size_t word_count = 0;
 inline size_t cell_count = 0;
 constexpr size_t max_words = max_shared_bytes / 4;
 
+// What barriers do to the clocks of the warps that come to them.
+void release_clock(int warp, Clock& told);
+void acquire_clock(int warp, const Clock& told);
+void join_lanes(int warp);
+
+#if defined(CUKILN_RUNTIME)
 // Makes room for the cells of a launch; memory is only taken where cells are used. False: out of memory.
 inline bool reserve_cells() {
   constexpr size_t max_cells = 5 * max_words;
@@ -89,14 +95,14 @@ inline void start_clocks() {
 }
 
 // All lanes of the warp have come to a barrier, and what they did before is told to `told`.
-inline void release_clock(int warp, Clock& told) {
+void release_clock(int warp, Clock& told) {
   ++epochs[warp];
   for (int i = 0; i < warp_count; ++i)
     if (told.seen[i] < clocks[warp].seen[i]) told.seen[i] = clocks[warp].seen[i];
   told.seen[warp] = epochs[warp];
 }
 
-inline void acquire_clock(int warp, const Clock& told) {
+void acquire_clock(int warp, const Clock& told) {
   for (int i = 0; i < warp_count; ++i)
     if (clocks[warp].seen[i] < told.seen[i]) clocks[warp].seen[i] = told.seen[i];
   refresh_least(clocks[warp]);
@@ -110,7 +116,7 @@ inline void join_clocks() {
   for (int i = 0; i < warp_count; ++i) clocks[i] = all;
 }
 
-inline void join_lanes(int warp) {
+void join_lanes(int warp) {
   clocks[warp].seen[warp] = ++epochs[warp];
   refresh_least(clocks[warp]);
 }
@@ -241,6 +247,7 @@ inline void touch_shared(const Touch& touch, size_t offset, size_t bytes) {
     at += split ? 1 : 4;
   }
 }
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 }  // namespace cukiln

@@ -93,6 +93,7 @@ inline volatile sig_atomic_t inside = 0;
 inline volatile sig_atomic_t expired = 0;
 inline double limit_seconds = 0;
 
+#if defined(CUKILN_RUNTIME)
 inline void leave_fiber() {
   inside = 0;
   switch_to_scheduler(current);
@@ -120,10 +121,15 @@ inline void say_where() {
   report.status = status;
   for (;;) leave_fiber();
 }
+#endif  // CUKILN_RUNTIME
 
 inline Warp& warp_of(int thread) { return warps[thread / warp_size]; }
 inline uint32_t lane_bit(int thread) { return 1u << (thread % warp_size); }
 
+// A thread arrives at the block's barrier and waits for all others.
+void barrier(int line, const char* file);
+
+#if defined(CUKILN_RUNTIME)
 // The next thread of the warp to run; some lane is ready.
 inline int next_thread(const Warp& warp) {
   return warp.first + (warp.backwards ? warp_size - 1 - __builtin_clz(warp.ready) : __builtin_ctz(warp.ready));
@@ -151,8 +157,7 @@ inline void stop(State state, int line, const char* file, const char* what) {
   warp_of(current).ready &= ~lane_bit(current);
 }
 
-// A thread arrives at the block's barrier and waits for all others.
-__attribute__((noinline)) inline void barrier(int line, const char* file) {
+__attribute__((noinline)) void barrier(int line, const char* file) {
   stop(State::at_barrier, line, file, nullptr);
   pass_on();
 }
@@ -218,6 +223,7 @@ inline void say_threads(int first, int last) {
     separator = "; ";
   }
 }
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 }  // namespace cukiln

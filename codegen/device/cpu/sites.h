@@ -36,6 +36,7 @@ inline uint16_t site_slots[2 * max_sites];  // hash table of indices + 1
 // True in runs that look for races and count bank conflicts (race.h, banks.h).
 inline bool watching = false;
 
+#if defined(CUKILN_RUNTIME)
 inline void forget_sites() {
   site_count = 0;
   memset(site_slots, 0, sizeof(site_slots));
@@ -68,6 +69,7 @@ class Undisturbed {
   Undisturbed(const Undisturbed&) = delete;
   Undisturbed& operator=(const Undisturbed&) = delete;
 };
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 }  // namespace cukiln

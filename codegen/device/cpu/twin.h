@@ -15,12 +15,14 @@
 namespace cukiln {
 namespace cpu {
 
+[[noreturn]] __attribute__((cold)) void refuse_shared(Access access, const void* at, size_t bytes, int line, const char* file);
+
+#if defined(CUKILN_RUNTIME)
 inline void say_access(const char* verb, size_t bytes, int line, const char* file) {
   say("%s:%d: %s of %zu bytes", file, line, verb, bytes);
 }
 
-[[noreturn]] __attribute__((noinline, cold)) inline void refuse_shared(Access access, const void* at, size_t bytes, int line,
-                                                                         const char* file) {
+[[noreturn]] void refuse_shared(Access access, const void* at, size_t bytes, int line, const char* file) {
   inside = 0;  // the time limit no longer matters
   const ptrdiff_t offset = static_cast<const char*>(at) - shared_begin;
   const bool outside = offset < 0 || static_cast<size_t>(offset) + bytes > shared_bytes;
@@ -30,6 +32,7 @@ inline void say_access(const char* verb, size_t bytes, int line, const char* fil
   say_where();
   abandon(status_runtime_error);
 }
+#endif  // CUKILN_RUNTIME
 
 // How global memory is accessed. `constant`: through the read-only cache, which need not see what this launch wrote.
 enum class Global { read, constant, write };
@@ -38,6 +41,7 @@ inline const char* name_of(Global access) {
   return access == Global::write ? "store_global" : access == Global::read ? "cp_async" : "load_global";
 }
 
+#if defined(CUKILN_RUNTIME)
 [[noreturn]] __attribute__((noinline, cold)) inline void refuse_global(Global access, const void* at, size_t bytes, int line,
                                                                          const char* file) {
   inside = 0;
@@ -57,6 +61,7 @@ inline const char* name_of(Global access) {
   say_where();
   abandon(status_runtime_error);
 }
+#endif  // CUKILN_RUNTIME
 
 // Whether the access is aligned and inside of the first `room` bytes of shared memory. Few instructions, because a kernel
 // reads shared memory for every few multiplications.
@@ -84,8 +89,11 @@ CUKILN_INLINE const void* check_shared(Access access, const void* at, int line, 
   return at;
 }
 
+void check_global(Global access, const void* at, size_t bytes, int line, const char* file);
+
+#if defined(CUKILN_RUNTIME)
 // Out of line, because inlined into every access of every kernel it would cost more compile time than it saves.
-__attribute__((noinline)) inline void check_global(Global access, const void* at, size_t bytes, int line, const char* file) {
+__attribute__((noinline)) void check_global(Global access, const void* at, size_t bytes, int line, const char* file) {
   const char* const address = static_cast<const char*>(at);
   for (int i = 0; i < buffer_count; ++i) {
     Buffer& buffer = buffers[i];
@@ -101,6 +109,7 @@ __attribute__((noinline)) inline void check_global(Global access, const void* at
   }
   refuse_global(access, at, bytes, line, file);
 }
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 

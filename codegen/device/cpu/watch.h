@@ -11,12 +11,19 @@ namespace cpu {
 // every access makes anyway also leads here.
 inline size_t unwatched_bytes = 0;
 
+// A checked access of the running thread.
+void watch_access(Access access, const void* at, int bytes, int line, const char* file);
+// The issue of an asynchronous copy to checked shared memory; returns its site.
+int watch_issue(const void* at, int bytes, int line, const char* file);
+// Inside of a collective: lanes 0 to `count` - 1 brought the addresses of rows of 16 bytes, checked, that the whole warp reads.
+void watch_rows(const void* const* rows, int count);
+
+#if defined(CUKILN_RUNTIME)
 inline uint32_t shared_offset(const void* at) { return static_cast<uint32_t>(static_cast<const char*>(at) - shared_begin); }
 
 inline Touch touch_of(int site) { return Touch{current / warp_size, current % warp_size, site, false, false, false, false}; }
 
-// A checked access of the running thread.
-__attribute__((noinline)) inline void watch_access(Access access, const void* at, int bytes, int line, const char* file) {
+__attribute__((noinline)) void watch_access(Access access, const void* at, int bytes, int line, const char* file) {
   const Undisturbed undisturbed;
   Touch touch = touch_of(site_of(access, bytes, line, file));
   touch.writes = access == Access::write;
@@ -24,8 +31,7 @@ __attribute__((noinline)) inline void watch_access(Access access, const void* at
   touch_shared(touch, shared_offset(at), static_cast<size_t>(bytes));
 }
 
-// The issue of an asynchronous copy to checked shared memory; returns its site.
-inline int watch_issue(const void* at, int bytes, int line, const char* file) {
+int watch_issue(const void* at, int bytes, int line, const char* file) {
   const Undisturbed undisturbed;
   Touch touch = touch_of(site_of(Access::copy, bytes, line, file));
   touch.writes = touch.pending = true;
@@ -41,8 +47,7 @@ inline void watch_landing(const void* at, int bytes, int site) {
   touch_shared(touch, shared_offset(at), static_cast<size_t>(bytes));
 }
 
-// Inside of a collective: lanes 0 to `count` - 1 brought the addresses of rows of 16 bytes, checked, that the whole warp reads.
-inline void watch_rows(const void* const* rows, int count) {
+void watch_rows(const void* const* rows, int count) {
   const Undisturbed undisturbed;
   const int self = current;
   const int site = site_of(Access::matrix_row, 16, threads[self].line, threads[self].file);
@@ -74,6 +79,7 @@ inline bool prepare_watch() {
   unwatched_bytes = watching ? 0 : shared_bytes;
   return !watching || reserve_cells();
 }
+#endif  // CUKILN_RUNTIME
 
 }  // namespace cpu
 }  // namespace cukiln

@@ -65,7 +65,7 @@ def cpu_text(work: After) -> str:
     nodes = [
         line for path in CPU_HEADERS for line in header_text(path).splitlines() if not line.startswith('#include "')
     ]
-    defines = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"
+    defines = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n#define CUKILN_RUNTIME 1\n"
     return defines + "\n".join(nodes) + work.kernel_text() + _ENTRY
 
 
