@@ -83,6 +83,9 @@ class Attention(Operator):
     ) -> Accepted | Rejected:
         return space.rules(self.own(problem), schedule, target)
 
+    def arguments(self, kernel: Kernel) -> str:
+        return "TableArguments" if _ragged(kernel.signature_dict) else "Arguments"
+
     def config(self, kernel: Kernel) -> Config:
         s = kernel.signature_dict
         numbers = {name: s[name] for name in ("columns_qk", "columns_vo", "align", "align_out")}

@@ -22,12 +22,19 @@ struct Arguments {
   int band;              // heads whose blocks are started side by side
   float to_bits;         // from a score to the exponent of 2
   float inside_softcap;  // scores times this are tanh's argument
-  // Of a ragged batch: the rows at which sequences begin and the last one ends; numbers of a head's tiles; the windows, -1:
-  // without an end.
+};
+
+// Of a ragged batch. The tables are on the device: the rows at which sequences begin and the last one ends.
+struct TableArguments : Arguments {
   const int* qo_indptr;
   const int* kv_indptr;
-  int tiles, window_left, window_right;
+  int tiles;                      // numbers of a head's tiles
+  int window_left, window_right;  // -1: without an end
 };
+
+template <bool tables> struct ArgumentsWith { using Type = Arguments; };
+template <> struct ArgumentsWith<true> { using Type = TableArguments; };
+template <class C> using ArgumentsOf = typename ArgumentsWith<C::ragged>::Type;
 
 // Config::q_in.
 enum { q_in_registers, q_in_shared };
@@ -67,8 +74,8 @@ template <class C>
 struct Place {
   int first, batch, head, kv_head;
 
-  __device__ __forceinline__ explicit Place(const Arguments& arguments) {
-    const int tiles = C::ragged ? arguments.tiles : (arguments.seq_q - 1) / C::tile_q + 1, block = static_cast<int>(blockIdx.x);
+  __device__ __forceinline__ explicit Place(const ArgumentsOf<C>& arguments) {
+    const int tiles = tiles_of_head(arguments), block = static_cast<int>(blockIdx.x);
     const int first_head = block / (arguments.band * tiles) * arguments.band, inside = block % (arguments.band * tiles);
     const int left = (C::ragged ? 1 : arguments.batch) * arguments.heads_q - first_head, heads = left < arguments.band ? left : arguments.band;
     const int number = first_head + inside % heads;
@@ -76,6 +83,15 @@ struct Place {
     batch = number / arguments.heads_q;
     head = number % arguments.heads_q;
     kv_head = head / (arguments.heads_q / arguments.heads_kv);
+  }
+
+ private:
+  static __device__ __forceinline__ int tiles_of_head(const ArgumentsOf<C>& arguments) {
+    if constexpr (C::ragged) {
+      return arguments.tiles;
+    } else {
+      return (arguments.seq_q - 1) / C::tile_q + 1;
+    }
   }
 };
 

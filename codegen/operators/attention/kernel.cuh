@@ -55,7 +55,7 @@ __device__ __forceinline__ void write(const Arguments& arguments, const Rows& ro
 
 // `Rows`: Arguments, or Sequence of a ragged batch.
 template <class C, class Rows>
-__device__ __forceinline__ void attend(const Arguments& arguments, const Rows& rows, const Place<C>& place) {
+__device__ __forceinline__ void attend(const ArgumentsOf<C>& arguments, const Rows& rows, const Place<C>& place) {
   using T = typename C::Input;
   using QTile = Tile<C, C::columns_qk>;
   using K = Keys<C>;
@@ -114,7 +114,7 @@ __device__ __forceinline__ void attend(const Arguments& arguments, const Rows& r
 }
 
 template <class C>
-__device__ __forceinline__ void run(const Arguments& arguments) {
+__device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
   Place<C> place(arguments);
   if constexpr (C::ragged) {
     Sequence sequence(arguments, place.first / C::tile_q, C::tile_q);
@@ -165,10 +165,6 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.q = pointers[0];
   arguments.k = pointers[1];
   arguments.v = pointers[2];
-  if (kernel.ragged) {
-    arguments.qo_indptr = static_cast<const int*>(pointers[3]);
-    arguments.kv_indptr = static_cast<const int*>(pointers[4]);
-  }
   arguments.out = pointers[first_output(kernel)];
   if (kernel.lse) arguments.lse = static_cast<float*>(pointers[first_output(kernel) + 1]);
   int* const extents[] = {&arguments.batch, &arguments.seq_q, &arguments.seq_kv, &arguments.heads_q, &arguments.heads_kv,
@@ -183,9 +179,6 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   const int64_t diagonal = seq_kv - seq_q;
   arguments.first_key = static_cast<int>(left < 0 ? -seq_q : clipped(diagonal - clipped(left, 0, longest), -seq_q, seq_kv));
   arguments.end_key = static_cast<int>(right < 0 ? seq_kv : clipped(diagonal + clipped(right, 0, longest) + 1, -seq_q, seq_kv));
-  arguments.window_left = static_cast<int>(clipped(left, -1, longest));
-  arguments.window_right = static_cast<int>(clipped(right, -1, longest));
-  arguments.tiles = static_cast<int>(clipped(tiles_of(kernel, integers[0], seq_q), 0, largest_extent));
   const int64_t heads = heads_of(kernel, integers[0], integers[3]);
   arguments.band = static_cast<int>(launch[0] > 0 && launch[0] < heads ? launch[0] : clipped(heads, 1, largest_extent));
   const double factor = kernel.softcap ? scalars[1] : scalars[0];
@@ -194,9 +187,24 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   return arguments;
 }
 
+inline TableArguments with_tables(const Plan& kernel, const Arguments& arguments, void* const* pointers, const int64_t* integers) {
+  const int64_t tiles = tiles_of(kernel, integers[0], integers[1]);
+  return TableArguments{arguments,
+                        static_cast<const int*>(pointers[3]),
+                        static_cast<const int*>(pointers[4]),
+                        static_cast<int>(clipped(tiles, 0, largest_extent)),
+                        static_cast<int>(clipped(integers[19], -1, longest)),
+                        static_cast<int>(clipped(integers[20], -1, longest))};
+}
+
 template <class C>
-Arguments bind(void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars, void*) {
-  return bind(plan_of<C>, pointers, integers, launch, scalars);
+ArgumentsOf<C> bind(void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars, void*) {
+  const Arguments arguments = bind(plan_of<C>, pointers, integers, launch, scalars);
+  if constexpr (C::ragged) {
+    return with_tables(plan_of<C>, arguments, pointers, integers);
+  } else {
+    return arguments;
+  }
 }
 
 // Nothing grows with the sequences.

@@ -17,7 +17,7 @@ struct Sequence {
   int number, tile;  // in the batch; of the block, in the sequence
   int first_q, seq_q, first_kv, seq_kv, first_key, end_key;
 
-  __device__ __forceinline__ Sequence(const Arguments& arguments, int numbered, int tile_q) : number(0) {
+  __device__ __forceinline__ Sequence(const TableArguments& arguments, int numbered, int tile_q) : number(0) {
     // The last sequence whose numbers begin with `numbered` or before is one of `left` from `number` on.
     for (int left = arguments.batch; left > 1;) {
       const int half = left / 2, middle = number + half;
@@ -32,7 +32,7 @@ struct Sequence {
 
   __device__ __forceinline__ bool has_query(int query) const { return query < seq_q; }
 
-  __device__ __forceinline__ void read_keys(const Arguments& arguments) {
+  __device__ __forceinline__ void read_keys(const TableArguments& arguments) {
     first_kv = entry(arguments.kv_indptr, number);
     seq_kv = entry(arguments.kv_indptr, number + 1) - first_kv;
     const int diagonal = seq_kv - seq_q;
