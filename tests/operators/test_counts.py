@@ -124,6 +124,13 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "masked, bytes": ({**MASKED, "mask": "bytes"}, {}),
     "attention": (ATTENTION, {}),
     "attention, a group": ({**ATTENTION, "heads_kv": 1, "causal": True, "lse": True}, {"tile_kv": 32, "stages": 2}),
+    "attention, ragged": (
+        {
+            **ATTENTION, "batch": 5, "lengths": "ragged", "q_lengths": [70, 1, 0, 33, 64],
+            "kv_lengths": [150, 20, 30, 0, 64], "causal": True, "lse": True,
+        },
+        {"tile_kv": 32, "stages": 2},
+    ),
     "attention, a window by single elements": (
         {**ATTENTION, "head_dim_qk": 47, "head_dim_vo": 33, "window_left": 30, "window_right": 9, "dtype": "bfloat16"},
         {"tile_q": 32, "tile_kv": 16, "q_in": "shared"},

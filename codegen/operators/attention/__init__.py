@@ -27,7 +27,7 @@ from codegen.operator import (
     constants,
 )
 from codegen.operators.attention import inputs, space, work
-from codegen.operators.attention.problem import DENSE, NOT_COMPUTED, AttentionProblem, Tensor
+from codegen.operators.attention.problem import DENSE, NOT_COMPUTED, TABLES, AttentionProblem, Tensor
 from codegen.operators.attention.reduced import reduced_problems
 from codegen.operators.attention.reference import reference
 from codegen.problem import Problem, refuse
@@ -49,7 +49,7 @@ class Attention(Operator):
     problem_type = AttentionProblem
     tunables = space.TUNABLES
     folder = packaged_files("codegen.operators.attention")
-    files = ("tile.cuh", "block.cuh", "kernel.cuh")
+    files = ("tile.cuh", "block.cuh", "sequence.cuh", "kernel.cuh")
     extent_names = (
         "batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo",
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("batch", "position", "head")),
@@ -58,16 +58,9 @@ class Attention(Operator):
 
     def parse(self, fields: Mapping[str, Any]) -> Problem:
         """The problem; raises pydantic.ValidationError, also for what other definitions have, by name."""
-        foreign = [name for name in fields if name in NOT_COMPUTED]
-        if foreign:
+        if foreign := [name for name in fields if name in NOT_COMPUTED or name in TABLES]:
             details = [
-                InitErrorDetails(
-                    type=refuse(
-                        "not_computed", f"asks for {NOT_COMPUTED[name]}, which attention does not compute: {DENSE}"
-                    ),
-                    loc=(name,),
-                    input=fields[name],
-                )
+                InitErrorDetails(type=refuse("not_computed", _why_not(name)), loc=(name,), input=fields[name])
                 for name in foreign
             ]
             raise ValidationError.from_exception_data(AttentionProblem.__name__, details)
@@ -79,7 +72,7 @@ class Attention(Operator):
         return {
             "dtype": p.dtype, "layout": p.layout, "softcap": p.softcap is not None, "lse": p.lse,
             "columns_qk": space.padded(p.head_dim_qk), "columns_vo": space.padded(p.head_dim_vo),
-            "align": align, "align_out": align_out,
+            "align": align, "align_out": align_out, **({"lengths": p.lengths} if p.ragged else {}),
         }  # fmt: skip
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
@@ -90,17 +83,21 @@ class Attention(Operator):
     ) -> Accepted | Rejected:
         return space.rules(self.own(problem), schedule, target)
 
+    def arguments(self, kernel: Kernel) -> str:
+        return "TableArguments" if _ragged(kernel.signature_dict) else "Arguments"
+
     def config(self, kernel: Kernel) -> Config:
         s = kernel.signature_dict
         numbers = {name: s[name] for name in ("columns_qk", "columns_vo", "align", "align_out")}
-        flags = {"softcap": s["softcap"], "lse": s["lse"], "heads_first": s["layout"] == "bhsd"}
+        flags = {"softcap": s["softcap"], "lse": s["lse"], "heads_first": s["layout"] == "bhsd", "ragged": _ragged(s)}
         own = constants(self.tunables, kernel.tunables.as_dict())
         return Config({**own, **numbers, **flags}, (), (("Input", s["dtype"]),))
 
     def extents(self, problem: Problem) -> list[int]:
-        """A stride of one index alone is 0."""
+        """A stride of one index alone is 0. Of ragged batches seq_q and seq_kv are the positions of all sequences."""
         p: AttentionProblem = self.own(problem)
-        sizes = [p.batch, p.seq_q, p.seq_kv, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_vo]
+        positions = [p.total_q, p.total_kv] if p.ragged else [p.seq_q, p.seq_kv]
+        sizes = [p.batch, *positions, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_vo]
         return [*sizes, *(stride for tensor in TENSORS for stride in p.by_name(tensor))]
 
     def attributes(self, problem: Problem) -> list[int]:
@@ -112,16 +109,19 @@ class Attention(Operator):
         return [p.scale] if p.softcap is None else [p.scale, p.softcap]
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
-        """q, k, v, out in the layout's order of axes, then lse."""
+        """q, k, v, the tables of a ragged batch, out in the layout's order of axes, then lse."""
         p: AttentionProblem = self.own(problem)
         align, align_out = aligns(p)
+        first = 1 if p.ragged else 0  # without the axis of the batch
         tensors = [
-            Operand(name, p.dtype, "in" if name in INPUTS else "out", p.shape(name), (*p.strides(name), 1),
-                    align if name in INPUTS else align_out)
+            Operand(name, p.dtype, "in" if name in INPUTS else "out", p.shape(name)[first:],
+                    (*p.strides(name), 1)[first:], align if name in INPUTS else align_out)
             for name in TENSORS
         ]  # fmt: skip
-        rows = (p.batch, p.heads_q, p.seq_q)
-        return (*tensors, *([Operand("lse", "float32", "out", rows, packed_strides(rows), 1)] if p.lse else []))
+        tables = [Operand(name, "int32", "in", (p.batch + 1,), (1,), 1) for name in TABLES] if p.ragged else []
+        rows = (p.total_q, p.heads_q) if p.ragged else (p.batch, p.heads_q, p.seq_q)
+        lse = [Operand("lse", "float32", "out", rows, packed_strides(rows), 1)] if p.lse else []
+        return (*tensors[:-1], *tables, tensors[-1], *lse)
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
@@ -178,6 +178,16 @@ def aligns(p: AttentionProblem) -> tuple[int, int]:
     of_inputs = math.gcd(p.head_dim_qk, p.head_dim_vo, *(stride for name in INPUTS for stride in p.by_name(name)))
     of_out = math.gcd(p.head_dim_vo, *p.by_name("out"))
     return widest(p.dtype, of_inputs, quads=False), widest(p.dtype, of_out, quads=False)
+
+
+def _why_not(name: str) -> str:
+    if name in TABLES:
+        return f"is a tensor of a call and no field: lengths {TABLES[name]} asks for calls with it"
+    return f"asks for {NOT_COMPUTED[name]}, which attention does not compute: {DENSE}"
+
+
+def _ragged(signature: Mapping[str, Any]) -> bool:
+    return signature.get("lengths") == "ragged"
 
 
 def _columns(kernel: Kernel) -> tuple[int, int]:

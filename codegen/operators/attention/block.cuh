@@ -24,6 +24,18 @@ struct Arguments {
   float inside_softcap;  // scores times this are tanh's argument
 };
 
+// Of a ragged batch. The tables are on the device: the rows at which sequences begin and the last one ends.
+struct TableArguments : Arguments {
+  const int* qo_indptr;
+  const int* kv_indptr;
+  int tiles;                      // numbers of a head's tiles
+  int window_left, window_right;  // -1: without an end
+};
+
+template <bool tables> struct ArgumentsWith { using Type = Arguments; };
+template <> struct ArgumentsWith<true> { using Type = TableArguments; };
+template <class C> using ArgumentsOf = typename ArgumentsWith<C::ragged>::Type;
+
 // Config::q_in.
 enum { q_in_registers, q_in_shared };
 
@@ -57,31 +69,42 @@ template <class C> using Keys = Stage<C, C::columns_qk>;
 template <class C> using Values = Stage<C, C::columns_vo>;
 
 // The block's queries and head. Blocks with the last queries, which see the most keys of causal attention, come first among
-// the heads of a band.
+// the heads of a band. Of a ragged batch `first` is that of the tile among those of all sequences.
 template <class C>
 struct Place {
   int first, batch, head, kv_head;
 
-  __device__ __forceinline__ explicit Place(const Arguments& arguments) {
-    const int tiles = (arguments.seq_q - 1) / C::tile_q + 1, block = static_cast<int>(blockIdx.x);
+  __device__ __forceinline__ explicit Place(const ArgumentsOf<C>& arguments) {
+    const int tiles = tiles_of_head(arguments), block = static_cast<int>(blockIdx.x);
     const int first_head = block / (arguments.band * tiles) * arguments.band, inside = block % (arguments.band * tiles);
-    const int left = arguments.batch * arguments.heads_q - first_head, heads = left < arguments.band ? left : arguments.band;
+    const int left = (C::ragged ? 1 : arguments.batch) * arguments.heads_q - first_head, heads = left < arguments.band ? left : arguments.band;
     const int number = first_head + inside % heads;
     first = (tiles - 1 - inside / heads) * C::tile_q;
     batch = number / arguments.heads_q;
     head = number % arguments.heads_q;
     kv_head = head / (arguments.heads_q / arguments.heads_kv);
   }
+
+ private:
+  static __device__ __forceinline__ int tiles_of_head(const ArgumentsOf<C>& arguments) {
+    if constexpr (C::ragged) {
+      return arguments.tiles;
+    } else {
+      return (arguments.seq_q - 1) / C::tile_q + 1;
+    }
+  }
 };
 
-// Keys that query `row` sees: from the first to before the end.
-__device__ __forceinline__ int first_seen(const Arguments& arguments, int row) {
-  const int key = row + arguments.first_key;
+// Keys that query `row` sees: from the first to before the end. `Rows`: Arguments, or Sequence of a ragged batch.
+template <class Rows>
+__device__ __forceinline__ int first_seen(const Rows& rows, int row) {
+  const int key = row + rows.first_key;
   return key > 0 ? key : 0;
 }
-__device__ __forceinline__ int end_seen(const Arguments& arguments, int row) {
-  const int key = row + arguments.end_key;
-  return key < arguments.seq_kv ? key : arguments.seq_kv;
+template <class Rows>
+__device__ __forceinline__ int end_seen(const Rows& rows, int row) {
+  const int key = row + rows.end_key;
+  return key < rows.seq_kv ? key : rows.seq_kv;
 }
 
 // The keys and values of the block's head, from the first tile that one of its queries sees. Each call commits a group, an
@@ -92,15 +115,19 @@ struct Feed {
   const T *k, *v;
   int first_key, tiles;
 
-  __device__ __forceinline__ Feed(const Arguments& given, const Place<C>& place, int first, int count) : first_key(first), tiles(count) {
-    k = static_cast<const T*>(given.k) + place.batch * given.of_k.batch + place.kv_head * given.of_k.head + first * given.of_k.position;
-    v = static_cast<const T*>(given.v) + place.batch * given.of_v.batch + place.kv_head * given.of_v.head + first * given.of_v.position;
+  template <class Rows>
+  __device__ __forceinline__ Feed(const Arguments& given, const Rows& rows, const Place<C>& place, int first, int count)
+      : first_key(first), tiles(count) {
+    k = static_cast<const T*>(given.k) + before_keys(rows, place, given.of_k) + place.kv_head * given.of_k.head + first * given.of_k.position;
+    v = static_cast<const T*>(given.v) + before_keys(rows, place, given.of_v) + place.kv_head * given.of_v.head + first * given.of_v.position;
   }
-  __device__ __forceinline__ void start_keys(const Arguments& arguments, char* stage, int tile) const {
-    start<Keys<C>>(stage, tile, k, arguments.of_k.position, arguments.seq_kv, arguments.head_dim_qk);
+  template <class Rows>
+  __device__ __forceinline__ void start_keys(const Arguments& arguments, const Rows& rows, char* stage, int tile) const {
+    start<Keys<C>>(stage, tile, k, arguments.of_k.position, rows.seq_kv, arguments.head_dim_qk);
   }
-  __device__ __forceinline__ void start_values(const Arguments& arguments, char* stage, int tile) const {
-    start<Values<C>>(stage, tile, v, arguments.of_v.position, arguments.seq_kv, arguments.head_dim_vo);
+  template <class Rows>
+  __device__ __forceinline__ void start_values(const Arguments& arguments, const Rows& rows, char* stage, int tile) const {
+    start<Values<C>>(stage, tile, v, arguments.of_v.position, rows.seq_kv, arguments.head_dim_vo);
   }
   template <class Stage>
   __device__ __forceinline__ void start(char* stage, int tile, const T* source, int64_t pitch, int seq_kv, int columns) const {
@@ -199,16 +226,18 @@ struct Warp {
   }
 
   // Whether a query of this warp does not see all of the tile that begins with key `begin`.
-  __device__ __forceinline__ bool needs_mask(const Arguments& arguments, int begin) const {
+  template <class Rows>
+  __device__ __forceinline__ bool needs_mask(const Rows& sequence, int begin) const {
     const int first_row = first + warp_row;
-    return begin + C::tile_kv > end_seen(arguments, first_row) || begin < first_seen(arguments, first_row + rows - 1);
+    return begin + C::tile_kv > end_seen(sequence, first_row) || begin < first_seen(sequence, first_row + rows - 1);
   }
-  __device__ __forceinline__ void mask(const Arguments& arguments, int begin) {
+  template <class Rows>
+  __device__ __forceinline__ void mask(const Rows& sequence, int begin) {
 #pragma unroll
     for (int i = 0; i < pieces; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int from = first_seen(arguments, query(i, half)), end = end_seen(arguments, query(i, half));
+        const int from = first_seen(sequence, query(i, half)), end = end_seen(sequence, query(i, half));
 #pragma unroll
         for (int j = 0; j < key_columns; ++j)
 #pragma unroll

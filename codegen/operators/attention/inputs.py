@@ -8,10 +8,12 @@ classes of which it sees a power of two of keys, and takes one of those. Values 
 
 `normal`: normals; scores of about 2 standard deviations by the problem's own scale are made by the size of q.
 
-Tensors of more than LARGEST_DRAWN elements repeat their first heads or matrices.
+Tensors of more than LARGEST_DRAWN elements repeat their first heads or matrices, those of ragged batches sequences of
+the same lengths.
 """
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -37,7 +39,32 @@ MOST_CLASSES = 31
 
 
 def make_inputs(problem: AttentionProblem, kind: InputKind, rng: np.random.Generator) -> dict[str, Numbers]:
-    """Arrays of the logical shapes of q, k and v."""
+    """Arrays of the logical shapes of q, k and v, and the tables of a ragged batch."""
+    return _one_behind_the_other(problem, kind, rng) if problem.ragged else _dense(problem, kind, rng)
+
+
+def _one_behind_the_other(p: AttentionProblem, kind: InputKind, rng: np.random.Generator) -> dict[str, Numbers]:
+    drawn: dict[tuple[int, int], dict[str, Numbers]] = {}
+    sequences, elements = [], 0
+    for lengths in p.sequences:
+        if elements < LARGEST_DRAWN or lengths not in drawn:
+            # What has no length is drawn with one position and then left out.
+            made = _dense(p.sequence(*(max(1, length) for length in lengths)), kind, rng)
+            of = {"q": lengths[0], "k": lengths[1], "v": lengths[1]}
+            drawn[lengths] = {name: made[name][0, : of[name]] for name in made}
+            elements += sum(array.size for array in drawn[lengths].values())
+        sequences.append(drawn[lengths])
+    tensors = {name: np.concatenate([sequence[name] for sequence in sequences]) for name in ("q", "k", "v")}
+    of_q, of_kv = zip(*p.sequences, strict=True)
+    return {**tensors, "qo_indptr": begins(of_q), "kv_indptr": begins(of_kv)}
+
+
+def begins(lengths: Sequence[int]) -> Numbers:
+    """Where sequences of these lengths begin, and where the last one ends."""
+    return np.cumsum([0, *lengths], dtype=np.int64).astype(np.int32)
+
+
+def _dense(problem: AttentionProblem, kind: InputKind, rng: np.random.Generator) -> dict[str, Numbers]:
     p, element = problem, dtype(problem.dtype).numpy
     made = _normals(p, rng) if kind == "normal" else _classes(p, rng)
     return {name: _in_layout(p, name, array.astype(element)) for name, array in made.items()}

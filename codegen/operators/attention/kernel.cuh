@@ -12,8 +12,8 @@ namespace attention {
 __device__ __forceinline__ constexpr int next_of(int stage, int stages) { return stage + 1 == stages ? 0 : stage + 1; }
 
 // Each row is divided by its total, staged in shared memory and written in whole vectors; a warp's rows are its own.
-template <class C>
-__device__ __forceinline__ void write(const Arguments& arguments, const Place<C>& place, Warp<C>& warp, char* staged) {
+template <class C, class Rows>
+__device__ __forceinline__ void write(const Arguments& arguments, const Rows& rows, const Place<C>& place, Warp<C>& warp, char* staged) {
   using T = typename C::Input;
   using OutTile = Tile<C, C::columns_vo>;
 #pragma unroll
@@ -26,10 +26,9 @@ __device__ __forceinline__ void write(const Arguments& arguments, const Place<C>
       const float share = total == 0.0f ? 0.0f : 1.0f / total;  // of a query that sees nothing: zeros
       const int row = warp.warp_row + i * 16 + half * 8 + lane() / 4;
       if constexpr (C::lse) {
-        const bool writes = lane() % 4 == 0 && in_bounds(place.first + row, arguments.seq_q);  // bounds: lse row
+        const bool writes = lane() % 4 == 0 && in_bounds(place.first + row, rows.seq_q);  // bounds: lse row
         const float lse = warp.greatest[i][half] + cukiln::log2(total);  // -infinity where nothing is seen
-        const int64_t head = int64_t(place.batch) * arguments.heads_q + place.head;
-        if (writes) store_global<1>(arguments.lse + head * arguments.seq_q + place.first + row, Vector<float, 1>{{lse}});
+        if (writes) store_global<1>(lse_at(arguments, rows, place, row), Vector<float, 1>{{lse}});
       }
 #pragma unroll
       for (int j = 0; j < C::columns_vo / 8; ++j) {
@@ -39,12 +38,12 @@ __device__ __forceinline__ void write(const Arguments& arguments, const Place<C>
       }
     }
   warp_barrier();
-  T* const out = static_cast<T*>(arguments.out) + place.batch * arguments.of_out.batch + place.head * arguments.of_out.head;
+  T* const out = static_cast<T*>(arguments.out) + before_queries(rows, place, arguments.of_out) + place.head * arguments.of_out.head;
   constexpr int per_row = C::columns_vo / C::align_out;
 #pragma unroll
   for (int i = lane(); i < Warp<C>::rows * per_row; i += 32) {
     const int row = warp.warp_row + i / per_row, column = i % per_row * C::align_out;
-    const bool row_exists = in_bounds(place.first + row, arguments.seq_q);  // bounds: out row
+    const bool row_exists = in_bounds(place.first + row, rows.seq_q);  // bounds: out row
     const bool column_exists = in_bounds(column, arguments.head_dim_vo);  // bounds: out column
     const int swizzled = column / per_chunk ^ OutTile::swizzle(row);  // swizzle: written out
     const T* const source = reinterpret_cast<const T*>(staged + OutTile::at(row, swizzled)) + column % per_chunk;
@@ -54,25 +53,25 @@ __device__ __forceinline__ void write(const Arguments& arguments, const Place<C>
   }
 }
 
-template <class C>
-__device__ __forceinline__ void run(const Arguments& arguments) {
+// `Rows`: Arguments, or Sequence of a ragged batch.
+template <class C, class Rows>
+__device__ __forceinline__ void attend(const ArgumentsOf<C>& arguments, const Rows& rows, const Place<C>& place) {
   using T = typename C::Input;
   using QTile = Tile<C, C::columns_qk>;
   using K = Keys<C>;
   using V = Values<C>;
   static_assert(C::stages >= 1, "a ring has a stage");
-  const Place<C> place(arguments);
   char* const q_tile = shared_memory<char>();
   char* const keys = q_tile + (C::q_in == q_in_shared ? q_bytes<C> : 0);
   char* const values = keys + keys_bytes<C>;
 
-  const T* const q = static_cast<const T*>(arguments.q) + place.batch * arguments.of_q.batch + place.head * arguments.of_q.head +
+  const T* const q = static_cast<const T*>(arguments.q) + before_queries(rows, place, arguments.of_q) + place.head * arguments.of_q.head +
       place.first * arguments.of_q.position;
-  Copier<C, QTile, C::tile_q>::start(q_tile, q, arguments.of_q.position, arguments.seq_q - place.first, arguments.head_dim_qk);
+  Copier<C, QTile, C::tile_q>::start(q_tile, q, arguments.of_q.position, rows.seq_q - place.first, arguments.head_dim_qk);
 
   // Tiles that some query of the block sees.
-  const int first_tile = first_seen(arguments, place.first) / C::tile_kv;
-  const int end = end_seen(arguments, place.first + C::tile_q - 1);
+  const int first_tile = first_seen(rows, place.first) / C::tile_kv;
+  const int end = end_seen(rows, place.first + C::tile_q - 1);
   const int tiles = end > 0 ? (end - 1) / C::tile_kv + 1 - first_tile : 0;
   Warp<C> warp(place.first);
   // Where Q stays in shared memory it comes with the first keys.
@@ -83,11 +82,11 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     warp.hold_q(q_tile);
     __syncthreads();  // all warps have read it: the ring may take its place
   }
-  const Feed<C> feed(arguments, place, first_tile * C::tile_kv, tiles);
+  const Feed<C> feed(arguments, rows, place, first_tile * C::tile_kv, tiles);
 #pragma unroll
   for (int i = 0; i < C::stages; ++i) {
-    feed.start_keys(arguments, stage_at<K>(keys, i), i);  // stage: first keys
-    if (i + 1 < C::stages) feed.start_values(arguments, stage_at<V>(values, i), i);  // stage: first values
+    feed.start_keys(arguments, rows, stage_at<K>(keys, i), i);  // stage: first keys
+    if (i + 1 < C::stages) feed.start_values(arguments, rows, stage_at<V>(values, i), i);  // stage: first values
   }
   // Of keys and values in turn the newest 2 (stages - 1) groups may be under way at each wait. The first stage is 0, which is
   // not known before: what nvcc 13.2 makes of a single stage's constant addresses depends on the other kernels of a file.
@@ -96,14 +95,14 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   for (int tile = 0; tile < tiles; ++tile) {
     cp_async_wait<2 * (C::stages - 1)>();
     __syncthreads();  // these keys have landed, and all warps have left the values before
-    feed.start_values(arguments, stage_at<V>(values, filling), tile + C::stages - 1);  // stage: next values
+    feed.start_values(arguments, rows, stage_at<V>(values, filling), tile + C::stages - 1);  // stage: next values
     warp.score(q_tile, stage_at<K>(keys, reading));  // stage: scored keys
     cp_async_wait<2 * (C::stages - 1)>();
     __syncthreads();  // these values have landed, and all warps have left these keys
-    feed.start_keys(arguments, stage_at<K>(keys, reading), C::stages + tile);  // stage: next keys
+    feed.start_keys(arguments, rows, stage_at<K>(keys, reading), C::stages + tile);  // stage: next keys
     if constexpr (C::softcap) warp.cap(arguments);
     const int begin = (first_tile + tile) * C::tile_kv;
-    if (warp.needs_mask(arguments, begin)) warp.mask(arguments, begin);
+    if (warp.needs_mask(rows, begin)) warp.mask(rows, begin);
     warp.weigh(arguments);
     warp.add_values(stage_at<V>(values, reading));  // stage: added values
     filling = reading;
@@ -111,7 +110,21 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   }
   // No warp reads keys any more; values may still be read where out takes more room than they leave.
   if constexpr (out_bytes<C> > keys_bytes<C>) __syncthreads();
-  write<C>(arguments, place, warp, keys);
+  write<C>(arguments, rows, place, warp, keys);
+}
+
+template <class C>
+__device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
+  Place<C> place(arguments);
+  if constexpr (C::ragged) {
+    Sequence sequence(arguments, place.first / C::tile_q, C::tile_q);
+    place.first = sequence.tile * C::tile_q;
+    if (!sequence.has_query(place.first)) return;
+    sequence.read_keys(arguments);
+    attend<C>(arguments, sequence, place);
+  } else {
+    attend<C>(arguments, arguments, place);
+  }
 }
 
 #endif  // CUKILN_DEVICE
@@ -121,13 +134,13 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 // What launches depend on, as values: non-template functions take it, so that g++ compiles them once for all kernels.
 struct Plan {
   int tile_q, threads, shared_bytes, columns_qk, columns_vo, align, align_out;
-  bool softcap, lse, heads_first;
+  bool softcap, lse, heads_first, ragged;
   ElementType type;
 };
 
 template <class C>
 constexpr Plan plan_of = {C::tile_q, 32 * C::warps, shared_bytes<C>, C::columns_qk, C::columns_vo, C::align, C::align_out,
-                          C::softcap, C::lse, C::heads_first, element_type<typename C::Input>};
+                          C::softcap, C::lse, C::heads_first, C::ragged, element_type<typename C::Input>};
 
 // Positions are indices of two of them and a tile, in 32 bits.
 constexpr int64_t longest = int64_t{1} << 29, largest_extent = INT32_MAX - 1024;
@@ -135,16 +148,25 @@ constexpr double log2_of_e = 1.4426950408889634;
 
 inline int64_t clipped(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
 
-// Pointers: q, k, v, out, and lse where it is written. Integers: batch, seq_q, seq_kv, heads_q, heads_kv, head_dim_qk,
-// head_dim_vo; the strides of batch, position and head of q, k, v and out; the windows to the left and to the right, -1:
+// Where the outputs are among the pointers and the tensors of a call: behind q, k, v and the tables of a ragged batch.
+inline int first_output(const Plan& kernel) { return kernel.ragged ? 5 : 3; }
+
+// Tiles of a head, and of a ragged batch numbers of them.
+inline int64_t tiles_of(const Plan& kernel, int64_t batch, int64_t seq_q) {
+  return kernel.ragged ? seq_q / kernel.tile_q + batch : ceil_div(seq_q, int64_t(kernel.tile_q));
+}
+inline int64_t heads_of(const Plan& kernel, int64_t batch, int64_t heads_q) { return kernel.ragged ? heads_q : batch * heads_q; }
+
+// Pointers: q, k, v; qo_indptr and kv_indptr of a ragged batch; out, and lse where it is written. Integers: batch, seq_q,
+// seq_kv (of a ragged batch the rows of q and of k), heads_q, heads_kv, head_dim_qk, head_dim_vo; the strides of batch, position and head of q, k, v and out; the windows to the left and to the right, -1:
 // without an end. Launch: band, 0: all heads. Scalars: scale, softcap where there is one.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars) {
   Arguments arguments = {};
   arguments.q = pointers[0];
   arguments.k = pointers[1];
   arguments.v = pointers[2];
-  arguments.out = pointers[3];
-  if (kernel.lse) arguments.lse = static_cast<float*>(pointers[4]);
+  arguments.out = pointers[first_output(kernel)];
+  if (kernel.lse) arguments.lse = static_cast<float*>(pointers[first_output(kernel) + 1]);
   int* const extents[] = {&arguments.batch, &arguments.seq_q, &arguments.seq_kv, &arguments.heads_q, &arguments.heads_kv,
                           &arguments.head_dim_qk, &arguments.head_dim_vo};
   for (int i = 0; i < 7; ++i) {
@@ -157,7 +179,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   const int64_t diagonal = seq_kv - seq_q;
   arguments.first_key = static_cast<int>(left < 0 ? -seq_q : clipped(diagonal - clipped(left, 0, longest), -seq_q, seq_kv));
   arguments.end_key = static_cast<int>(right < 0 ? seq_kv : clipped(diagonal + clipped(right, 0, longest) + 1, -seq_q, seq_kv));
-  const int64_t heads = integers[0] * integers[3];
+  const int64_t heads = heads_of(kernel, integers[0], integers[3]);
   arguments.band = static_cast<int>(launch[0] > 0 && launch[0] < heads ? launch[0] : clipped(heads, 1, largest_extent));
   const double factor = kernel.softcap ? scalars[1] : scalars[0];
   arguments.to_bits = static_cast<float>(factor * log2_of_e);
@@ -165,9 +187,24 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   return arguments;
 }
 
+inline TableArguments with_tables(const Plan& kernel, const Arguments& arguments, void* const* pointers, const int64_t* integers) {
+  const int64_t tiles = tiles_of(kernel, integers[0], integers[1]);
+  return TableArguments{arguments,
+                        static_cast<const int*>(pointers[3]),
+                        static_cast<const int*>(pointers[4]),
+                        static_cast<int>(clipped(tiles, 0, largest_extent)),
+                        static_cast<int>(clipped(integers[19], -1, longest)),
+                        static_cast<int>(clipped(integers[20], -1, longest))};
+}
+
 template <class C>
-Arguments bind(void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars, void*) {
-  return bind(plan_of<C>, pointers, integers, launch, scalars);
+ArgumentsOf<C> bind(void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars, void*) {
+  const Arguments arguments = bind(plan_of<C>, pointers, integers, launch, scalars);
+  if constexpr (C::ragged) {
+    return with_tables(plan_of<C>, arguments, pointers, integers);
+  } else {
+    return arguments;
+  }
 }
 
 // Nothing grows with the sequences.
@@ -188,7 +225,7 @@ inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
   if (a.head_dim_vo < 1 || a.head_dim_vo > kernel.columns_vo || a.head_dim_vo % kernel.align || a.head_dim_vo % kernel.align_out) return 0;
   if (!is_multiple(a.of_q, kernel.align) || !is_multiple(a.of_k, kernel.align) || !is_multiple(a.of_v, kernel.align)) return 0;
   if (!is_multiple(a.of_out, kernel.align_out)) return 0;
-  const int64_t heads = int64_t(a.batch) * a.heads_q, tiles = ceil_div(a.seq_q, kernel.tile_q);
+  const int64_t heads = heads_of(kernel, a.batch, a.heads_q), tiles = tiles_of(kernel, a.batch, a.seq_q);
   if (heads > largest_extent || tiles > largest_extent / heads) return 0;
   out[0] = Launch{0, {static_cast<uint32_t>(tiles * heads), 1, 1}, {static_cast<uint32_t>(kernel.threads), 1, 1},
                   static_cast<uint32_t>(kernel.shared_bytes)};
@@ -200,7 +237,7 @@ int plan(const Arguments& arguments, Launch* out) {
   return plan(plan_of<C>, arguments, out);
 }
 
-// One tensor of a call: rank 4, the head's elements last.
+// One tensor of a call: rank 4, of a ragged batch 3, the head's elements last.
 struct Heads {
   int64_t batch, positions, heads, columns;
   Strides strides;
@@ -212,26 +249,29 @@ struct Heads {
 };
 
 inline bool read_heads(const char* name, const TensorView& tensor, const Plan& kernel, int align, Heads& heads, Complaint complaint) {
-  const char* const axes = kernel.heads_first ? "(batch, heads, positions, head_dim)" : "(batch, positions, heads, head_dim)";
-  if (tensor.rank != 4) CUKILN_REFUSE(complaint, "ValueError: %s has rank %d; rank 4 %s is allowed", name, tensor.rank, axes);
-  const int at_positions = kernel.heads_first ? 2 : 1, at_heads = 3 - at_positions;
-  heads = Heads{tensor.shape[0], tensor.shape[at_positions], tensor.shape[at_heads], tensor.shape[3], {}};
+  const char* const axes = kernel.ragged        ? "(positions, heads, head_dim)"
+                           : kernel.heads_first ? "(batch, heads, positions, head_dim)"
+                                                : "(batch, positions, heads, head_dim)";
+  const int rank = kernel.ragged ? 3 : 4, last = rank - 1;
+  if (tensor.rank != rank) CUKILN_REFUSE(complaint, "ValueError: %s has rank %d; rank %d %s is allowed", name, tensor.rank, rank, axes);
+  const int at_positions = kernel.ragged ? 0 : kernel.heads_first ? 2 : 1, at_heads = kernel.ragged ? 1 : 3 - at_positions;
+  heads = Heads{kernel.ragged ? 1 : tensor.shape[0], tensor.shape[at_positions], tensor.shape[at_heads], tensor.shape[last], {}};
   // The stride of an extent of 1 says nothing: frameworks put anything there.
   const auto stride = [&](int axis) { return tensor.shape[axis] > 1 ? tensor.strides[axis] : 0; };
-  heads.strides = Strides{stride(0), stride(at_positions), stride(at_heads)};
+  heads.strides = Strides{kernel.ragged ? 0 : stride(0), stride(at_positions), stride(at_heads)};
   if (heads.batch < 1 || heads.heads < 1 || heads.columns < 1 || heads.positions < 0)
     CUKILN_REFUSE(complaint, "ValueError: %s is empty; every extent must be at least 1", name);
-  if (heads.columns > 1 && tensor.strides[3] != 1)
+  if (heads.columns > 1 && tensor.strides[last] != 1)
     CUKILN_REFUSE(complaint, "ValueError: the last axis of %s has stride %lld; it must be contiguous (stride 1)", name,
-                  static_cast<long long>(tensor.strides[3]));
+                  static_cast<long long>(tensor.strides[last]));
   if (heads.strides.batch < 0 || heads.strides.position < 0 || heads.strides.head < 0)
     CUKILN_REFUSE(complaint, "ValueError: %s runs backwards; strides of at least 0 are allowed", name);
   if (heads.columns % align || !is_multiple(heads.strides, align))
     CUKILN_REFUSE(complaint,
                   "ValueError: %s has head_dim %lld and strides %lld, %lld, %lld; this kernel moves %d elements at once, so each "
                   "must be a multiple of %d: look up the kernel of this shape",
-                  name, static_cast<long long>(heads.columns), static_cast<long long>(tensor.strides[0]),
-                  static_cast<long long>(tensor.strides[1]), static_cast<long long>(tensor.strides[2]), align, align);
+                  name, static_cast<long long>(heads.columns), static_cast<long long>(kernel.ragged ? 0 : tensor.strides[0]),
+                  static_cast<long long>(tensor.strides[last - 2]), static_cast<long long>(tensor.strides[last - 1]), align, align);
   return true;
 }
 
@@ -258,18 +298,37 @@ inline bool check_memory_apart(const char* name, const TensorView& tensor, int64
   CUKILN_REFUSE(complaint, "ValueError: %s overlaps %s; its memory must be its own (a result cannot be written over an input)", written, name);
 }
 
-// Reads q, k, v, out and lse into `extents`; false and a sentence where a call cannot be right.
+// The tables of a ragged batch: where its sequences lie they alone say, on the device.
+inline bool read_tables(const TensorView* tensors, int64_t& batch, Complaint complaint) {
+  const char* const names[] = {"qo_indptr", "kv_indptr"};
+  for (int i = 0; i < 2; ++i) {
+    const TensorView& table = tensors[3 + i];
+    if (!check_pointer(names[i], table, ElementType::int32, tensors[0].device, 4, complaint, "q")) return false;
+    if (i == 0 && (table.rank != 1 || table.shape[0] < 2))
+      CUKILN_REFUSE(complaint, "ValueError: qo_indptr must be a vector of at least 2 elements: where sequences begin, and where the last one ends");
+    if (!check_vector(names[i], table, tensors[3].shape[0], complaint)) return false;
+  }
+  batch = tensors[3].shape[0] - 1;
+  return true;
+}
+
+// Reads q, k, v, tables, out and lse into `extents`; false and a sentence where a call cannot be right.
 inline bool check(const Plan& kernel, const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
-  if (count != 4 + kernel.lse)
-    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: q, k, v, out%s", count, 4 + kernel.lse,
-                  kernel.lse ? ", lse" : "");
-  const char* const names[] = {"q", "k", "v", "out", "lse"};
+  const int at_out = first_output(kernel), at_lse = at_out + 1;
+  if (count != at_lse + kernel.lse)
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: q, k, v, %sout%s", count, at_lse + kernel.lse,
+                  kernel.ragged ? "qo_indptr, kv_indptr, " : "", kernel.lse ? ", lse" : "");
+  const char* const names[] = {"q", "k", "v", "out"};
+  const int places[] = {0, 1, 2, at_out};
   Heads heads[4];
   for (int i = 0; i < 4; ++i) {
+    const TensorView& tensor = tensors[places[i]];
     const int align = i == 3 ? kernel.align_out : kernel.align;
-    if (!check_pointer(names[i], tensors[i], kernel.type, tensors[0].device, 2 * align, complaint, "q")) return false;
-    if (!read_heads(names[i], tensors[i], kernel, align, heads[i], complaint)) return false;
+    if (!check_pointer(names[i], tensor, kernel.type, tensors[0].device, 2 * align, complaint, "q")) return false;
+    if (!read_heads(names[i], tensor, kernel, align, heads[i], complaint)) return false;
   }
+  int64_t batch = heads[0].batch;
+  if (kernel.ragged && !read_tables(tensors, batch, complaint)) return false;
   const Heads &q = heads[0], &k = heads[1], &v = heads[2], &out = heads[3];
   if (!agree("batch differs between q and k", q.batch, k.batch, complaint)) return false;
   if (!agree("batch differs between q and v", q.batch, v.batch, complaint)) return false;
@@ -290,26 +349,35 @@ inline bool check(const Plan& kernel, const TensorView* tensors, int count, int6
   if (q.positions > longest || k.positions > longest)
     CUKILN_REFUSE(complaint, "ValueError: %lld queries and %lld keys; at most %lld of each are allowed", static_cast<long long>(q.positions),
                   static_cast<long long>(k.positions), static_cast<long long>(longest));
-  const int64_t tiles = ceil_div(q.positions, kernel.tile_q);
-  if (q.heads > largest_extent / q.batch || tiles > largest_extent / (q.heads * q.batch))
+  const int64_t tiles = tiles_of(kernel, batch, q.positions);
+  if (q.heads > largest_extent / batch || tiles > largest_extent / heads_of(kernel, batch, q.heads))
     CUKILN_REFUSE(complaint, "ValueError: the number of blocks is over %lld", static_cast<long long>(largest_extent));
   if (!apart_from_itself(out)) CUKILN_REFUSE(complaint, "ValueError: elements of out overlap each other (its strides are too small)");
   if (kernel.lse) {
-    const TensorView& lse = tensors[4];
+    const TensorView& lse = tensors[at_lse];
     if (!check_pointer("lse", lse, ElementType::float32, tensors[0].device, 4, complaint, "q")) return false;
-    const bool shaped = lse.rank == 3 && lse.shape[0] == q.batch && lse.shape[1] == q.heads && lse.shape[2] == q.positions;
-    if (!shaped)
+    const bool of_ragged = lse.rank == 2 && lse.shape[0] == q.positions && lse.shape[1] == q.heads;
+    const bool of_dense = lse.rank == 3 && lse.shape[0] == q.batch && lse.shape[1] == q.heads && lse.shape[2] == q.positions;
+    if (kernel.ragged && !of_ragged)
+      CUKILN_REFUSE(complaint, "ValueError: lse must have the shape (positions of q, heads_q): %lld, %lld", static_cast<long long>(q.positions),
+                    static_cast<long long>(q.heads));
+    if (!kernel.ragged && !of_dense)
       CUKILN_REFUSE(complaint, "ValueError: lse must have the shape (batch, heads_q, seq_q): %lld, %lld, %lld", static_cast<long long>(q.batch),
                     static_cast<long long>(q.heads), static_cast<long long>(q.positions));
     if (!check_contiguous("lse", lse, complaint)) return false;
   }
   const int64_t lse_bytes = 4 * q.batch * q.heads * q.positions;
   for (int i = 0; i < 3; ++i) {
-    if (!check_memory_apart(names[i], tensors[i], 2 * heads[i].span(), "out", tensors[3], 2 * out.span(), complaint)) return false;
-    if (kernel.lse && !check_memory_apart(names[i], tensors[i], 2 * heads[i].span(), "lse", tensors[4], lse_bytes, complaint)) return false;
+    if (!check_memory_apart(names[i], tensors[i], 2 * heads[i].span(), "out", tensors[at_out], 2 * out.span(), complaint)) return false;
+    if (kernel.lse && !check_memory_apart(names[i], tensors[i], 2 * heads[i].span(), "lse", tensors[at_lse], lse_bytes, complaint)) return false;
   }
-  if (kernel.lse && !check_memory_apart("out", tensors[3], 2 * out.span(), "lse", tensors[4], lse_bytes, complaint)) return false;
-  const int64_t values[] = {q.batch, q.positions, k.positions, q.heads, k.heads, q.columns, v.columns};
+  for (int i = 3; i < at_out; ++i) {
+    const char* const table = i == 3 ? "qo_indptr" : "kv_indptr";
+    if (!check_memory_apart(table, tensors[i], 4 * (batch + 1), "out", tensors[at_out], 2 * out.span(), complaint)) return false;
+    if (kernel.lse && !check_memory_apart(table, tensors[i], 4 * (batch + 1), "lse", tensors[at_lse], lse_bytes, complaint)) return false;
+  }
+  if (kernel.lse && !check_memory_apart("out", tensors[at_out], 2 * out.span(), "lse", tensors[at_lse], lse_bytes, complaint)) return false;
+  const int64_t values[] = {batch, q.positions, k.positions, q.heads, k.heads, q.columns, v.columns};
   for (int i = 0; i < 7; ++i) extents[i] = values[i];
   for (int i = 0; i < 4; ++i) {
     extents[7 + 3 * i] = heads[i].strides.batch;

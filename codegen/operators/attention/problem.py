@@ -1,7 +1,7 @@
 """The attention problem: out = softmax(scale q kᵀ) v of each head, over the keys that each query sees."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, ValidationInfo, field_validator
@@ -18,7 +18,9 @@ SMALLEST_HEAD_DIM = 4
 DTYPES = ("float16", "bfloat16")
 # Powers of two of them are normal numbers in fp32, and so are their reciprocals.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-20, 2.0**20
-DENSE = "it computes dense attention of whole tensors"
+DENSE = "it computes dense attention of whole tensors and of ragged batches"
+# Lengths of sequences that a problem lists.
+MOST_LENGTHS = 4096
 # What other definitions of attention have, which is refused by its name.
 NOT_COMPUTED = {
     "sinks": "attention sinks",
@@ -26,14 +28,14 @@ NOT_COMPUTED = {
     "custom_mask": "masks other than causal and window",
     "block_mask": "sparse attention",
     "feature_map": "linear attention",
-    "qo_indptr": "ragged batches",
-    "kv_indptr": "ragged batches",
     "kv_indices": "paged caches",
     "kv_last_page_len": "paged caches",
     "page_size": "paged caches",
     "alibi_slopes": "positional biases",
     "dropout": "dropout",
 }
+# Of a call, by the `lengths` that has them.
+TABLES = {"qo_indptr": "ragged", "kv_indptr": "ragged"}
 
 
 def _computed_dtype(value: Any) -> Any:
@@ -57,6 +59,8 @@ def _finite_in_float32(value: float) -> float:
 Length = Annotated[int, Field(strict=True, ge=1, le=LONGEST), BeforeValidator(as_integer)]
 HeadDim = Annotated[int, Field(strict=True, ge=SMALLEST_HEAD_DIM, le=LARGEST_HEAD_DIM), BeforeValidator(as_integer)]
 Window = Annotated[int, Field(strict=True, ge=0, le=LONGEST), BeforeValidator(as_integer)]
+SequenceLength = Annotated[int, Field(strict=True, ge=0, le=LONGEST), BeforeValidator(as_integer)]
+SequenceLengths = Annotated[tuple[SequenceLength, ...], Field(max_length=MOST_LENGTHS)]
 Factor = Annotated[float, Field(strict=True), AfterValidator(_finite_in_float32)]
 Strides = tuple[Stride, Stride, Stride]
 Element = Annotated[Literal["float16", "bfloat16"], BeforeValidator(_computed_dtype)]
@@ -72,6 +76,14 @@ def _strides_of(tensor: str) -> Any:
     return _filled_in(f"Elements from one index of {tensor}'s first three axes to the next; default: packed.")
 
 
+def _lengths_of(what: str, most: str) -> Any:
+    return Field(
+        default=None,
+        validate_default=True,
+        description=f"{what.capitalize()} of each sequence of a ragged batch; null: {most} of each.",
+    )
+
+
 class AttentionProblem(Problem):
     """Query i of a head sees the keys from i + d - window_left to i + d + window_right, where d = seq_kv - seq_q: the
     last query stands beside the last key. Without a window there is no such end; `causal` is window_right = 0.
@@ -81,9 +93,16 @@ class AttentionProblem(Problem):
     float32 of shape (batch, heads_q, seq_q). A query that sees no key has an out of zeros and an lse of -infinity.
 
     `layout` bshd: tensors are (batch, positions, heads, head_dim); bhsd: (batch, heads, positions, head_dim).
+
+    `lengths` ragged: `batch` sequences of at most seq_q queries and seq_kv keys lie one behind the other in tensors of
+    (positions of all, heads, head_dim). Of which positions they are, a call's qo_indptr and kv_indptr say, int32 of
+    batch + 1 positions at which sequences begin and the last one ends; `q_lengths` and `kv_lengths` are those that a
+    search is for. Each sequence is attention of its own, d is the difference of its own lengths, and lse has the shape
+    (positions of all, heads_q). The first stride of each tensor means nothing.
     """
 
     operator: Literal["attention"] = "attention"
+    lengths: Literal["dense", "ragged"] = "dense"
     batch: Extent = 1
     seq_q: Length
     seq_kv: Length = _filled_in("Default: seq_q.")
@@ -99,14 +118,21 @@ class AttentionProblem(Problem):
     softcap: Factor | None = None
     scale: Factor = _filled_in("Default: 1 / the root of head_dim_qk.")
     lse: StrictBool = False
+    q_lengths: SequenceLengths | None = _lengths_of("queries", "seq_q")
+    kv_lengths: SequenceLengths | None = _lengths_of("keys", "seq_kv")
     q_strides: Strides = _strides_of("q")
     k_strides: Strides = _strides_of("k")
     v_strides: Strides = _strides_of("v")
     out_strides: Strides = _strides_of("out")
 
     def canonical(self) -> dict[str, Any]:
-        """`causal` and window_right = 0 say the same."""
-        return {**super().canonical(), "causal": self.window_right == 0}
+        """`causal` and window_right = 0 say the same. Dense problems have no fields of ragged ones."""
+        fields = {**super().canonical(), "causal": self.window_right == 0}
+        return fields if self.ragged else {name: fields[name] for name in fields if name not in _OF_RAGGED}
+
+    @property
+    def ragged(self) -> bool:
+        return self.lengths == "ragged"
 
     @property
     def sum_length(self) -> int:
@@ -117,8 +143,29 @@ class AttentionProblem(Problem):
         """Heads of q that share one of k and v."""
         return self.heads_q // self.heads_kv
 
+    @property
+    def sequences(self) -> Sequence[tuple[int, int]]:
+        """Queries and keys of each."""
+        of_q = self.q_lengths or (self.seq_q,) * self.batch
+        of_kv = self.kv_lengths or (self.seq_kv,) * self.batch
+        return list(zip(of_q, of_kv, strict=True))
+
+    @property
+    def total_q(self) -> int:
+        """Queries of all sequences."""
+        return _total(self.__dict__, "q")
+
+    @property
+    def total_kv(self) -> int:
+        return _total(self.__dict__, "kv")
+
+    def sequence(self, seq_q: int, seq_kv: int) -> "AttentionProblem":
+        """One of so many queries and keys, at least one of each, as a packed problem of its own."""
+        fields = {name: value for name, value in self.canonical().items() if name not in (*_OF_RAGGED, *_STRIDES)}
+        return AttentionProblem(**{**fields, "batch": 1, "seq_q": seq_q, "seq_kv": seq_kv})
+
     def shape(self, tensor: Tensor) -> tuple[int, int, int, int]:
-        """In the layout's order."""
+        """In the layout's order; ragged tensors as those of a batch of 1."""
         return _shape(self.__dict__, tensor)
 
     def strides(self, tensor: Tensor) -> tuple[int, int, int]:
@@ -160,6 +207,29 @@ class AttentionProblem(Problem):
                 divisors,
             )
         return value
+
+    @field_validator("layout", mode="after")
+    @classmethod
+    def _of_ragged(cls, value: str, info: ValidationInfo) -> str:
+        if info.data.get("lengths") == "ragged" and value != "bshd":
+            raise refuse(
+                "layout_is_not_ragged",
+                f"is {value}, but tensors of ragged batches are (positions, heads, head_dim): bshd is allowed",
+                "bshd",
+            )
+        return value
+
+    @field_validator("q_lengths", "kv_lengths", mode="after")
+    @classmethod
+    def _of_sequences(cls, value: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
+        of = (info.field_name or "").removesuffix("_lengths")
+        batch, longest = info.data.get("batch"), info.data.get(f"seq_{of}")
+        if info.data.get("lengths") != "ragged" or batch is None or longest is None:
+            if value is not None and info.data.get("lengths") == "dense":
+                raise refuse("lengths_of_dense", "is given, but lengths is dense; null is allowed, or ragged", "ragged")
+            return value
+        _require_lengths(value, batch, longest, f"seq_{of}")
+        return None if value is None or set(value) == {longest} else value
 
     @field_validator("window_right", mode="after")
     @classmethod
@@ -216,6 +286,17 @@ class AttentionProblem(Problem):
         return value
 
 
+def _require_lengths(value: tuple[int, ...] | None, batch: int, longest: int, name: str) -> None:
+    """Raises where so many sequences cannot have these lengths."""
+    if value is not None and len(value) != batch:
+        raise refuse("lengths_of_another_batch", f"has {len(value)} lengths for a batch of {batch}", batch)
+    if value is not None and max(value) > longest:
+        raise refuse("too_long", f"has {max(value)}, but {name}, the longest, is {longest}", longest)
+    total = batch * longest if value is None else sum(value)
+    if not 1 <= total <= LONGEST:
+        raise refuse("out_of_range", f"adds up to {total} positions; 1 to {LONGEST} are allowed", LONGEST)
+
+
 def _is_stride(value: Any) -> bool:
     return type(as_integer(value)) is int and as_integer(value) >= 0
 
@@ -224,7 +305,11 @@ def _tensor(info: ValidationInfo) -> str:
     return (info.field_name or "").removesuffix("_strides")
 
 
-_OF_SHAPE = frozenset(("batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo", "layout"))
+_OF_RAGGED = ("lengths", "q_lengths", "kv_lengths")
+_STRIDES = ("q_strides", "k_strides", "v_strides", "out_strides")
+_OF_SHAPE = frozenset(
+    ("batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo", "layout", *_OF_RAGGED)
+)
 
 
 def _known(info: ValidationInfo) -> tuple[int, int, int, int] | None:
@@ -235,6 +320,19 @@ def _known(info: ValidationInfo) -> tuple[int, int, int, int] | None:
 def _shape(fields: Mapping[str, Any], tensor: str) -> tuple[int, int, int, int]:
     of_q = tensor in ("q", "out")
     positions, heads = fields["seq_q" if of_q else "seq_kv"], fields["heads_q" if of_q else "heads_kv"]
-    columns = fields["head_dim_qk" if tensor in ("q", "k") else "head_dim_vo"]
+    if fields["lengths"] == "ragged":
+        return (1, _total(fields, "q" if of_q else "kv"), heads, _columns(fields, tensor))
     middle = (positions, heads) if fields["layout"] == "bshd" else (heads, positions)
-    return (fields["batch"], *middle, columns)
+    return (fields["batch"], *middle, _columns(fields, tensor))
+
+
+def _columns(fields: Mapping[str, Any], tensor: str) -> int:
+    columns: int = fields["head_dim_qk" if tensor in ("q", "k") else "head_dim_vo"]
+    return columns
+
+
+def _total(fields: Mapping[str, Any], of: str) -> int:
+    """Positions of all sequences."""
+    lengths = fields[f"{of}_lengths"]
+    total: int = sum(lengths) if lengths else fields["batch"] * fields[f"seq_{of}"]
+    return total

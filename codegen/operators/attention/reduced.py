@@ -12,29 +12,64 @@ SOFTCAP = 3.0
 
 
 def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[AttentionProblem]:
-    """Whole tiles; causal, with tails of both; a window, with gaps in memory, a scale of its own and the narrowest
-    heads; fewer keys than queries, so that some see none; one query of each head.
+    """Of a kernel for dense batches: whole tiles; causal, with tails of both; a window, with gaps in memory, a scale of
+    its own and the narrowest heads; fewer keys than queries, so that some see none; one query of each head.
+
+    Of one for ragged batches the same, of sequences of uneven lengths: empty ones first, last and between, whole tiles
+    and tails behind each other, so that tiles begin anywhere.
 
     Heads are of 1 to 3 in a group, in batches of 1 and 2.
     """
-    tile_q, tile_kv, stages = int(t["tile_q"]), int(t["tile_kv"]), int(t["stages"])
     units = int(s["align"]), max(int(s["align"]), int(s["align_out"]))  # of head_dim_qk, of head_dim_vo
     columns = s["columns_qk"], s["columns_vo"]
     wide = [_widest(*of) for of in zip(columns, units, strict=True)]
     narrow = [_narrow(*of) for of in zip(columns, units, strict=True)]
+    batches = _ragged if s.get("lengths") == "ragged" else _dense
+    fields = batches(int(t["tile_q"]), int(t["tile_kv"]), int(t["stages"]))
+    windowed = {"head_dim_qk": narrow[0], "head_dim_vo": narrow[1], "scale": 0.25}
+    widths = {"head_dim_qk": wide[0], "head_dim_vo": wide[1]}
+    return [_problem(s, {**(windowed if "window_left" in own else widths), **own}) for own in fields]
+
+
+def _dense(tile_q: int, tile_kv: int, stages: int) -> list[dict[str, Any]]:
     some = min(tile_q + tile_q // 2 + 3, MOST_POSITIONS)
-    fields: list[dict[str, Any]] = [
+    return [
         {"seq_q": tile_q, "seq_kv": min(stages + 2, 1 + MOST_POSITIONS // tile_kv) * tile_kv, "heads_q": 2},
         {"seq_q": some, "seq_kv": some + tile_kv + 5, "heads_q": 3, "heads_kv": 1, "causal": True},
         {
             "batch": 2, "seq_q": some + 4, "seq_kv": some + tile_kv // 2 + 1, "heads_q": 4, "heads_kv": 2,
-            "head_dim_qk": narrow[0], "head_dim_vo": narrow[1], "scale": 0.25,
             "window_left": tile_kv + tile_kv // 2 + 2, "window_right": 7,
         },
         {"seq_q": PIECE + 5, "seq_kv": 3, "heads_q": 2, "heads_kv": 1, "causal": True, "batch": 2},
         {"seq_q": 1, "seq_kv": 2 * tile_kv + 1, "heads_q": 3, "heads_kv": 3, "scale": 1.5},
     ]  # fmt: skip
-    return [_problem(s, {"head_dim_qk": wide[0], "head_dim_vo": wide[1], **own}) for own in fields]
+
+
+def _ragged(tile_q: int, tile_kv: int, stages: int) -> list[dict[str, Any]]:
+    some = min(tile_q // 2 + 3, MOST_POSITIONS)
+    ring = min(stages + 1, 1 + MOST_POSITIONS // tile_kv) * tile_kv
+    return [
+        {**_lengths((tile_q, ring), (0, 2), (tile_q, tile_kv)), "heads_q": 2},
+        {
+            **_lengths((0, 0), (some, some + tile_kv + 5), (1, 1), (tile_q + 1, tile_q), (7, 0), (0, 4)),
+            "heads_q": 3, "heads_kv": 1, "causal": True,
+        },
+        {
+            **_lengths((some, some + tile_kv // 2 + 1), (5, 2 * tile_kv + 3), (tile_q - 1, 9)),
+            "heads_q": 4, "heads_kv": 2, "window_left": tile_kv + tile_kv // 2 + 2, "window_right": 7,
+        },
+        {**_lengths((PIECE + 5, 3), (3, PIECE)), "heads_q": 2, "heads_kv": 1, "causal": True},
+        {**_lengths((1, 2 * tile_kv + 1), (1, 1), (1, 0), (1, tile_kv)), "heads_q": 3, "heads_kv": 3, "scale": 1.5},
+    ]  # fmt: skip
+
+
+def _lengths(*sequences: tuple[int, int]) -> dict[str, Any]:
+    """Fields of a ragged batch of so many queries and keys each."""
+    of_q, of_kv = zip(*sequences, strict=True)
+    return {
+        "lengths": "ragged", "batch": len(sequences), "seq_q": max(of_q), "seq_kv": max(of_kv), "q_lengths": of_q,
+        "kv_lengths": of_kv,
+    }  # fmt: skip
 
 
 def _widest(columns: int, unit: int) -> int:

@@ -24,6 +24,7 @@ lse = T + log W has the scores' error weighted by w / W, that of the sum, 2 u of
 
 import math
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 
 import numpy as np
 
@@ -44,7 +45,40 @@ LARGEST_CHUNK = 2**24  # scores that exist at once
 
 def reference(problem: AttentionProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
     """(result, bound) of out's logical shape; with `lse` of out's elements and then lse's, both as vectors."""
-    p = problem
+    parts = _ragged(problem, inputs, exact) if problem.ragged else _dense(problem, inputs, exact)
+    out, lse = parts
+    return (joined([out.value, lse.value]), joined([out.error, lse.error])) if problem.lse else (out.value, out.error)
+
+
+def _ragged(p: AttentionProblem, inputs: Mapping[str, Array], exact: bool) -> tuple[Bounded, Bounded]:
+    """Each sequence by itself: those positions of the tensors that the tables say."""
+    tables = (_positions(inputs[name], p.batch) for name in ("qo_indptr", "kv_indptr"))
+    xp = namespace_of(as_float64(inputs["v"], p.dtype))
+    rows = (p.total_q, p.heads_q)
+    out, error = xp.zeros((*rows, p.head_dim_vo)), xp.zeros((*rows, p.head_dim_vo))
+    lse, lse_error = xp.zeros((*rows, 1)) - np.inf, xp.zeros((*rows, 1))
+    for (first_q, end_q), (first_kv, end_kv) in zip(*tables, strict=True):
+        if end_q == first_q or end_kv == first_kv:  # no query, or none that sees a key
+            continue
+        own = p.sequence(end_q - first_q, end_kv - first_kv)
+        of_q, of_kv = slice(first_q, end_q), slice(first_kv, end_kv)
+        parts = {name: inputs[name][None, of_q if name == "q" else of_kv, :, :] for name in ("q", "k", "v")}
+        of_out, of_lse = _dense(own, parts, exact)
+        at = (of_q, slice(None), slice(None))
+        whole = (own.seq_q, own.heads_q)
+        out[at], error[at] = (part.reshape(*whole, own.head_dim_vo) for part in (of_out.value, of_out.error))
+        lse[at], lse_error[at] = (part.swapaxes(1, 2).reshape(*whole, 1) for part in (of_lse.value, of_lse.error))
+    return Bounded(out, error), Bounded(lse, lse_error)
+
+
+def _positions(table: Array, batch: int) -> list[tuple[int, int]]:
+    """Where each sequence begins and ends."""
+    begins = [int(table[i]) for i in range(batch + 1)]
+    return list(pairwise(begins))
+
+
+def _dense(p: AttentionProblem, inputs: Mapping[str, Array], exact: bool) -> tuple[Bounded, Bounded]:
+    """out in the problem's layout, and lse of (batch, heads, queries, 1)."""
     q, k, v = (_heads_first(p, as_float64(inputs[name], p.dtype)) for name in ("q", "k", "v"))
     xp, shape = namespace_of(q), (p.batch, p.heads_q, p.seq_q)
     out, error = xp.zeros((*shape, p.head_dim_vo)), xp.zeros((*shape, p.head_dim_vo))
@@ -69,7 +103,7 @@ def reference(problem: AttentionProblem, inputs: Mapping[str, Array], exact: boo
                 lse[at], lse_error[at] = (part.reshape(*whole, 1) for part in (of_lse.value, of_lse.error))
     final = stored(p.dtype, Bounded(out, error))
     value, bound = (_heads_first(p, part) for part in (final.value, final.error))
-    return (joined([value, lse]), joined([bound, lse_error])) if p.lse else (value, bound)
+    return Bounded(value, bound), Bounded(lse, lse_error)
 
 
 def _heads_first(p: AttentionProblem, tensor: Array) -> Array:

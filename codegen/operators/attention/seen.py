@@ -1,6 +1,8 @@
 """Which keys queries see, in numbers: pairs of query and key, and tiles of keys that blocks of queries take."""
 
+from collections import Counter
 from dataclasses import dataclass
+from functools import lru_cache
 
 from codegen.operators.attention.problem import AttentionProblem
 
@@ -18,10 +20,16 @@ class Seen:
 
     @classmethod
     def of(cls, problem: AttentionProblem) -> "Seen":
-        p, diagonal = problem, problem.seq_kv - problem.seq_q
-        first = -p.seq_q if p.window_left is None else max(-p.seq_q, diagonal - p.window_left)
-        end = p.seq_kv if p.window_right is None else min(p.seq_kv, diagonal + p.window_right + 1)
-        return cls(p.seq_q, p.seq_kv, first, end)
+        """Of a sequence with seq_q queries and seq_kv keys."""
+        return cls.between(problem, problem.seq_q, problem.seq_kv)
+
+    @classmethod
+    def between(cls, p: AttentionProblem, queries: int, keys: int) -> "Seen":
+        """Of a sequence with so many queries and keys; maybe none."""
+        diagonal = keys - queries
+        first = -queries if p.window_left is None else max(-queries, diagonal - p.window_left)
+        end = keys if p.window_right is None else min(keys, diagonal + p.window_right + 1)
+        return cls(queries, keys, first, end)
 
     def by(self, query: int) -> tuple[int, int]:
         """The first key that it sees, and the one behind the last."""
@@ -40,6 +48,8 @@ class Seen:
     def most_tiles(self, tile_q: int, tile_kv: int) -> int:
         """Of keys, that one block takes: of at most LOOKED_AT blocks, and of the last one."""
         count = -(-self.queries // tile_q)
+        if not count:
+            return 0
         some = {*range(0, count, -(-count // LOOKED_AT)), count - 1}
         return max(self._of_block(block * tile_q, tile_q, tile_kv) for block in some)
 
@@ -55,6 +65,31 @@ class Seen:
         high = min(blocks, max(low, -(-(self.keys - offset) // step)))
         between = floor_sum(high - low, tile, step, low * step + offset + rounding)
         return low * (rounding // tile) + between + (blocks - high) * ((self.keys + rounding) // tile)
+
+
+@lru_cache(maxsize=64)
+def of_batch(p: AttentionProblem) -> tuple[tuple[int, Seen], ...]:
+    """How many sequences of the batch have which lengths."""
+    if not p.ragged:
+        return ((p.batch, Seen.of(p)),)
+    return tuple((count, Seen.between(p, *lengths)) for lengths, count in Counter(p.sequences).items())
+
+
+def pairs(p: AttentionProblem) -> int:
+    """Of a query and a key that it sees, of one head in the whole batch."""
+    return sum(count * seen.pairs for count, seen in of_batch(p))
+
+
+@lru_cache(maxsize=1024)
+def tiles(p: AttentionProblem, tile_q: int, tile_kv: int) -> int:
+    """Of keys, that all blocks of a head take together, in the whole batch."""
+    return sum(count * seen.tiles(tile_q, tile_kv) for count, seen in of_batch(p))
+
+
+@lru_cache(maxsize=1024)
+def most_tiles(p: AttentionProblem, tile_q: int, tile_kv: int) -> int:
+    """Of keys, that one block takes."""
+    return max(seen.most_tiles(tile_q, tile_kv) for _, seen in of_batch(p))
 
 
 def floor_sum(count: int, divisor: int, factor: int, start: int) -> int:

@@ -80,15 +80,23 @@ def registers(t: Mapping[str, Any], columns_qk: int, columns_vo: int) -> int:
 
 
 def blocks(p: AttentionProblem, t: Mapping[str, Any]) -> int:
-    """Of the launch."""
+    """Of the launch. Where a sequence of a ragged batch begins, the device alone can see: there are as many as its
+    sequences can need, wherever they begin."""
+    if p.ragged:
+        return (p.total_q // int(t["tile_q"]) + p.batch) * p.heads_q
     return -(-p.seq_q // int(t["tile_q"])) * p.batch * p.heads_q
+
+
+def side_by_side(p: AttentionProblem) -> int:
+    """Heads that a band can have: tiles of a ragged batch's sequences are one list for each head."""
+    return p.heads_q if p.ragged else p.batch * p.heads_q
 
 
 def rules(p: AttentionProblem, schedule: Schedule, target: Target) -> Accepted | Rejected:
     """Whether a schedule can work and is worth compiling."""
     t = schedule.as_dict()
     tile_q, tile_kv, warps, band = (int(t[name]) for name in ("tile_q", "tile_kv", "warps", "band"))
-    heads = p.batch * p.heads_q
+    heads = side_by_side(p)
     if target.capability < AMPERE:
         return Rejected("mma", f"mma.sync m16n8k16 and cp.async need sm_{AMPERE}; the target is {target.name}")
     if tile_q % (PIECE * warps):
@@ -148,7 +156,7 @@ def band_of(p: AttentionProblem, target: Target) -> int:
     of_kv_head = ELEMENT_BYTES * p.seq_kv * (p.head_dim_qk + p.head_dim_vo)
     fitting = int(L2_SHARE * target.l2_bytes) // of_kv_head * p.group
     band = max((band for band in BANDS if 0 < band <= max(1, fitting)), default=1)
-    return 0 if max(band, fitting) >= p.batch * p.heads_q else band
+    return 0 if max(band, fitting) >= side_by_side(p) else band
 
 
 def _preferred(p: AttentionProblem, target: Target) -> Iterator[Schedule]:
@@ -180,7 +188,7 @@ def _small(p: AttentionProblem, target: Target, default: Schedule) -> dict[str, 
 
 
 def _full(p: AttentionProblem, target: Target, default: Schedule) -> dict[str, tuple[Value, ...]]:
-    heads = p.batch * p.heads_q
+    heads = side_by_side(p)
     bands = {0, 1, p.group, band_of(p, target), int(default.get("band"))}
     return {
         "tile_q": (16, 32, 64, 128, 256),

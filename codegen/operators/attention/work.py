@@ -6,7 +6,7 @@ from typing import Any
 from codegen.counts import LaunchCounts, Primitive, load, merged, store
 from codegen.operator import Cost, Work
 from codegen.operators.attention.problem import AttentionProblem
-from codegen.operators.attention.seen import Seen
+from codegen.operators.attention.seen import Seen, most_tiles, of_batch, pairs, tiles
 from codegen.operators.attention.space import (
     ELEMENT_BYTES,
     L2_SHARE,
@@ -14,6 +14,7 @@ from codegen.operators.attention.space import (
     padded,
     pieces,
     shared_bytes,
+    side_by_side,
     threads,
 )
 from codegen.targets import Target
@@ -26,27 +27,28 @@ _MMA = {"float16": "mma_m16n8k16_f16", "bfloat16": "mma_m16n8k16_bf16"}
 # one besides; of a copy with its address and its check; of a step of the loop beside what it computes.
 _PER_SCORE, _PER_CAP, _PER_COPY, _PER_STEP = 4.5, 24.0, 5.0, 60.0
 WARP, MATRIX_BYTES = 32, 512
+INDEX_BYTES = 4  # of a table's entry
 # A warp stalls on each fragment that it reads, as a product without a second buffer of fragments does.
 OVERLAP = 0.5
 
 
 def products(p: AttentionProblem) -> int:
     """Of an element of q with one of k, and of a weight with an element of v, over the keys that are seen."""
-    return p.batch * p.heads_q * Seen.of(p).pairs * (p.head_dim_qk + p.head_dim_vo)
+    return p.heads_q * pairs(p) * (p.head_dim_qk + p.head_dim_vo)
 
 
 def steps(p: AttentionProblem, t: Mapping[str, Any]) -> int:
     """Tiles of keys that all blocks take together."""
-    return p.batch * p.heads_q * Seen.of(p).tiles(int(t["tile_q"]), int(t["tile_kv"]))
+    return p.heads_q * tiles(p, int(t["tile_q"]), int(t["tile_kv"]))
 
 
 def cost(p: AttentionProblem) -> Cost:
     """Every operand moves once; products over the keys that are seen. Nothing is kept in a workspace."""
-    scores = p.batch * p.heads_q * Seen.of(p).pairs
+    scores = p.heads_q * pairs(p)
     flops = 2 * products(p) + scores * (FLOPS_PER_SCORE + (FLOPS_PER_CAP if p.softcap else 0))
-    queries = p.batch * p.heads_q * p.seq_q
-    keys = p.batch * p.heads_kv * p.seq_kv
+    queries, keys = p.heads_q * p.total_q, p.heads_kv * p.total_kv
     read = ELEMENT_BYTES * (queries * p.head_dim_qk + keys * (p.head_dim_qk + p.head_dim_vo))
+    read += 2 * INDEX_BYTES * (p.batch + 1) if p.ragged else 0
     written = ELEMENT_BYTES * queries * p.head_dim_vo + (4 * queries if p.lse else 0)
     return Cost(flops, read, written, launches=1, workspace_bytes=0)
 
@@ -55,7 +57,7 @@ def work(p: AttentionProblem, t: Mapping[str, Any], align: int, target: Target) 
     """`align`: elements of an access to q, k and v."""
     least, columns = cost(p), (padded(p.head_dim_qk), padded(p.head_dim_vo))
     count, tile_q, tile_kv, warps = blocks(p, t), int(t["tile_q"]), int(t["tile_kv"]), int(t["warps"])
-    seen, all_steps = Seen.of(p), float(steps(p, t))
+    all_steps = float(steps(p, t))
     whole = sum(columns)
     scores, macs = all_steps * tile_q * tile_kv, all_steps * tile_q * tile_kv * whole
     tile_bytes = ELEMENT_BYTES * tile_kv * whole
@@ -72,7 +74,7 @@ def work(p: AttentionProblem, t: Mapping[str, Any], align: int, target: Target) 
         + _PER_COPY * copies
         + float(count) * tile_q * columns[1] * 3.0
     )
-    least_kv = float(ELEMENT_BYTES) * p.batch * p.heads_kv * p.seq_kv * (p.head_dim_qk + p.head_dim_vo)
+    least_kv = float(ELEMENT_BYTES) * p.heads_kv * p.total_kv * (p.head_dim_qk + p.head_dim_vo)
     again = max(0.0, all_steps * tile_bytes - least_kv)
     return Work(
         blocks=count, threads=threads(t), fma=0.0, other_instructions=other,
@@ -81,14 +83,14 @@ def work(p: AttentionProblem, t: Mapping[str, Any], align: int, target: Target) 
         dram_bytes=least.bytes_read + least.bytes_written + again * _missed(p, t, target),
         dynamic_shared_bytes=shared_bytes(t, *columns), independent=pieces(t) * tile_kv // 8,
         steps=max(1, -(-int(all_steps) // count)), overlap=OVERLAP,
-        longest=seen.most_tiles(tile_q, tile_kv),
+        longest=most_tiles(p, tile_q, tile_kv),
         mma=macs, mma_type=p.dtype, mma_macs=MMA_MACS, prefetched=int(t["stages"]), special=scores,
     )  # fmt: skip
 
 
 def _missed(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> float:
     """Of keys and values that are read again, what the L2 no longer has: those of the heads of a band alternate."""
-    band = int(t["band"]) or p.batch * p.heads_q
+    band = int(t["band"]) or side_by_side(p)
     heads = -(-band // p.group)
     held = float(ELEMENT_BYTES) * heads * p.seq_kv * (p.head_dim_qk + p.head_dim_vo)
     return max(0.0, 1.0 - L2_SHARE * target.l2_bytes / held)
@@ -99,27 +101,35 @@ def launches(p: AttentionProblem, t: Mapping[str, Any], align: int, align_out: i
     tile_q, tile_kv = int(t["tile_q"]), int(t["tile_kv"])
     scores = steps(p, t) * tile_q * tile_kv
     executed = scores * (padded(p.head_dim_qk) + padded(p.head_dim_vo))
-    heads = p.batch * p.heads_q
-    keys = heads * _keys_copied(p, tile_q, tile_kv)
-    read = ELEMENT_BYTES * (heads * p.seq_q * p.head_dim_qk + keys * (p.head_dim_qk + p.head_dim_vo))
+    queries = p.heads_q * p.total_q
+    keys = p.heads_q * sum(count * _keys_copied(seen, tile_q, tile_kv) for count, seen in of_batch(p))
+    read = ELEMENT_BYTES * (queries * p.head_dim_qk + keys * (p.head_dim_qk + p.head_dim_vo))
     bytes_ = ELEMENT_BYTES * align
     parts = [
         Primitive(_MMA[p.dtype], executed // MMA_MACS, executed),
         Primitive("fma", scores, scores),
         load(read, bytes_, "cp_async" if bytes_ >= 4 else "load_global"),
-        store(ELEMENT_BYTES * heads * p.seq_q * p.head_dim_vo, ELEMENT_BYTES * align_out),
-        *([store(4 * heads * p.seq_q, 4)] if p.lse else []),
+        *([load(_table_bytes(p, t), INDEX_BYTES)] if p.ragged else []),
+        store(ELEMENT_BYTES * queries * p.head_dim_vo, ELEMENT_BYTES * align_out),
+        *([store(4 * queries, 4)] if p.lse else []),
     ]
     return (LaunchCounts("run", merged(parts), products(p)),)
 
 
-def _keys_copied(p: AttentionProblem, tile_q: int, tile_kv: int) -> int:
+def _table_bytes(p: AttentionProblem, t: Mapping[str, Any]) -> int:
+    """Of a ragged batch: each thread searches the sequence of its block's tile, and reads where its queries begin and
+    end; where keys do, if there is a query."""
+    searched = (p.batch - 1).bit_length()
+    own = sum(-(-queries // int(t["tile_q"])) for queries, _ in p.sequences) * p.heads_q
+    return INDEX_BYTES * threads(t) * (blocks(p, t) * (searched + 2) + own * 2)
+
+
+def _keys_copied(seen: Seen, tile_q: int, tile_kv: int) -> int:
     """Keys in the tiles of all blocks of a head, without those behind the last key."""
-    seen = Seen.of(p)
-    padding = -p.seq_kv % tile_kv
+    padding = -seen.keys % tile_kv
     # Blocks that take the last tile of the sequence.
-    last = (-(-p.seq_kv // tile_kv) - 1) * tile_kv
-    total = -(-p.seq_q // tile_q)
+    last = (-(-seen.keys // tile_kv) - 1) * tile_kv
+    total = -(-seen.queries // tile_q)
     reaching = _blocks_that_reach(seen, last, tile_q, total)
     return seen.tiles(tile_q, tile_kv) * tile_kv - reaching * padding
 

@@ -55,13 +55,14 @@ def kernel(
     layout: str = "bshd",
     softcap: bool = False,
     lse: bool = False,
+    ragged: bool = False,
     name: str = NAME,
     **tunables: int | str,
 ) -> Kernel:
     """`vo`: as `qk`; `align_out`: as `align`."""
     signature = {
         "dtype": dtype, "layout": layout, "softcap": softcap, "lse": lse, "columns_qk": qk, "columns_vo": vo or qk,
-        "align": align, "align_out": align_out or align,
+        "align": align, "align_out": align_out or align, **({"lengths": "ragged"} if ragged else {}),
     }  # fmt: skip
     return Kernel.of(name, signature, Schedule.of({**SMALL, **tunables}))
 

@@ -31,24 +31,24 @@ MOST_PRODUCTS = 1_500_000
 ATTEMPTS = 3000
 
 
-def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
+def draws(count: int, seed: int, lengths: str = "dense") -> list[tuple[str, Candidate]]:
     """Targets and candidates."""
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+    return [_draw(start + number, random.Random(rng.getrandbits(64)), lengths) for number in range(count)]
 
 
-def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _draw(number: int, rng: random.Random, lengths: str) -> tuple[str, Candidate]:
     arch = TARGETS[number // 2 % 3]
     while True:
-        problem = _problem(number, rng)
+        problem = _problem(number, rng, lengths)
         for _ in range(ATTEMPTS):
             schedule = Schedule.of({tunable.name: rng.choice(tuple(tunable.allowed)) for tunable in TUNABLES})
             if isinstance(OP.rules(problem, schedule, target(arch)), Accepted):
                 return arch, OP.candidate(problem, schedule)
 
 
-def _problem(number: int, rng: random.Random) -> AttentionProblem:
+def _problem(number: int, rng: random.Random, lengths: str) -> AttentionProblem:
     grain, mask, group = GRAINS[number % 7], MASKS[number // 3 % 7], GROUPS[number // 5 % 7]
     while True:
         fields: dict[str, Any] = {
@@ -67,10 +67,22 @@ def _problem(number: int, rng: random.Random) -> AttentionProblem:
             fields["window_left"] = rng.randint(0, fields["seq_kv"] + 3)
         if mask in ("right", "both"):
             fields["window_right"] = rng.randint(1, fields["seq_q"] + 3)
+        if lengths != "dense":
+            fields |= _uneven(lengths, fields, rng)
         problem = attention(**fields)
-        products = problem.batch * problem.heads_q * problem.seq_q * problem.seq_kv
+        products = problem.heads_q * sum(queries * keys for queries, keys in problem.sequences)
         if products * (problem.head_dim_qk + problem.head_dim_vo) <= MOST_PRODUCTS:
             return attention(**fields, **_gaps(problem, grain, rng)) if rng.random() < 0.5 else problem
+
+
+def _uneven(lengths: str, fields: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """A batch of up to 9 sequences, some of them empty, some with as many queries as keys."""
+    batch, longest = rng.choice((1, 2, 3, 4, 5, 9)), {"q": fields["seq_q"], "kv": fields["seq_kv"]}
+    own: dict[str, Any] = {"lengths": lengths, "batch": batch, "layout": "bshd"}
+    for of, most in longest.items():
+        drawn = [rng.choice((rng.randint(0, most), rng.randint(0, most), most, 1, 0)) for _ in range(batch)]
+        own[f"{of}_lengths"] = drawn if any(drawn) else [most] * batch
+    return own
 
 
 def _length(rng: random.Random) -> int:
@@ -124,6 +136,25 @@ def _packed(p: AttentionProblem) -> dict[str, Any]:
     }
 
 
+def of_sequences(arch: str, candidate: Candidate) -> Counter[str]:
+    """Of a batch whose sequences have lengths of their own."""
+    p, tile_q = candidate.problem, int(candidate.schedule.get("tile_q"))
+    assert isinstance(p, AttentionProblem)
+    begins = [sum(queries for queries, _ in p.sequences[:number]) for number in range(p.batch)]
+    kinds = {
+        "no queries": any(queries == 0 for queries, _ in p.sequences),
+        "queries without keys": any(queries and not keys for queries, keys in p.sequences),
+        "fewer keys than queries": any(keys < queries for queries, keys in p.sequences),
+        "a tile of several sequences": any(begin % tile_q for begin in begins),
+        "tiles of a sequence": any(queries > tile_q for queries, _ in p.sequences),
+        "one sequence": p.batch == 1,
+        "sequences": p.batch > 1,
+        "one query each": all(queries == 1 for queries, _ in p.sequences),
+    }
+    of_all = properties(arch, candidate)
+    return of_all + Counter(kind for kind, has in kinds.items() if has)
+
+
 # At about a third of how often it comes up.
 SPREAD = {
     "target sm_80": 20, "target sm_90a": 20, "target sm_86": 20, "dtype float16": 30, "dtype bfloat16": 30,
@@ -135,4 +166,10 @@ SPREAD = {
     "one tile of keys": 10, "tiles of keys": 15, "some queries see nothing": 3, "all queries see a key": 20,
     "queries": 25, "one query": 2, "a part of a tile": 20, "gaps": 10, "packed": 15, "bands": 10,
     "all heads side by side": 3,
+}  # fmt: skip
+
+SPREAD_OF_SEQUENCES = {
+    **{kind: share for kind, share in SPREAD.items() if not kind.startswith(("layout", "some queries", "all queries"))},
+    "no queries": 15, "queries without keys": 10, "fewer keys than queries": 20, "a tile of several sequences": 15,
+    "tiles of a sequence": 10, "one sequence": 4, "sequences": 25, "queries": 25, "one query each": 1,
 }  # fmt: skip

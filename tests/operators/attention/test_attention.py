@@ -356,11 +356,11 @@ def proved() -> dict[str, Kernel]:
     return by_name
 
 
-TILE, BLOCK, OWN = "tile.cuh", "block.cuh", "kernel.cuh"
+BLOCK, SEQUENCE, OWN = "block.cuh", "sequence.cuh", "kernel.cuh"
 RESCALED = "sums[i][j][half * 2 + e] *= factor;"
 GREATEST = "maximum(greatest[i][half], most * arguments.to_bits)"
 WEIGHT = "cukiln::fma(scores[i][j][half * 2 + e], arguments.to_bits, -subtracted)"
-LAST_ROW = "first_seen(arguments, first_row + rows - 1)"
+LAST_ROW = "first_seen(sequence, first_row + rows - 1)"
 # At least one kernel reaches each of them, and one is wrong by it.
 WRONG: dict[str, tuple[str, str, str]] = {
     "sums are not rescaled": (BLOCK, RESCALED, RESCALED.replace("factor", "1.0f")),
@@ -385,12 +385,12 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a window ends a key late": (BLOCK, "key >= from", "key + 1 >= from"),
     "a window ends a key early": (BLOCK, "key >= from", "key > from"),
     "keys of the neighbour": (BLOCK, "begin + j * 8 + lane() % 4 * 2 + e", "begin + j * 8 + lane() % 4 * 2"),
-    "padding is seen": (BLOCK, "key < arguments.seq_kv ? key : arguments.seq_kv", "key"),
+    "padding is seen": (BLOCK, "key < rows.seq_kv ? key : rows.seq_kv", "key"),
     "keys before the first": (BLOCK, "key > 0 ? key : 0", "key"),
     "no mask on the left": (BLOCK, f"begin < {LAST_ROW}", "false"),
-    "a mask on the left for the first query": (BLOCK, LAST_ROW, "first_seen(arguments, first_row)"),
+    "a mask on the left for the first query": (BLOCK, LAST_ROW, "first_seen(sequence, first_row)"),
     "a mask on the right for the last query": (
-        BLOCK, "end_seen(arguments, first_row)", "end_seen(arguments, first_row + rows - 1)"
+        BLOCK, "end_seen(sequence, first_row)", "end_seen(sequence, first_row + rows - 1)"
     ),
     "no cap": (BLOCK, "exact_epilogue() ? argument : cukiln::tanh(argument)", "argument"),
     "the kv head by turns": (BLOCK, "head / (arguments.heads_q / arguments.heads_kv)", "head % arguments.heads_kv"),
@@ -398,8 +398,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a short band is a whole one": (BLOCK, "first_head + inside % heads", "first_head + inside % arguments.band"),
     "the tiles of a band": (BLOCK, "block / (arguments.band * tiles) * arguments.band", "0 * arguments.band"),
     "the batch of the head": (BLOCK, "number / arguments.heads_q", "number % arguments.batch"),
-    "every matrix of keys is the first": (BLOCK, "place.batch * given.of_k.batch", "0 * given.of_k.batch"),
-    "every matrix of values is the first": (BLOCK, "place.batch * given.of_v.batch", "0 * given.of_v.batch"),
+    "every matrix of keys is the first": (BLOCK, "before_keys(rows, place, given.of_k)", "0 * given.of_k.batch"),
+    "every matrix of values is the first": (BLOCK, "before_keys(rows, place, given.of_v)", "0 * given.of_v.batch"),
     "values by the heads of keys": (BLOCK, "place.kv_head * given.of_v.head", "place.kv_head * given.of_k.head"),
     "values by the positions of keys": (BLOCK, "arguments.of_v.position", "arguments.of_k.position"),
     "the same tile again": (BLOCK, "source + before * pitch", "source + 0 * pitch"),
@@ -420,14 +420,14 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "lse without the greatest": (OWN, "warp.greatest[i][half] + cukiln::log2(total)", "cukiln::log2(total)"),
     "lse to the base e": (OWN, "cukiln::log2(total)", "cukiln::log(total)"),
     "lse by the heads of keys": (
-        OWN, "int64_t(place.batch) * arguments.heads_q + place.head",
+        SEQUENCE, "int64_t(place.batch) * arguments.heads_q + place.head",
         "int64_t(place.batch) * arguments.heads_kv + place.head"
     ),
     "lse of the block's first queries": (
-        OWN, "head * arguments.seq_q + place.first + row",
+        SEQUENCE, "head * arguments.seq_q + place.first + row",
         "head * arguments.seq_q + row",
     ),
-    "queries of the first matrix": (OWN, "place.batch * arguments.of_q.batch", "0 * arguments.of_q.batch"),
+    "queries of the first matrix": (OWN, "before_queries(rows, place, arguments.of_q)", "0 * arguments.of_q.batch"),
     "out by the heads of q": (OWN, "place.head * arguments.of_out.head", "place.head * arguments.of_q.head"),
     "out by the positions of q": (
         OWN, "(place.first + row) * arguments.of_out.position",
@@ -440,6 +440,60 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "diagonal - clipped(left, 0, longest) + 1",
     ),
     "scores as exponents of e": (OWN, "factor * log2_of_e", "factor"),
+    "keys before the first query's": (
+        BLOCK, "before_keys(rows, place, given.of_k)", "before_queries(rows, place, given.of_k)"
+    ),
+    "heads of all sequences in a band": (BLOCK, "(C::ragged ? 1 : arguments.batch)", "arguments.batch"),
+    "the sequence before": (SEQUENCE, "first_number <= numbered", "first_number < numbered"),
+    "the sequence behind": (SEQUENCE, "first_number <= numbered", "first_number <= numbered + 1"),
+    "a sequence has no number of its own": (
+        SEQUENCE, "entry(arguments.qo_indptr, middle) / tile_q + middle", "entry(arguments.qo_indptr, middle) / tile_q"
+    ),
+    "a half of the sequences too few": (SEQUENCE, "left -= half;", "left = half;"),
+    "a tile of the sequence before": (SEQUENCE, "numbered - first_q / tile_q - number", "numbered - first_q / tile_q"),
+    "a tile of the batch": (SEQUENCE, "numbered - first_q / tile_q - number", "numbered"),
+    "queries to the end of the batch": (
+        SEQUENCE, "entry(arguments.qo_indptr, number + 1) - first_q",
+        "entry(arguments.qo_indptr, arguments.batch) - first_q"
+    ),
+    "queries from the beginning of the batch": (
+        SEQUENCE, "entry(arguments.qo_indptr, number + 1) - first_q", "entry(arguments.qo_indptr, number + 1)"
+    ),
+    "queries of the next sequence": (
+        SEQUENCE, "first_q = entry(arguments.qo_indptr, number);",
+        "first_q = entry(arguments.qo_indptr, number + 1);"
+    ),
+    "keys of the next sequence": (
+        SEQUENCE, "first_kv = entry(arguments.kv_indptr, number);",
+        "first_kv = entry(arguments.kv_indptr, number + 1);"
+    ),
+    "keys of the table of queries": (
+        SEQUENCE, "first_kv = entry(arguments.kv_indptr, number);",
+        "first_kv = entry(arguments.qo_indptr, number);"
+    ),
+    "keys to the end of the batch": (
+        SEQUENCE, "entry(arguments.kv_indptr, number + 1) - first_kv",
+        "entry(arguments.kv_indptr, arguments.batch) - first_kv"
+    ),
+    "keys from the beginning of the batch": (
+        SEQUENCE, "entry(arguments.kv_indptr, number + 1) - first_kv", "entry(arguments.kv_indptr, number + 1)"
+    ),
+    "a sequence is aligned to its beginning": (SEQUENCE, "seq_kv - seq_q", "0"),
+    "a sequence sees a key less to the left": (
+        SEQUENCE, "diagonal - arguments.window_left", "diagonal - arguments.window_left + 1"
+    ),
+    "a sequence sees a key less to the right": (
+        SEQUENCE, "diagonal + arguments.window_right + 1", "diagonal + arguments.window_right"
+    ),
+    "a window without an end on the left": (SEQUENCE, "arguments.window_left < 0", "true"),
+    "a window without an end on the right": (SEQUENCE, "arguments.window_right < 0", "true"),
+    "queries of the first sequence": (SEQUENCE, "sequence.first_q * strides.position", "0 * strides.position"),
+    "keys of the first sequence": (SEQUENCE, "sequence.first_kv * strides.position", "0 * strides.position"),
+    "lse of the first sequence": (SEQUENCE, "sequence.first_q + place.first + row", "place.first + row"),
+    "lse of a sequence by the heads of keys": (
+        SEQUENCE, "query * arguments.heads_q + place.head", "query * arguments.heads_kv + place.head"
+    ),
+    "numbers of tiles for whole ones alone": (OWN, "seq_q / kernel.tile_q + batch", "seq_q / kernel.tile_q"),
     "the cap is the scale": (OWN, "kernel.softcap ? scalars[1] : scalars[0]", "scalars[0]"),
 }  # fmt: skip
 
@@ -456,6 +510,8 @@ def mutated(name: str) -> dict[str, Kernel]:
         "four warps, single elements": kernel(
             **{**small, "tile_q": 64, "warps": 4, "qk": 16}, stages=2, align=1, align_out=1
         ),
+        "ragged": kernel(**small, lse=True, ragged=True),
+        "ragged, Q shared": kernel("bfloat16", **small, q_in="shared", stages=2, ragged=True),
     }
 
 
@@ -628,7 +684,7 @@ DECLARED = (
             nearest=0.3,
         ),
         mutations=MUTATIONS,
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD),
+        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, each_run=13),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
         launches=declare.Launches(planned={"level 1 and some of level 2": planned}),
         calls=CALLS,

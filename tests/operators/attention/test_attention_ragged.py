@@ -1,0 +1,369 @@
+"""Attention forward of ragged batches: sequences of uneven lengths one behind the other, of which tables say where."""
+
+from __future__ import annotations
+
+from functools import partial
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codegen.kernel import Candidate, Kernel
+from codegen.lower import lower
+from codegen.operators.attention.inputs import begins
+from codegen.operators.attention.problem import LONGEST, MOST_LENGTHS, AttentionProblem
+from codegen.operators.attention.seen import Seen, most_tiles, pairs, tiles
+from codegen.predict.predict_uncompiled import predict_before
+from codegen.search.schedule import Schedule
+from codegen.search.search import Search
+from tests.operators.attention import test_attention as dense
+from tests.operators.attention.kernels import DEFAULT, LLAMA, NAME, OP, attention, definition, in_fp32, kernel
+from tests.operators.attention.random_cases import SPREAD_OF_SEQUENCES, draws, of_sequences
+from tests.operators.harness import declarations as declare
+from tests.operators.harness.checks import add_checks
+from tests.operators.harness.declarations import LEVEL_0, SM_90A, Array, Inputs, Rejection
+
+RAGGED: dict[str, Any] = {**DEFAULT, "lengths": "ragged", "batch": 3}
+UNEVEN: dict[str, Any] = {"q_lengths": [70, 0, 9], "kv_lengths": [90, 5, 40]}
+
+# ---- problems
+
+STRIDES = {"q_strides": [79 * 256, 256, 64], "k_strides": [135 * 128, 128, 64], "v_strides": [135 * 128, 128, 64],
+           "out_strides": [79 * 256, 256, 64]}  # fmt: skip
+PROBLEMS = declare.Problems(
+    refused=[
+        ({"lengths": "padded"}, "lengths", "'dense' or 'ragged'"),
+        ({"layout": "bhsd"}, "layout", "is bhsd, but tensors of ragged batches are (positions, heads, head_dim)"),
+        ({"q_lengths": [1, 2]}, "q_lengths", "has 2 lengths for a batch of 3"),
+        ({"kv_lengths": [1, 2, 91]}, "kv_lengths", "has 91, but seq_kv, the longest, is 90"),
+        ({"q_lengths": [1, -1, 2]}, "q_lengths.1", "greater than or equal to 0"),
+        ({"q_lengths": [0, 0, 0]}, "q_lengths", "adds up to 0 positions; 1 to"),
+        ({"batch": 2**24, "seq_kv": 1}, "q_lengths", f"adds up to {70 * 2**24} positions; 1 to {LONGEST}"),
+        ({"batch": 2**25, "seq_q": 1, "seq_kv": 17}, "kv_lengths", "adds up to"),
+        ({"batch": 5000, "q_lengths": [1] * 5000}, "q_lengths", f"at most {MOST_LENGTHS} items"),
+        ({"lengths": "dense", "q_lengths": [1, 2, 3]}, "q_lengths", "is given, but lengths is dense"),
+        ({"qo_indptr": [0, 1]}, "qo_indptr", "is a tensor of a call and no field: lengths ragged asks for calls with"),
+        ({"kv_indptr": [0, 1]}, "kv_indptr", "is a tensor of a call and no field"),
+        ({"kv_indices": [0, 1]}, "kv_indices", "paged caches, which attention does not compute"),
+        ({"out_strides": [0, 64, 64]}, "out_strides", "has 64 where the faster axes span 256 elements"),
+    ],
+    defaults=[
+        (
+            UNEVEN,
+            {**dense.EXPLICIT, **STRIDES, "batch": 3, "lengths": "ragged", "q_lengths": [70, 0, 9],
+             "kv_lengths": [90, 5, 40]},
+        ),
+        (
+            {"batch": 1, "q_lengths": [70]},
+            {**dense.EXPLICIT, **dense.STRIDES, "lengths": "ragged", "q_lengths": None, "kv_lengths": None},
+        ),
+    ],
+    alike=[
+        ({}, {"q_lengths": [70, 70, 70], "kv_lengths": None}),
+        (UNEVEN, {**UNEVEN, "q_strides": [5, 256, 64]}),  # there is no axis of the batch
+    ],
+    aligned=[
+        (UNEVEN, {"align": 8, "align_out": 8, "columns_qk": 64, "lengths": "ragged"}),
+        ({**UNEVEN, "k_strides": [0, 130, 64]}, {"align": 2, "align_out": 8}),
+        ({"head_dim_qk": 9}, {"align": 1, "align_out": 1}),
+    ],
+    operands=[
+        (
+            {**UNEVEN, "lse": True, "head_dim_vo": 32},
+            [("q", "float16", "in", (79, 4, 64)), ("k", "float16", "in", (135, 2, 64)),
+             ("v", "float16", "in", (135, 2, 32)), ("qo_indptr", "int32", "in", (4,)),
+             ("kv_indptr", "int32", "in", (4,)), ("out", "float16", "out", (79, 4, 32)),
+             ("lse", "float32", "out", (79, 4))],
+        ),
+        (
+            {**UNEVEN, "q_strides": [0, 768, 64]},
+            [("q", "float16", "in", (79, 4, 64), (768, 64, 1)), ("k", "float16", "in", (135, 2, 64)),
+             ("v", "float16", "in", (135, 2, 64)), ("qo_indptr", "int32", "in", (4,)),
+             ("kv_indptr", "int32", "in", (4,)), ("out", "float16", "out", (79, 4, 64))],
+        ),
+    ],
+    unspecialised=[
+        (UNEVEN, {"batch": 40, "seq_q": 5, "seq_kv": 500, "heads_q": 6, "heads_kv": 1, "window_left": 12,
+                  "causal": True}, [12, 0, 0.125]),
+    ],
+    in_schema=[
+        {"lengths": "ragged", "batch": 2, "seq_q": 8, "heads_q": 2, "head_dim_qk": 64, "q_lengths": [8, 0],
+         "kv_lengths": None}
+    ],
+    out_of_schema=[{"lengths": "ragged", "seq_q": 8, "heads_q": 2, "head_dim_qk": 64, "q_lengths": [8.5]}],
+)  # fmt: skip
+
+
+def test_a_dense_problem_has_no_fields_of_ragged_ones() -> None:
+    own = attention()
+    assert not own.canonical().keys() & {"lengths", "q_lengths", "kv_lengths"}
+    assert "lengths" not in OP.signature(own)
+    assert attention(lengths="dense").digest == own.digest != attention(lengths="ragged").digest
+
+
+@pytest.mark.parametrize("mask", [{}, {"causal": True}, {"window_left": 7, "window_right": 3}])
+def test_pairs_and_tiles_are_those_of_the_sequences(mask: dict[str, Any]) -> None:
+    lengths = [(70, 90), (0, 5), (9, 0), (33, 33), (33, 33), (1, 64), (20, 7)]
+    of_q, of_kv = zip(*lengths, strict=True)
+    problem = attention(**{**RAGGED, **mask, "batch": 7, "q_lengths": of_q, "kv_lengths": of_kv})
+    each = [Seen.of(attention(seq_q=q, seq_kv=kv, **mask)) for q, kv in lengths if q and kv]
+    assert pairs(problem) == sum(seen.pairs for seen in each)
+    assert tiles(problem, 16, 32) == sum(seen.tiles(16, 32) for seen in each)
+    assert most_tiles(problem, 16, 32) == max(seen.most_tiles(16, 32) for seen in each)
+
+
+# ---- rules, levels and costs
+
+USUAL = dense.USUAL
+PREFILL: dict[str, Any] = {**LLAMA, "lengths": "ragged", "batch": 8, "q_lengths": [2048, 100, 7, 900, 64, 1500, 0, 333],
+                           "kv_lengths": [2048, 100, 7, 900, 64, 1500, 0, 333]}  # fmt: skip
+SEARCHES = declare.Searches(
+    accepted=[(PREFILL, USUAL), (PREFILL, {**USUAL, "band": 16})],
+    rejected=[
+        Rejection({}, {**USUAL, "band": 4}, "band", "4 heads side by side of 4: 0 says the same"),
+        Rejection({"seq_q": 20}, USUAL, "tile_q", "64 queries of a block are mostly padding for 20"),
+        Rejection({"batch": 2**24, "seq_q": 16, "heads_q": 100, "heads_kv": 1, "seq_kv": 1, "head_dim_qk": 4},
+                  {**USUAL, "tile_q": 16, "warps": 1, "tile_kv": 16, "stages": 1}, "grid", "blocks; a launch has at"),
+    ],
+    nested=[PREFILL, UNEVEN],
+    begun=[
+        *((arch, {**UNEVEN, "head_dim_qk": columns}, "") for arch in ("sm_80", "sm_90a") for columns in (4, 64, 256)),
+        ("sm_90a", {"batch": 64, "seq_q": 1, "seq_kv": 4096}, ""),
+    ],
+)  # fmt: skip
+
+
+def test_costs_are_those_of_the_sequences() -> None:
+    problem = attention(**PREFILL)
+    (candidate,) = lower(problem, SM_90A, LEVEL_0, workspace_limit=0).candidates
+    cost, total = OP.cost(problem, candidate.schedule), sum(PREFILL["q_lengths"])
+    assert (cost.workspace_bytes, cost.launches) == (0, 1)
+    assert cost.bytes_read == 2 * total * 128 * (32 + 2 * 8) + 2 * 4 * 9
+    assert cost.bytes_written == 2 * total * 128 * 32
+    assert cost.flops == 32 * sum(n * (n + 1) // 2 for n in PREFILL["q_lengths"]) * (4 * 128 + 5)
+
+
+def test_short_sequences_take_less_time_than_long_ones() -> None:
+    even = attention(**{**PREFILL, "q_lengths": None, "kv_lengths": None})
+    times = [predict_before(OP.candidate(p, Schedule.of(USUAL)), SM_90A).us for p in (attention(**PREFILL), even)]
+    assert times[0] < 0.5 * times[1]
+
+
+# ---- the reference
+
+
+def sequences_of(p: AttentionProblem, inputs: Inputs) -> list[tuple[slice, AttentionProblem, Inputs]]:
+    """Of each sequence with queries and keys: its rows of out, and the dense problem and inputs that it is."""
+    of_q, of_kv = inputs["qo_indptr"].tolist(), inputs["kv_indptr"].tolist()
+    parts = []
+    for number in range(p.batch):
+        rows, keys = slice(*of_q[number : number + 2]), slice(*of_kv[number : number + 2])
+        if rows.stop > rows.start and keys.stop > keys.start:
+            own = p.sequence(rows.stop - rows.start, keys.stop - keys.start)
+            parts.append((rows, own, {"q": inputs["q"][None, rows], **{n: inputs[n][None, keys] for n in ("k", "v")}}))
+    return parts
+
+
+def ragged_of(compute: Any, p: AttentionProblem, inputs: Inputs, *more: Any) -> Array:
+    """Each sequence by itself, as `compute` has it."""
+    out = np.zeros((p.total_q, p.heads_q, p.head_dim_vo), np.longdouble)
+    lse = np.full((p.total_q, p.heads_q), -np.inf, np.longdouble)
+    for rows, own, given in sequences_of(p, inputs):
+        result = compute(own, given, *more).reshape(-1)
+        outs = own.seq_q * own.heads_q * own.head_dim_vo
+        out[rows] = result[:outs].reshape(own.seq_q, own.heads_q, own.head_dim_vo)
+        if p.lse:
+            lse[rows] = result[outs:].reshape(own.heads_q, own.seq_q).T
+    return np.concatenate([out.reshape(-1), lse.reshape(-1)]) if p.lse else out
+
+
+REFERENCED: dict[str, dict[str, Any]] = {
+    "uneven": {"q_lengths": [5, 0, 3], "kv_lengths": [9, 4, 1], "head_dim_qk": 16},
+    "causal": {"q_lengths": [6, 1, 4], "kv_lengths": [11, 7, 4], "head_dim_qk": 16, "causal": True},
+    "a window": {"q_lengths": [12, 3, 5], "kv_lengths": [7, 9, 0], "head_dim_qk": 8, "head_dim_vo": 12,
+                 "window_left": 6, "window_right": 1, "dtype": "bfloat16"},
+}  # fmt: skip
+BOUNDED: dict[str, dict[str, Any]] = {
+    "uneven": UNEVEN, "causal": {**UNEVEN, "causal": True, "lse": True, "dtype": "bfloat16"}
+}  # fmt: skip
+
+
+def test_exact_rows_are_the_definition_and_their_bound_is_0() -> None:
+    problem = attention(**{**RAGGED, "q_lengths": [9, 0, 30], "kv_lengths": [4, 3, 50], "causal": True, "lse": True})
+    inputs = OP.make_inputs(problem, "integer", np.random.default_rng(4))
+    result, bound = OP.reference(problem, inputs, exact=True)
+    plain = ragged_of(definition, problem, inputs).astype(float)
+    outs = 39 * 4 * 64
+    np.testing.assert_array_equal(result[:outs], plain[:outs].astype(np.float16).astype(float))
+    assert (bound[:outs] == 0.0).all() and np.isneginf(result[outs : outs + 5 * 4]).all()
+
+
+def test_tables_say_where_sequences_begin() -> None:
+    problem = attention(**{**RAGGED, **UNEVEN})
+    inputs = OP.make_inputs(problem, "normal", np.random.default_rng(1))
+    assert inputs["qo_indptr"].tolist() == begins([70, 0, 9]).tolist() == [0, 70, 70, 79]
+    assert inputs["kv_indptr"].tolist() == [0, 90, 95, 135]
+    assert inputs["qo_indptr"].dtype == np.int32
+
+
+def test_inputs_of_large_batches_repeat_sequences() -> None:
+    problem = attention(**{**RAGGED, "batch": 64, "seq_q": 512, "seq_kv": 512, "heads_q": 8, "heads_kv": 8})
+    inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
+    assert inputs["k"].shape == (64 * 512, 8, 64)
+    assert not np.array_equal(inputs["k"][:512], inputs["k"][512:1024])
+    assert np.array_equal(inputs["k"][-512:], inputs["k"][-1024:-512])
+
+
+# ---- kernels on the CPU
+
+
+def proved() -> dict[str, Kernel]:
+    by_name: dict[str, Kernel] = {}
+    types = ("float16", "bfloat16")
+    for number, (q_in, stages) in enumerate(product(("registers", "shared"), (1, 2, 3))):
+        by_name[f"{types[number % 2]}, Q in {q_in}, {stages} stages"] = kernel(
+            types[number % 2], q_in=q_in, stages=stages, lse=number % 3 == 0, softcap=number % 4 == 1, ragged=True,
+            qk=(64, 32, 96)[number % 3], vo=(64, 48, 16)[number // 2 % 3],
+        )  # fmt: skip
+    for dtype, align, align_out in product(types, (4, 2, 1), (8, 1)):
+        by_name[f"{dtype} by {align}, out by {align_out}"] = kernel(
+            dtype, qk=32, align=align, align_out=align_out, ragged=True
+        )
+    by_name["two pieces of a warp"] = kernel(tile_q=64, tile_kv=64, stages=2, lse=True, ragged=True)
+    by_name["one warp"] = kernel(tile_q=16, warps=1, tile_kv=16, qk=128, lse=True, ragged=True)
+    by_name["eight warps"] = kernel(tile_q=128, warps=8, tile_kv=16, qk=16, stages=4, softcap=True, ragged=True)
+    by_name["wide heads"] = kernel(qk=256, tile_q=16, warps=1, q_in="shared", ragged=True)
+    by_name["192 and 128"] = kernel("bfloat16", qk=192, vo=128, lse=True, ragged=True)
+    return by_name
+
+
+def compiled() -> dict[str, Kernel]:
+    prefill = attention(**PREFILL)
+    candidates = lower(prefill, SM_90A, Search(level=1)).candidates
+    decode = attention(**{**LLAMA, "lengths": "ragged", "batch": 64, "seq_q": 1, "seq_kv": 4096, "lse": True})
+    return {
+        "prefill, level 0": lower(prefill, SM_90A, LEVEL_0).candidates[0].kernel,
+        "prefill, level 1": max((c.kernel for c in candidates), key=OP.estimated_registers),
+        "decode": lower(decode, SM_90A, LEVEL_0).candidates[0].kernel,
+    }
+
+
+def reads_tables_by_4_bytes(kernel: Kernel, code: Any) -> None:
+    """Where queries and keys begin and end, and one of the search."""
+    assert code.count("ld.global.nc") in (5, 6) and code.count("ld.global.nc.v") == 0
+
+
+CLAIMS = (*dense.CLAIMS, reads_tables_by_4_bytes)
+
+
+def planned() -> list[Candidate]:
+    problem = attention(**{**RAGGED, **UNEVEN, "causal": True, "lse": True})
+    one, two = (
+        lower(problem, SM_90A, Search(level=level, limit=limit)).candidates for level, limit in ((1, 3), (2, 3))
+    )
+    return [*one, *two]
+
+
+# ---- winners
+
+
+def winner() -> Candidate:
+    (candidate,) = lower(attention(**{**RAGGED, **UNEVEN, "causal": True, "lse": True}), SM_90A, LEVEL_0).candidates
+    return candidate
+
+
+def table(length: int, dtype: str = "int32", **where: Any) -> str:
+    return f"T(({length},), {dtype!r}, **{where!r})"
+
+
+CALLS = {
+    "winner": declare.Library(
+        candidate=winner,
+        record={
+            "operands": ["q", "k", "v", "qo_indptr", "kv_indptr", "out", "lse"],
+            "roles": ["in", "in", "in", "in", "in", "out", "out"],
+            "some extents": {"batch": 3, "seq_q": 79, "seq_kv": 135, "q_batch_stride": 0, "k_position_stride": 128},
+            "attributes": [-1, 0], "scalars": [0.125],
+        },
+        taken={
+            "a larger batch": ({"qo_indptr": table(9), "kv_indptr": table(9)}, 1),
+            "other extents": (
+                {"q": "H(300, 6, 56)", "k": "H(8, 3, 56)", "v": "H(8, 3, 64)",
+                 "out": "H(300, 6, 64, address=0x50000000)", "lse": "F(300, 6, address=0x60000000)"}, 1),
+            "no keys": ({"k": "H(0, 2, 64)", "v": "H(0, 2, 64)"}, 1),
+        },
+        refused={
+            "no table": ({"kv_indptr": None}, "TypeError",
+                         "6 tensors were given; this kernel takes 7: q, k, v, qo_indptr, kv_indptr, out, lse"),
+            "dense tensors": ({"q": "H(1, 79, 4, 64)"}, "ValueError",
+                              "q has rank 4; rank 3 (positions, heads, head_dim) is allowed"),
+            "table of int64": ({"qo_indptr": table(4, "int64")}, "TypeError", "qo_indptr is int64; int32 is allowed"),
+            "table of floats": ({"kv_indptr": table(4, "float32")}, "TypeError", "kv_indptr is float32"),
+            "tables of two batches": ({"kv_indptr": table(5)}, "ValueError",
+                                      "kv_indptr must be a contiguous vector of 4 elements"),
+            "a table with gaps": ({"qo_indptr": "T((4,), 'int32', strides=(2,))"}, "ValueError",
+                                  "qo_indptr must be a contiguous vector of 4 elements"),
+            "a table without a sequence": ({"qo_indptr": table(1), "kv_indptr": table(1)}, "ValueError",
+                                           "qo_indptr must be a vector of at least 2 elements"),
+            "a table of two axes": ({"qo_indptr": "T((2, 2), 'int32')"}, "ValueError",
+                                    "qo_indptr must be a vector of at least 2 elements"),
+            "a table elsewhere": ({"kv_indptr": table(4, device=1)}, "ValueError", "kv_indptr is on cuda:1, but q is"),
+            "a table over out": ({"kv_indptr": table(4, address=0x50000000)}, "ValueError", "out overlaps kv_indptr"),
+            "a table over lse": ({"qo_indptr": table(4, address=0x60000000)}, "ValueError", "lse overlaps qo_indptr"),
+            "lse of heads first": ({"lse": "F(4, 79, address=0x60000000)"}, "ValueError",
+                                   "lse must have the shape (positions of q, heads_q): 79, 4"),
+            "queries": ({"out": "H(80, 4, 64, address=0x50000000)"}, "ValueError", "seq_q differs between q and out"),
+            "elements at once": (
+                {"q": "H(79, 4, 60)", "k": "H(135, 2, 60)"}, "ValueError",
+                "q has head_dim 60 and strides 0, 240, 60; this kernel moves 8 elements at once"),
+            "no queries": ({"q": "H(0, 4, 64)", "out": "H(0, 4, 64, address=0x50000000)"}, "ValueError", "q is empty"),
+        },
+    ),
+}  # fmt: skip
+
+OF_JOB: dict[str, Any] = {"heads_q": 4, "heads_kv": 2, "head_dim_qk": 64}
+DECLARED = (
+    declare.Declarations(
+        operator=NAME,
+        problem=RAGGED,
+        problems=PROBLEMS,
+        searches=SEARCHES,
+        references=declare.References(
+            definition=partial(ragged_of, definition),
+            defined=REFERENCED,
+            exact=False,
+            rtol=1e-10,
+            atol=1e-13,
+            in_fp32=partial(ragged_of, in_fp32),
+            bounded=BOUNDED,
+            wrong=8,
+            on_device=[
+                (kind, {**fields, "lse": True}) for kind, fields in product(("integer", "normal"), REFERENCED.values())
+            ],
+            on_device_rtol=1e-12,
+        ),
+        proofs=declare.Proofs(
+            kernels=proved,
+            sanitized=lambda: [
+                kernel(qk=32, stages=2, lse=True, ragged=True),
+                kernel("bfloat16", qk=48, vo=16, q_in="shared", align=1, ragged=True),
+            ],
+            nearest=0.3,
+        ),
+        random_cases=declare.RandomCases(
+            draws=partial(draws, lengths="ragged"), properties=of_sequences, spread=SPREAD_OF_SEQUENCES, each_run=12
+        ),
+        machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
+        launches=declare.Launches(planned={"level 1 and some of level 2": planned}),
+        calls=CALLS,
+        job=declare.Job(
+            problems={
+                "prefill": {**OF_JOB, "seq_q": 96, "q_lengths": [96, 0, 7], "kv_lengths": [96, 0, 7], "causal": True},
+                "decode": {**OF_JOB, "seq_q": 1, "seq_kv": 200, "kv_lengths": [200, 1, 33], "dtype": "bfloat16"},
+            },
+        ),
+        without={"mutations": "those of the operator's text are in test_attention.py"},
+    ),
+)
+add_checks(globals())

@@ -1,0 +1,143 @@
+"""Ragged batches that the verification plan does not have: NaN beside a sequence, tables that do not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from codegen.kernel import Kernel
+from codegen.operators.attention.inputs import begins
+from codegen.operators.attention.problem import AttentionProblem
+from codegen.plan.verification_plan import check_output
+from tests.operators.attention.kernels import OP, attention, kernel
+from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
+from workers.cpu.build import build_cpu
+from workers.cpu.library import CpuLibrary, Outcome
+
+Array = NDArray[Any]
+NAN = float("nan")
+KERNELS = {
+    "Q in registers": kernel(qk=32, lse=True, stages=2, ragged=True),
+    "Q shared": kernel("bfloat16", qk=32, lse=True, q_in="shared", tile_kv=16, ragged=True),
+}
+Q_LENGTHS, KV_LENGTHS = (40, 0, 3, 33), (75, 9, 20, 0)
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
+    build = build_cpu(list(KERNELS.values()), toolchain(), processes(), LIMITS, folder=tmp_path_factory.mktemp("cpu"))
+    ((path, _),) = build.libraries
+    return CpuLibrary(path)
+
+
+def problem_of(own: Kernel, **fields: Any) -> AttentionProblem:
+    given = {
+        "lengths": "ragged", "batch": 4, "seq_q": 40, "seq_kv": 75, "q_lengths": Q_LENGTHS, "kv_lengths": KV_LENGTHS,
+        "head_dim_qk": 32, "lse": True, "dtype": own.signature_dict["dtype"],
+    }  # fmt: skip
+    return attention(**{**given, **fields})
+
+
+def run(
+    library: CpuLibrary, own: Kernel, problem: AttentionProblem, inputs: dict[str, Array]
+) -> tuple[Outcome, Array, Array]:
+    """What became of the call; out and lse in float64, NaN where nothing was written."""
+    tensors = library.allocate(OP.operands(problem))
+    try:
+        for tensor in tensors:
+            if tensor.operand.role == "in":
+                tensor.fill(inputs[tensor.operand.name])
+            else:
+                tensor.poison()
+        outcome = library.run(
+            own.namespace, tensors, None, integers=OP.integers(problem), launch=[0], scalars=OP.scalars(problem),
+            order="seeded", seed=1, exact=False, cpu_seconds=5.0,
+        )  # fmt: skip
+        out, lse = (tensor.view.astype(np.float64) for tensor in tensors[5:])
+        return outcome, out, lse
+    finally:
+        tensors = []
+        tensor = None
+        library.free()
+
+
+def normals(problem: AttentionProblem) -> dict[str, Array]:
+    return OP.make_inputs(problem, "normal", np.random.default_rng(8))
+
+
+def require_reference(problem: AttentionProblem, inputs: dict[str, Array], out: Array, lse: Array) -> None:
+    expected, bound = OP.reference(problem, inputs)
+    assert check_output(np.concatenate([out.reshape(-1), lse.reshape(-1)]), expected, bound, exact=False).ok
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_sequence_reads_nothing_of_its_neighbours(name: str, causal: bool, library: CpuLibrary) -> None:
+    """Each in turn has numbers, and all others are NaN; the tensors and the tables are those of the whole batch."""
+    own = KERNELS[name]
+    problem = problem_of(own, causal=causal)
+    whole = normals(problem)
+    _, expected, expected_lse = run(library, own, problem, whole)
+    for number in range(4):
+        rows, keys = (slice(*whole[table][number : number + 2]) for table in ("qo_indptr", "kv_indptr"))
+        inputs = {**whole, **{tensor: np.full_like(whole[tensor], NAN) for tensor in ("q", "k", "v")}}
+        inputs["q"][rows], inputs["k"][keys], inputs["v"][keys] = whole["q"][rows], whole["k"][keys], whole["v"][keys]
+        outcome, out, lse = run(library, own, problem, inputs)
+        assert (outcome.status, outcome.message) == ("ok", "")
+        np.testing.assert_array_equal(out[rows], expected[rows])
+        np.testing.assert_array_equal(lse[rows], expected_lse[rows])
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_queries_without_keys_have_zeros_and_minus_infinity(name: str, library: CpuLibrary) -> None:
+    own = KERNELS[name]
+    problem = problem_of(own)
+    outcome, out, lse = run(library, own, problem, normals(problem))
+    assert outcome.status == "ok"
+    assert (out[43:] == 0.0).all() and np.isneginf(lse[43:]).all() and np.isfinite(lse[:43]).all()
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_other_tables_of_the_same_tensors_are_other_sequences(name: str, library: CpuLibrary) -> None:
+    """A call is of any lengths, whatever a search was for."""
+    own = KERNELS[name]
+    searched = problem_of(own, causal=True)
+    inputs = normals(searched)
+    for of_q, of_kv in [((1, 74, 1, 0), (100, 1, 3, 0)), ((0, 0, 0, 76), (0, 0, 104, 0)), ((19,) * 4, (26,) * 4)]:
+        called = problem_of(own, causal=True, seq_q=80, seq_kv=120, q_lengths=of_q, kv_lengths=of_kv)
+        assert (called.total_q, called.total_kv) == (searched.total_q, searched.total_kv)
+        given = {**inputs, "qo_indptr": begins(of_q), "kv_indptr": begins(of_kv)}
+        outcome, out, lse = run(library, own, searched, given)
+        assert (outcome.status, outcome.message) == ("ok", "")
+        require_reference(called, given, out, lse)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_rows_of_no_sequence_are_neither_read_nor_written(name: str, library: CpuLibrary) -> None:
+    """Tensors may be longer than the tables: buffers of one size for calls of several."""
+    own = KERNELS[name]
+    problem = problem_of(own)
+    inputs = normals(problem)
+    inputs["qo_indptr"], inputs["kv_indptr"] = begins((20, 0, 3, 10)), begins((60, 9, 20, 0))
+    for tensor, end in (("q", 33), ("k", 89), ("v", 89)):
+        inputs[tensor][end:] = NAN
+    outcome, out, lse = run(library, own, problem, inputs)
+    assert (outcome.status, outcome.message) == ("ok", "")
+    assert np.isfinite(out[:33]).all() and not np.isnan(lse[:33]).any()
+    assert np.isnan(out[33:]).all() and np.isnan(lse[33:]).all()
+
+
+@pytest.mark.parametrize("table", ["qo_indptr", "kv_indptr"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_run_on_the_cpu_reports_a_table_that_points_behind_its_tensor(
+    name: str, table: str, library: CpuLibrary
+) -> None:
+    own = KERNELS[name]
+    problem = problem_of(own)
+    inputs = normals(problem)
+    inputs[table] = inputs[table] + np.int32(20)
+    outcome, _, _ = run(library, own, problem, inputs)
+    assert outcome.status == "runtime_error" and "read of 16 bytes" in outcome.message, outcome.message
