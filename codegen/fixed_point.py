@@ -184,13 +184,14 @@ def foreign_node(chain: Sequence[Node]) -> str | None:
     return None
 
 
-def _require_whole(function: Node, element: str, info: ValidationInfo) -> None:
+def _require_whole(function: Node, element: str, info: ValidationInfo, where: str = "") -> None:
     bits = info.data.get("fraction_bits", 0)
     if not whole_coefficients(function, element, bits):
         raise refuse(
             "no_numbers_of_the_ring",
-            f"has the coefficients {', '.join(map(str, function.scalars))}; numbers of {ring_name(element)} with "
-            f"{bits} fraction bits are allowed, as far as float32 holds them",
+            f"has the coefficients {', '.join(map(str, function.scalars))}{where}; numbers of {ring_name(element)} "
+            f"with {bits} fraction bits are allowed, as far as float32 holds them",
+            allowed=f"multiples of 2^-{bits} that {ring_name(element)} and float32 hold",
         )
 
 
@@ -238,6 +239,14 @@ def _of_a_shift(value: Rounding | None, info: ValidationInfo) -> Rounding | None
 def _of_sums(value: ExactOnce | Tolerance | None, info: ValidationInfo) -> ExactOnce | Tolerance | None:
     if value is not None:
         _require_ring(value.policy, info)
+    bits, element = info.data.get("fraction_bits", 0), _ring_of(info)
+    if element and isinstance(value, Tolerance) and bits > (most := bits_of(element) - 2):
+        raise refuse(
+            "no_bit_of_a_sum",
+            f"is tolerance with {bits} fraction bits: a sum of {ring_name(element)} that must not wrap around then has "
+            f"a sign and nothing more; allowed: exact_once, or at most {most} fraction bits",
+            allowed=["exact_once"],
+        )
     once = ExactOnce(policy="exact_once")
     return (value if value and info.data.get("fraction_bits") else once) if _ring_of(info) else None
 
@@ -318,9 +327,11 @@ def exact_in_a_ring(chain: Chain, info: ValidationInfo) -> Chain:
             "unbounded_square",
             "has a square or a polynomial, which multiplies an error of the sum by the sum; allowed: without one, or "
             "truncation exact_once",
+            allowed="without a square or a polynomial, or truncation exact_once",
         )
-    for function in (function for node in chain for function in _functions(node) if ring):
-        _require_whole(function, info.data["dtype"], info)
+    for index, node in enumerate(chain if ring else ()):
+        for place, function in zip(("where_set", "where_clear"), _functions(node), strict=False):
+            _require_whole(function, info.data["dtype"], info, f" in {place} of node {index}")
     return chain
 
 

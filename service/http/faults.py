@@ -70,6 +70,8 @@ def words_of(entry: Mapping[str, Any]) -> str:
             at_least = entry["type"] == "too_short"
             bound = context["min_length" if at_least else "max_length"]
             return f" needs at {'least' if at_least else 'most'} {bound} item{'s' if bound != 1 else ''}"
+        case "union_tag_not_found":
+            return f" needs the field {context['discriminator'].strip(chr(39))}"
         case "union_tag_invalid":
             return f" names an unknown {context['discriminator'].strip(chr(39))} {context['tag']!r:.60}"
     if (wanted := _JSON_WORDS.get(entry["type"])) is not None:

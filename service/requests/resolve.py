@@ -3,9 +3,10 @@
 Where a request names no device class, a job measures on every class with a live GPU of the architecture, else it
 predicts; a lookup takes what is known of those classes, else what was measured on any other, else what was predicted.
 
-Tunables that a search names exist, and sizes of spaces (computed, never enumerated) and limits are within the settings'
-bounds. Problems of one signature share a look, and another is taken only near the bound, since the size depends on the
-problem only by lists that the search does not name. The plan step looks at each again.
+Tunables that a search names exist, some schedule may have them, and sizes of spaces (computed, never enumerated) and
+limits are within the settings' bounds. Problems of one signature share a look, unless the search names tunables or
+schedules: what those mean may depend on all of a problem, and a size near the bound does too. The plan step looks at
+each again.
 """
 
 import json
@@ -31,15 +32,9 @@ from service.requests.models import duplicate_names, read_head
 from storage.config.settings import Settings
 from storage.database.sql import PREDICTED
 
-NEAR = 64
-"""A size times this is more than lists that a search does not name can make of it."""
 MOST_LOOKS = 1_000  # at further problems of a signature, in one request: 0.2 to 2 ms each
-
-
-@dataclass(frozen=True)
-class _Look:
-    size: int = 0
-    fault: Fault | None = None
+LISTED_OF_A_LOOK = 25
+"""Schedules that take as long as a look."""
 
 
 class SearchChecks:
@@ -47,7 +42,7 @@ class SearchChecks:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._looks: dict[tuple[str, str, str, int], _Look] = {}
+        self._looks: dict[tuple[str, str, str, int], Fault | None] = {}
         self._looks_left = MOST_LOOKS
         self._listed = 0  # by signature; each takes 40 us to look at
 
@@ -60,33 +55,33 @@ class SearchChecks:
             return too_many
         # Schedules of two signatures may have other tunables.
         shared = (kind.name, json.dumps(kind.signature(problem), sort_keys=True), target, id(search))
-        look = self._looks.get(shared)
-        if look is None:
+        if shared not in self._looks:
             self._listed += len(search.schedules or ())
             if self._listed > self._settings.max_candidates_per_job and search.schedules is not None:
                 return self._too_many_listed(at)
-            look = self._looks[shared] = self._look(kind, problem, target, search, at, position)
-        elif look.fault is None and self._is_near(search, look.size) and self._looks_left > 0:
-            self._looks_left -= 1
-            look = self._look(kind, problem, target, search, at, position)
-        return look.fault
+            self._looks[shared] = self._look(kind, problem, target, search, at, position)
+        elif self._looks[shared] is None and (search.tunables or search.schedules) and self._looks_left > 0:
+            self._looks_left -= 1 + len(search.schedules or ()) // LISTED_OF_A_LOOK
+            return self._look(kind, problem, target, search, at, position)
+        return self._looks[shared]
 
-    def _is_near(self, search: Search, size: int) -> bool:
-        return search.limit is None and search.tunables is not None and size * NEAR > self._settings.max_space
-
-    def _look(self, kind: Operator, problem: Problem, target: str, search: Search, at: Path, position: int) -> _Look:
+    def _look(
+        self, kind: Operator, problem: Problem, target: str, search: Search, at: Path, position: int
+    ) -> Fault | None:
         try:
             space = kind.space(problem, data_sheet(target), search)
             require_bounded(space, search, self._settings.max_space)
-        except SpaceTooLarge as error:
-            fault = replace(fault_of_codegen(error, at), kind="search-space-too-large")
-            if not at:
-                fault = replace(fault, detail=f"For problems[{position}] {fault.detail[:1].lower()}{fault.detail[1:]}")
-            return _Look(fault=fault)
+        except UnknownTunable as error:
+            return replace(fault_of_codegen(error, at), kind="unknown-tunable")
         except InvalidSearch as error:
-            kind_of_fault = "unknown-tunable" if isinstance(error, UnknownTunable) else "invalid-value"
-            return _Look(fault=replace(fault_of_codegen(error, at), kind=kind_of_fault))
-        return _Look(space.size)
+            too_large = isinstance(error, SpaceTooLarge)
+            fault = replace(
+                fault_of_codegen(error, at), kind="search-space-too-large" if too_large else "invalid-value"
+            )
+            if at:
+                return fault
+            return replace(fault, detail=f"For problems[{position}]: {fault.detail}")
+        return None
 
     def _too_many_listed(self, at: Path) -> Fault:
         most = self._settings.max_candidates_per_job

@@ -86,7 +86,7 @@ def test_the_job_s_search_is_named_once_with_a_problem_that_it_is_too_large_for(
     problem = {**MATMUL, "m": 512, "n": 512, "k": 512}
     detail = refused(small_bounds, problem, problem, search={"level": 2})
     assert (detail.field, detail.errors) == ("search.level", None)
-    assert detail.detail.startswith("For problems[0] the search has ")
+    assert detail.detail.startswith("For problems[0]: The search has ")
 
 
 def test_problems_of_one_signature_with_spaces_of_their_own_are_each_looked_at(small_bounds: Api) -> None:
@@ -95,7 +95,28 @@ def test_problems_of_one_signature_with_spaces_of_their_own_are_each_looked_at(s
     accepted(small_bounds, few, search=search)
     detail = refused(small_bounds, few, many, search=search)
     assert detail.field == "search.tunables"
-    assert detail.detail.startswith("For problems[1] ")
+    assert detail.detail.startswith("For problems[1]: ")
+
+
+RING = {**MATMUL, "m": 64, "n": 64, "k": 64, "dtype": "int64", "fraction_bits": 4}
+LOOSE = {**RING, "truncation": {"policy": "tolerance", "ulp": 200}}
+CONV = {"operator": "conv2d", "n": 1, "h": 8, "w": 8, "c": 16, "k": 16, "dtype": "float16", "winograd": "f2"}
+SQUARE, WIDE = {**CONV, "r": 3, "s": 3, "padding": 1}, {**CONV, "r": 5, "s": 5, "padding": 2, "winograd": "none"}
+
+
+@pytest.mark.parametrize(("fine", "other", "tunables"), [
+    (LOOSE, RING, {"truncate": ["product"]}),
+    (RING, {**RING, "k": 20000}, {"algorithm": ["limbs"], "chain_k": [0]}),
+    (SQUARE, WIDE, {"algorithm": ["winograd"]}),
+])  # fmt: skip
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_shared_search_that_means_nothing_for_one_problem_is_refused_by_its_place(
+    small_bounds: Api, fine: dict[str, Any], other: dict[str, Any], tunables: dict[str, Any], turned: bool
+) -> None:
+    problems = (other, fine) if turned else (fine, other)
+    detail = refused(small_bounds, *problems, search={"tunables": tunables, "limit": 10})
+    assert detail.detail.startswith(f"For problems[{0 if turned else 1}]: ")
+    assert detail.errors is None
 
 
 def test_ten_thousand_problems_cost_a_bounded_number_of_looks(

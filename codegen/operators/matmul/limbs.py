@@ -53,10 +53,6 @@ def unchained_k(element: str) -> int | None:
     return (2**32 - 1) // (filled * 255**2) if filled > 0 else None
 
 
-# Of Z/2^64.
-UNCHAINED_K = 16_512
-
-
 def threads(tunables: Mapping[str, Any]) -> int:
     """Threads of a block."""
     return tensor.threads(tunables)

@@ -11,6 +11,7 @@ from codegen.errors import InvalidSearch
 from codegen.fixed_point import (
     PLACES,
     Place,
+    Tolerance,
     allowed_ulp,
     largest_error,
     parts,
@@ -104,13 +105,13 @@ def space(
     """The schedules of a search; `others`: of a convolution, those that are no implicit products; `stored`: whether
     both operands lie in memory as matrices, which are then split into limbs ahead too. Raises InvalidSearch, also where
     it names what no schedule of the problem may do."""
-    _require_meaning(search, problem)
+    every: dict[Value, tuple[Tunable, ...]] = {"imad": IMAD, "limbs": limb_tunables(stored=stored)}
+    every |= {value: kind.tunables for value, kind in (others or {}).items()}
+    _require_meaning(search, problem, every)
     kinds: dict[Value, Kind] = {"imad": _imad(problem, target, search)}
     if target.capability >= AMPERE:
         kinds["limbs"] = _limbs(problem, target, search, stored=stored)
     default = _default(problem, target, admit)
-    every: dict[Value, tuple[Tunable, ...]] = {"imad": IMAD, "limbs": limb_tunables(stored=stored)}
-    every |= {value: kind.tunables for value, kind in (others or {}).items()}
     joined = build_joined(search, "algorithm", every, {**kinds, **(others or {})}, default)
     if search.level != 2:
         return joined
@@ -128,20 +129,26 @@ def _early(problem: MatmulProblem, kinds: Mapping[Value, Kind], default: Schedul
             yield build_space(Search(level=1), kind.tunables, {1: lists}, default, kind.linked)
 
 
-def _require_meaning(search: Search, problem: MatmulProblem) -> None:
-    """Refuses places of truncation that the policy allows no schedule, and accumulators that k does not fit."""
-    allowed = [place for place in PLACES if _possible(problem, place)]
-    for name, value in (search.tunables or {}).items():
-        if name == "truncate":
-            for place in value:
-                _require_place(problem, place, allowed, f"search.tunables.{name}")
-        if name == "chain_k" and 0 in value:
-            _require_chain(problem, {"chain_k": 0, "truncate": "once"}, f"search.tunables.{name}")
+def _require_meaning(search: Search, problem: MatmulProblem, every: Mapping[Value, Sequence[Tunable]]) -> None:
+    """Refuses places of truncation that the policy allows no schedule, and accumulators that k does not fit; those of
+    other algorithms than `limbs` are of other products, and their rules'."""
+    allowed, named = [place for place in PLACES if _possible(problem, place)], search.tunables or {}
+    for place in named.get("truncate", ()):
+        _require_place(problem, place, allowed, "search.tunables.truncate")
+    if set(named.get("chain_k", ())) == {0} and _that_have(named, every) == ["limbs"]:
+        places = named.get("truncate", ("once",))
+        _require_chain(problem, [{"chain_k": 0, "truncate": place} for place in places], "search.tunables.chain_k")
     for index, schedule in enumerate(search.schedules or ()):
         where = f"search.schedules.{index}"
         _require_place(problem, schedule.get("truncate", "once"), allowed, f"{where}.truncate")
         if schedule.get("algorithm") == "limbs":
-            _require_chain(problem, {"chain_k": 0, "truncate": "once", **schedule}, f"{where}.chain_k")
+            _require_chain(problem, [{"chain_k": 0, "truncate": "once", **schedule}], f"{where}.chain_k")
+
+
+def _that_have(named: Mapping[str, Sequence[Value]], every: Mapping[Value, Sequence[Tunable]]) -> list[Value]:
+    """The algorithms that a search's tunables leave: those that have all of them."""
+    algorithms = named.get("algorithm", list(every))
+    return [value for value, own in every.items() if value in algorithms and named.keys() <= {t.name for t in own}]
 
 
 def _possible(problem: MatmulProblem, place: Place) -> bool:
@@ -157,22 +164,25 @@ def _require_place(problem: MatmulProblem, place: Value, allowed: Sequence[Place
         return
     count = parts(problem.k, {"truncate": place, "tile_k": DEEPEST_TILE})
     error = largest_error(count, problem.rounding or "floor")
-    why = f"is off by up to {error} units of the last bit" if problem.fraction_bits else "truncates nothing"
+    if problem.fraction_bits == 0:
+        why = "truncates nothing with fraction_bits = 0"
+    elif not isinstance(problem.truncation, Tolerance):
+        why = "truncates parts of a sum, and the problem's policy the whole sum alone"
+    else:
+        why = f"is off by up to {error} units of the last bit at k = {problem.k}; {_policy(problem)}"
     raise InvalidSearch(
-        f"truncate = {place!r} {why} at k = {problem.k} and fraction_bits = {problem.fraction_bits}; "
-        f"{_policy(problem)}; allowed: {', '.join(allowed)}",
-        field=where,
-        allowed=list(allowed),
+        f"truncate = {place!r} {why}; allowed: {', '.join(allowed)}", field=where, allowed=list(allowed)
     )
 
 
-def _require_chain(problem: MatmulProblem, t: Mapping[str, Any], where: str) -> None:
-    if limbs.holds(problem, t):
+def _require_chain(problem: MatmulProblem, ways: Sequence[Mapping[str, Any]], where: str) -> None:
+    if any(limbs.holds(problem, t) for t in ways):
         return
-    allowed = [value for value in CHAIN_K.allowed if value]
+    most = limbs.unchained_k(problem.dtype) or 0
+    allowed = [value for value in CHAIN_K.allowed if 0 < int(value) <= most]
     raise InvalidSearch(
-        f"without carries (chain_k = 0) the accumulators of {ring_name(problem.dtype)} hold a k of "
-        f"{limbs.unchained_k(problem.dtype)}, not {problem.k}; allowed: {', '.join(map(str, allowed))}",
+        f"without carries (chain_k = 0) the accumulators of {ring_name(problem.dtype)} hold a k of {most}, "
+        f"not {problem.k}; allowed: {', '.join(map(str, allowed))}",
         field=where,
         allowed=allowed,
     )
@@ -241,6 +251,8 @@ def limb_tunables(*, stored: bool) -> tuple[Tunable, ...]:
 def _limbs(problem: MatmulProblem, target: Target, search: Search, *, stored: bool) -> Kind:
     small, slices = _small_limbs(problem, target)
     full = _full_limbs(problem)
+    if "tile" in (search.tunables or {}).get("truncate", ()):  # tiles that are truncated carry nothing
+        small["chain_k"] = union((0,), small["chain_k"])
     if stored:
         small, full = small | {"limb_split": ("fused",)}, full | EITHER_WAY
     return _kind(limb_tunables(stored=stored), small, full, search, slices)

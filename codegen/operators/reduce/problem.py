@@ -180,9 +180,9 @@ class ReduceProblem(Problem):
         if value == "identity":
             return value
         if (element := info.data.get("dtype")) in ("int32", "int64"):
-            raise refuse("map_of_int32", f"is {value}; of {element} only identity is allowed")
+            raise refuse("map_of_int32", f"is {value}; of {element} only identity is allowed", allowed=["identity"])
         if info.data.get("fn") == "argmax":
-            raise refuse("map_of_argmax", f"is {value}; with argmax only identity is allowed")
+            raise refuse("map_of_argmax", f"is {value}; with argmax only identity is allowed", allowed=["identity"])
         return value
 
     @field_validator("write_map", mode="after")

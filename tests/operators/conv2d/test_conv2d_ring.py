@@ -14,14 +14,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.fixed_point import largest_error
+from codegen.fixed_point import bits_of, largest_error
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import ring_space
 from codegen.operators.matmul.grid import k_steps
-from codegen.operators.matmul.limbs import UNCHAINED_K
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.rules import ACCEPTED, Accepted
 from codegen.search.schedule import Schedule
@@ -37,6 +36,7 @@ from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Rejection
 from tests.support.fixtures.library import Built
+from tests.support.kernels.ring_runs import UNCHAINED_K
 from tests.support.kernels.spills import require_no_spills
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
@@ -133,7 +133,6 @@ LONG: dict[str, Fields] = {
 def searches(name: str) -> declare.Searches:
     p = problem(name)
     k = operator(name).product(p).k  # type: ignore[attr-defined]
-    tiles, products = -(-k // 64), k
     long = problem(name, **LONG[name])
     length = operator(name).product(long).k  # type: ignore[attr-defined]
     assert length > UNCHAINED_K
@@ -223,9 +222,9 @@ def searches(name: str) -> declare.Searches:
         ],
         meaningless=[
             ({**LAYER, "truncation": {"policy": "tolerance", "ulp": 0}}, {"tunables": {"truncate": ["product"]}},
-             "search.tunables.truncate", f"is off by up to {products - 1} units of the last bit at k = {products}"),
+             "search.tunables.truncate", f"is off by up to {k - 1} units of the last bit at k = {k}"),
             (LAYER, {"schedules": [IMAD, {**IMAD, "truncate": "tile"}]}, "search.schedules.1.truncate",
-             f"is off by up to {tiles - 1} units"),
+             "truncates parts of a sum, and the problem's policy the whole sum alone"),
             ({**LAYER, **LONG[name]}, {"schedules": [{"algorithm": "limbs"}]}, "search.schedules.0.chain_k",
              f"hold a k of 16512, not {length}"),
             (LAYER, {"tunables": {"algorithm": ["direct"]}}, "search.tunables.algorithm", "allowed: imad, limbs"),
@@ -564,7 +563,7 @@ MUTATIONS = {
 
 # ---- random cases
 
-F = (0, 1, 9, 18, 31)
+F = {"int32": (0, 1, 9, 18, 31), "int64": (0, 1, 18, 40, 63)}
 PLACES = ("once", "once", "tile", "once", "product")
 MOST_PRODUCTS = 250_000
 
@@ -607,15 +606,20 @@ def _draw_winograd(name: str, number: int, rng: random.Random) -> tuple[str, Can
     way = WINOGRAD[number // 24 % 3]
     way = "winograd_imad" if (way, arch) == ("winograd_limbs", "sm_75") else way
     while True:
+        sides = range(5) if name == "conv2d" else range(3)  # a gradient of wider ones has negative padding
+        (top, bottom), (left, right) = ((rng.choice(sides), rng.choice(sides)) for _ in "hw")
+        h, w = (rng.randint(max(1, 3 - around), 9) for around in (top + bottom, left + right))
         fields: dict[str, Any] = {
-            "n": rng.randint(1, 2), "h": rng.randint(1, 9), "w": rng.randint(1, 9), "c": rng.randint(1, 40),
-            "k": rng.randint(1, 40), "padding": [[rng.randint(1, 2), rng.randint(1, 2)], [rng.randint(1, 2), 1]],
-            "layout": rng.choice(LAYOUTS), "dtype": dtype, "fraction_bits": F[number // 3 % 5],
+            "n": rng.randint(1, 2), "h": h, "w": w, "c": rng.randint(1, 40),
+            "k": rng.randint(1, 40), "padding": [[top, bottom], [left, right]],
+            "layout": rng.choice(LAYOUTS), "dtype": dtype, "fraction_bits": F[dtype][number // 3 % 5],
             "rounding": rng.choice(("floor", "nearest")), "epilogue": rng.sample(NODES[name], k=rng.choice((0, 1, 2))),
         }  # fmt: skip
         p = convolution(name, **fields)
         parts = op.space(p, target(arch), Search(level=2)).parts
         lists = next(dict(part.tunables) for part in parts if part.tunables.get("algorithm") == (way,))
+        if way == "winograd_limbs":
+            lists["limb_split"] = (("fused", "ahead")[number // 8 % 2],)
         for _ in range(300):
             chosen = {key: rng.choice(values) for key, values in lists.items()}
             schedule = completed(chosen, [t for t in op.tunables if t.name in lists])
@@ -630,14 +634,14 @@ def _drawn_problem(name: str, number: int, dtype: str, place: str, rng: random.R
         if p.n * max(p.h * p.w * p.c * p.k, p.p * p.q * p.k * p.taps) <= MOST_PRODUCTS:
             break
     nodes = rng.sample(NODES[name], k=min(rng.choice((0, 0, 1, 2, 3)), len(NODES[name])))
-    bits = F[number // 7 % 5]
+    bits = F[dtype][number // 7 % 5]
     fields: dict[str, Any] = {
         **p.canonical(), "dtype": dtype, "acc_dtype": dtype, "out_dtype": dtype, "allow_tf32": False,
         "fraction_bits": bits, "rounding": rng.choice(("floor", "nearest")), "epilogue": nodes,
     }  # fmt: skip
     if place != "once":
         policy = {"policy": "tolerance", "ulp": 2**31 - 1}
-        fields |= {"fraction_bits": bits or 4, "truncation": policy}
+        fields |= {"fraction_bits": min(bits or 4, bits_of(dtype) - 2), "truncation": policy}
         fields["epilogue"] = [node for node in nodes if node != SQUARED]
     drawn = operator(name).parse(fields)
     assert isinstance(drawn, Convolution)

@@ -347,6 +347,7 @@ def _problem(number: int, rng: random.Random) -> MaskedActivationProblem:
     element = TYPES[number // 3 % 5]
     ring = element in RINGS
     functions = [f for f in DRAWN_FUNCTIONS if not ring or f["op"] not in ("gelu", "silu")]
+    bits = rng.choice((3, 9, 18, 28, *((40, 60) if element == "int64" else ())))
     shape = []
     for axis in range(rank):
         shape.append(rng.randint(1, max(1, left if axis == rank - 1 else round(left ** (1 / (rank - axis))))))
@@ -357,7 +358,7 @@ def _problem(number: int, rng: random.Random) -> MaskedActivationProblem:
         mask=("bits", "bytes")[number // 2 % 2],
         where_set=functions[number % len(functions)],
         where_clear=rng.choice(functions),
-        **({"fraction_bits": rng.choice((3, 9, 18, 28)), "rounding": rng.choice(("floor", "nearest"))} if ring else {}),
+        **({"fraction_bits": bits, "rounding": rng.choice(("floor", "nearest"))} if ring else {}),
     )
 
 

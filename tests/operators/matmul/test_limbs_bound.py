@@ -17,12 +17,12 @@ import pytest
 from codegen.fixed_point import bits_of
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from codegen.operators.matmul.limbs import UNCHAINED_K, unchained_k
+from codegen.operators.matmul.limbs import unchained_k
 from codegen.operators.matmul.ring_space import CHAIN_K
 from tests.operators.matmul.test_ring import ring_kernel
 from tests.support.kernels import ring_runs
 from tests.support.kernels.mutants import changed, switched_operator
-from tests.support.kernels.ring_runs import Built, in_parts
+from tests.support.kernels.ring_runs import UNCHAINED_K, Built, in_parts
 
 TILE: dict[str, Any] = {"tile_m": 16, "tile_n": 16, "warps_m": 1, "warps_n": 1, "algorithm": "limbs"}
 KERNELS: Mapping[str, Kernel] = {

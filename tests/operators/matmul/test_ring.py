@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.fixed_point import PLACES, largest_error, truncations
+from codegen.fixed_point import PLACES, bits_of, largest_error, truncations
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.matmul import ring_space
 from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.limb_planes import LIMB_SPLIT
-from codegen.operators.matmul.limbs import UNCHAINED_K
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.plan.verification_plan import Part
 from codegen.predict.predict_uncompiled import predict_before
@@ -33,6 +32,7 @@ from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Field
 from tests.support.kernels.cpu_helpers import SMALL_IMAD, SMALL_LIMBS, verify
 from tests.support.kernels.random_cases import LAYOUTS, MOST, TARGETS
 from tests.support.kernels.ring_integers import finished
+from tests.support.kernels.ring_runs import UNCHAINED_K
 
 OP = operator("matmul")
 RINGS = {"int32": 32, "int64": 64}
@@ -69,6 +69,10 @@ PROBLEMS = declare.Problems(
         ({"truncation": {"policy": "tolerance", "ulp": -1}}, "truncation.tolerance.ulp", "greater than or equal to 0"),
         ({"truncation": {"policy": "tolerance", "ulp": 0.5}}, "truncation.tolerance.ulp", "valid integer"),
         ({"truncation": {"policy": "exact_once", "ulp": 1}}, "truncation.exact_once.ulp", "not permitted"),
+        ({"fraction_bits": 63, "truncation": {"policy": "tolerance", "ulp": 1}}, "truncation",
+         "allowed: exact_once, or at most 62 fraction bits"),
+        ({"dtype": "int32", "fraction_bits": 31, "truncation": {"policy": "tolerance", "ulp": 1}}, "truncation",
+         "allowed: exact_once, or at most 30 fraction bits"),
         ({"acc_dtype": "int32"}, "acc_dtype", "does not go with dtype int64; allowed: int64"),
         ({"out_dtype": "float32"}, "out_dtype", "does not go with dtype int64; allowed: int64"),
         ({"dtype": "int32", "out_dtype": "int64"}, "out_dtype", "allowed: int32"),
@@ -194,11 +198,13 @@ SEARCHES = declare.Searches(
          {"tunables": {"truncate": ["product"]}},
          "search.tunables.truncate", "is off by up to 1023 units of the last bit at k = 1024"),
         ({**CUBE, "fraction_bits": 4}, {"schedules": [IMAD, {**IMAD, "truncate": "tile"}]},
-         "search.schedules.1.truncate", "the problem allows none; allowed: once"),
+         "search.schedules.1.truncate", "the problem's policy the whole sum alone; allowed: once"),
         (CUBE, {"tunables": {"truncate": ["tile"]}}, "search.tunables.truncate", "truncates nothing"),
         ({**CUBE, "k": UNCHAINED_K + 1}, {"schedules": [{"algorithm": "limbs"}]}, "search.schedules.0.chain_k",
          "hold a k of 16512, not 16513; allowed: 512, 2048, 8192, 16384"),
-        ({**CUBE, "k": 20000}, {"tunables": {"chain_k": [0, 512]}}, "search.tunables.chain_k", "hold a k of 16512"),
+        ({**CUBE, "k": 20000}, {"tunables": {"chain_k": [0]}}, "search.tunables.chain_k", "hold a k of 16512"),
+        ({**CUBE, "k": 20000}, {"tunables": {"algorithm": ["imad"], "chain_k": [0]}}, "search.tunables",
+         "algorithm, chain_k leave nothing"),
         (CUBE, {"tunables": {"algorithm": ["wmma"]}}, "search.tunables.algorithm", "allowed: imad, limbs"),
         (CUBE, {"tunables": {"maxnreg": [64]}}, "search.tunables.maxnreg", "unknown tunable"),
         (CUBE, {"tunables": {"split": ["atomic"]}}, "search.tunables.split", "allowed: none, workspace"),
@@ -206,6 +212,17 @@ SEARCHES = declare.Searches(
          "on tensor cores"),
     ],
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("tunables", [
+    {"chain_k": [0, 512]}, {"algorithm": ["limbs"], "truncate": ["tile"]},
+    {"algorithm": ["limbs"], "truncate": ["tile"], "chain_k": [0]},
+])  # fmt: skip
+def test_a_long_k_is_computed_by_what_of_a_search_can(tunables: dict[str, Any]) -> None:
+    long = {**CUBE, "k": 20000, "fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 20000}}
+    lowered = lower(_problem(long), target("sm_80"), Search.model_validate({"tunables": tunables}))
+    chains = {candidate.schedule.get("chain_k") for candidate in lowered.candidates}
+    assert chains == ({0} if "truncate" in tunables else {512})
 
 
 def test_on_turing_only_the_cuda_cores_are_tried() -> None:
@@ -494,7 +511,8 @@ WRONG = {
 
 # ---- random cases
 
-NUMBERS = {"align": (1, 2, 4, 1), "f": (0, 1, 11, 18, 31), "place": ("once", "once", "tile", "once", "product")}
+NUMBERS = {"align": (1, 2, 4, 1), "place": ("once", "once", "tile", "once", "product")}
+F = {"int32": (0, 1, 11, 18, 31), "int64": (0, 1, 18, 40, 63)}
 NODES = (
     {"op": "bias"}, {"op": "bias", "axis": "m"}, {"op": "residual"}, {"op": "relu"}, {"op": "mask"},
     {"op": "masked_activation", "where_set": {"op": "relu"}, "mask": "bytes"}, SQUARED, POLYNOMIAL,
@@ -536,22 +554,24 @@ def _drawn_problem(number: int, dtype: str, place: str, rng: random.Random) -> M
         return max(grain, rng.randint(1, rng.choice((20, 80, MOST))) // grain * grain)
 
     m, n, k = extent(), extent(), extent()
-    f = NUMBERS["f"][number // 7 % 5]
+    f = F[dtype][number // 7 % 5]
     fields: dict[str, Any] = {
         "m": m, "n": n, "k": k, "batch": rng.choice((1, 1, 2)), "dtype": dtype, "layout": LAYOUTS[number // 4 % 4],
         "fraction_bits": f, "rounding": rng.choice(("floor", "nearest")),
         "epilogue": rng.sample(NODES, k=rng.choice((0, 0, 1, 2))),
     }  # fmt: skip
-    if f in (0, 1, 31):  # its coefficients are no numbers of the ring
+    if f not in (11, 18, 40):  # its coefficients are no numbers of the ring
         fields["epilogue"] = [node for node in fields["epilogue"] if node != POLYNOMIAL]
     if place != "once":
-        fields |= {"fraction_bits": f or 4, "truncation": {"policy": "tolerance", "ulp": k}}
+        fields |= {"fraction_bits": min(f or 4, bits_of(dtype) - 2), "truncation": {"policy": "tolerance", "ulp": k}}
         fields["epilogue"] = [node for node in fields["epilogue"] if node not in (SQUARED, POLYNOMIAL)]
     if rng.random() < 0.4:
         columns = m if fields["layout"][0] == "t" else k
         fields["lda"] = columns + grain * rng.randint(1, 3)
+    if rng.random() < 0.3:
+        fields["ldc"] = n + grain * rng.randint(1, 3)
     if fields["batch"] > 1 and rng.random() < 0.4:
-        fields["stride_b"] = 0
+        fields[rng.choice(("stride_a", "stride_b"))] = 0
     return _problem(fields)
 
 

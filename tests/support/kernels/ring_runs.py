@@ -16,6 +16,9 @@ from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
 from workers.cpu.build import build_cpu
 from workers.cpu.library import CpuLibrary, Outcome
 
+# The largest k whose sums of products of limbs the accumulators of Z/2^64 hold without a carry.
+UNCHAINED_K = 16_512
+
 
 def built(kernels: Mapping[str, Kernel], folder: Path) -> Built:
     build = build_cpu(list(kernels.values()), toolchain(), processes(), LIMITS, folder=folder)
