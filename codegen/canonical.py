@@ -1,5 +1,6 @@
 """The one way values become bytes and digests: canonical JSON (RFC 8785) with labelled parts."""
 
+import contextlib
 import hashlib
 import json
 import math
@@ -13,7 +14,7 @@ from codegen.errors import CannotKey
 LARGEST_INTEGER = 2**53 - 1
 
 
-# Where no number is a float and all text is ASCII, the standard library's encoder, which is C, writes RFC 8785.
+# Where no number is a float and all keys are ASCII, the standard library's encoder, which is C, writes RFC 8785.
 _PLAIN = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
@@ -30,7 +31,8 @@ def canonical_json(value: Any) -> bytes:
     Raises CannotKey for what has no canonical form: NaN, infinities, integers beyond 2^53 - 1, sets, other types.
     """
     if _is_plain(value):
-        return _PLAIN.encode(value).encode()
+        with contextlib.suppress(UnicodeEncodeError):  # refused below
+            return _PLAIN.encode(value).encode()
     _require_keyable(value, "$")
     return rfc8785.dumps(value)
 
@@ -45,9 +47,7 @@ def digest(kind: str, version: int, /, **parts: Any) -> str:
 def _is_plain(value: Any) -> bool:
     """Whether it is keyable, and _PLAIN writes its canonical form."""
     kind = type(value)
-    if kind is str:
-        return bool(value.isascii())
-    if kind is bool or value is None:
+    if kind is str or kind is bool or value is None:
         return True
     if kind is int:
         return bool(abs(value) <= LARGEST_INTEGER)

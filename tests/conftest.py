@@ -26,6 +26,7 @@ pytest_plugins = [
 ]
 
 
+gc.disable()  # until all tests are there: each process of the run makes all of them
 share_statements()
 share_certificates()
 
@@ -36,8 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish() -> None:
     """What is imported by now stays: collecting it again and again took a sixth of the tests' own time."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def umask() -> str:

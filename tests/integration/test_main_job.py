@@ -41,7 +41,7 @@ def blobs(data: Path) -> Path:
 def client(data: Path) -> Iterator[Client]:
     """A service that also has an operator whose schedules are wrong in one way each."""
     settings = load_settings(
-        data_dir=data, port=0, workers=2, operator_path=str(FAULTY), compile_cpu_seconds=5.0, verify_cpu_seconds=4.0
+        data_dir=data, port=0, workers=2, operator_path=str(FAULTY), compile_cpu_seconds=3.0, verify_cpu_seconds=2.0
     )
     with embedded(settings) as running, Client(running.url, cache_dir=data / "client") as found:
         yield found
@@ -93,7 +93,7 @@ def test_each_fault_gets_its_own_verdict_and_the_right_candidate_wins(client: Cl
         (SPLIT_BARRIER, "runtime_error", "barrier"),
         (ENDLESS, "run_timeout", "s"),
         (DOES_NOT_COMPILE, "compile_error", "no_such_field"),
-        (HANGS_NVCC, "compile_timeout", "used more than 5 CPU seconds"),
+        (HANGS_NVCC, "compile_timeout", "used more than 3 CPU seconds"),
     ],
 )
 def test_a_verdict_says_why(client: Client, job: Job, fault: int, verdict: str, words: str) -> None:

@@ -48,7 +48,6 @@ LOOKS = {
     "light": {},
     "dark": {"color_scheme": "dark"},
     "narrow": PHONE,
-    "narrow-dark": {**PHONE, "color_scheme": "dark"},
 }
 
 

@@ -678,11 +678,8 @@ CALLS = {
     **{fn: of_function(fn) for fn in ("sum", "mean", "max", "argmax")},
 }  # fmt: skip
 OF_JOB: dict[str, dict[str, Any]] = {
-    "bias": public("mnist/b100_conv1"),
     "gradient": GRADIENT,
-    "channels first": {"shape": [8, 64, 28, 28], "axes": [0, 2, 3], "dtype": "float16"},
     "argmax": {"shape": [512, 1000], "axes": [-1], "fn": "argmax"},
-    "whole numbers": {"shape": [9, 7, 5], "axes": [0, 2], "dtype": "int32"},
     "a ring": {"shape": [9, 7, 5], "axes": [0, 2], "dtype": "int64"},
     "nothing": {"shape": [0, 16], "axes": [0]},
 }

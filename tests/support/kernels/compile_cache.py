@@ -1,5 +1,5 @@
-"""What a compiler made of the same files is made once in a run: many tests compile the same few kernels on their way to
-something else. For tests whose subject is not compiling itself."""
+"""What a compiler or a disassembler made of the same files is made once in a run: many tests compile the same few
+kernels on their way to something else. For tests whose subject is not compiling itself."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from workers.processes.processes import Finished, Limits, Processes
 
-COMPILERS = ("nvcc", "g++")
+TOOLS = ("nvcc", "g++", "nvdisasm")
 
 
 class CachingProcesses(Processes):
@@ -25,10 +25,11 @@ class CachingProcesses(Processes):
 
     def run(self, argv: Sequence[str], *, cwd: Path, limits: Limits, **options: Any) -> Finished:
         cancel = options.get("cancel")
-        if Path(argv[0]).name not in COMPILERS or set(options) - {"cancel"} or (cancel and cancel.is_set()):
+        if Path(argv[0]).name not in TOOLS or set(options) - {"cancel", "env"} or (cancel and cancel.is_set()):
             return super().run(argv, cwd=cwd, limits=limits, **options)
         before = _files(cwd)
-        place = self._folder / hashlib.sha256(repr((list(argv), limits, sorted(before.items()))).encode()).hexdigest()
+        run = (list(argv), limits, options.get("env"), sorted(before.items()))
+        place = self._folder / hashlib.sha256(repr(run).encode()).hexdigest()
         if place.exists():
             finished, made = pickle.loads(place.read_bytes())
             for name, (mode, data) in made.items():
