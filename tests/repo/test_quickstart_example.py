@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from starlette.responses import Response
 
+from benchmarks.shapes import public_shape
 from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operators import operator
@@ -54,7 +55,7 @@ def candidates() -> dict[str, tuple[Candidate, ...]]:
     for problem in QUICKSTART["problems"]:
         fields = {name: value for name, value in problem.items() if name not in ("name", "search")}
         search = Search.model_validate(problem.get("search", QUICKSTART["search"]))
-        found = lower(operator("matmul").parse(fields), target(QUICKSTART["target"]), search)
+        found = lower(operator(problem["operator"]).parse(fields), target(QUICKSTART["target"]), search)
         lowered[problem["name"]] = tuple(found.candidates)
     return lowered
 
@@ -63,7 +64,7 @@ def described(dtype: str) -> dict[str, Any]:
     """Batch, extents, layout and epilogue of the problems of that dtype."""
     found = {}
     for problem in QUICKSTART["problems"]:
-        if problem["dtype"] == dtype:
+        if problem["operator"] == "matmul" and problem["dtype"] == dtype:
             extents = (problem.get("batch", 1), problem["m"], problem["n"], problem["k"], problem["layout"])
             found[problem["name"]] = (*extents, [node["op"] for node in problem.get("epilogue", [])])
     return found
@@ -81,6 +82,17 @@ def test_the_quickstart_has_llama_3_8b_at_few_and_at_many_tokens() -> None:
         for m in (16, 512)
         for name, (n, k) in LLAMA3_8B.items()
     }
+
+
+def test_the_quickstart_has_bert_bases_attention_and_llamas_of_a_prompt() -> None:
+    found = [problem for problem in QUICKSTART["problems"] if problem["operator"] == "attention"]
+    bert, llama = (
+        operator("attention").parse({k: v for k, v in p.items() if k not in ("name", "search")}) for p in found
+    )
+    assert bert == operator("attention").parse(public_shape("bert_base/attn"))
+    fields = llama.canonical()
+    assert (fields["seq_q"], fields["seq_kv"], fields["causal"], fields["dtype"]) == (512, 512, True, "bfloat16")
+    assert ((fields["heads_q"] + 2 * fields["heads_kv"]) * fields["head_dim_qk"], 4096) == LLAMA3_8B["qkv"]
 
 
 def test_the_quickstart_has_64_candidates_per_fp32_problem_and_several_groups() -> None:

@@ -39,6 +39,7 @@ from workers.gpu.interface import (
     choose_device,
 )
 from workers.gpu.tensors import Operands, on_device
+from workers.vendor import attention as vendor_attention
 from workers.vendor import convolution as vendor_convolution
 from workers.vendor import matmul as vendor_matmul
 from workers.vendor import reduction as vendor_reduction
@@ -50,6 +51,7 @@ VENDORS: Mapping[str, Callable[[Any, Problem, Mapping[str, npt.NDArray[Any]], in
     "conv2d_dgrad": vendor_convolution.offers,
     "conv2d_wgrad": vendor_convolution.offers,
     "reduce": vendor_reduction.offers,
+    "attention": vendor_attention.offers,
 }
 INSTALL = "pip install --constraint constraints.txt --group gpu"
 # The messages for what a machine without a usable GPU answers (CUDA runtime API, cudaError_t).

@@ -1,1 +1,1 @@
-"""The peers of a comparison: cuBLASLt, cuDNN, CuPy."""
+"""The peers of a comparison: cuBLASLt, cuDNN, CuPy, PyTorch."""

@@ -15,6 +15,7 @@ from codegen.fixed_point import over_ring
 from codegen.operator import Operand
 from codegen.operators.convolution.problem import Convolution
 from workers.vendor.epilogue import CONVERSION, After, Matrices, output_of
+from workers.vendor.tensor import Tensor
 
 # Nodes that a graph of cuDNN computes as `codegen.epilogue` defines them: its gelu is the exact one, by erf. A clip, a
 # mask and a cast are left to the kernel after it.
@@ -35,15 +36,6 @@ FORMS: Mapping[str, Form] = {
     "conv2d_dgrad": Form("conv_dgrad", {"loss": "dy", "filter": "w"}, 1),
     "conv2d_wgrad": Form("conv_wgrad", {"image": "x", "loss": "dy"}, 0),
 }
-
-
-@dataclass(frozen=True)
-class Tensor:
-    """As cuDNN takes it: four extents and their strides in elements."""
-
-    dtype: str
-    extents: tuple[int, ...]
-    strides: tuple[int, ...]
 
 
 @dataclass(frozen=True)

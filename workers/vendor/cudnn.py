@@ -8,6 +8,7 @@ NVIDIA_TF32_OVERRIDE=0.)
 
 import ctypes
 import importlib.util
+import json
 import os
 import sysconfig
 import time
@@ -19,8 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from workers.vendor import cublaslt
-from workers.vendor.convolution_plan import ConvolutionPlan, Tensor
+from workers.vendor.attention_plan import AttentionPlan
+from workers.vendor.convolution_plan import ConvolutionPlan
 from workers.vendor.cublaslt import LibraryMissing
+from workers.vendor.tensor import Tensor
 
 SONAME = "libcudnn.so.9"
 HOW_TO_INSTALL = (
@@ -55,7 +58,9 @@ class Cudnn:
         self.package = _load()
         self._target: dict[str, Any] = {}
         if device is not None:
-            self._target = {"device_property": self.call(self.package.create_device_properties, device)}
+            properties = self.call(self.package.create_device_properties, device)
+            # Of attention cuDNN asks the device itself where the version is not given: 90 for 9.0, of which it is 900.
+            self._target = {"device_property": properties, "sm_version": json.loads(device)["deviceVer"] // 10}
         self._handle: Any = None
 
     @property
@@ -73,8 +78,11 @@ class Cudnn:
         self.call(self.package.set_stream, handle=self._handle, stream=stream)
         self._target = {"handle": self._handle}
 
-    def graph(self, plan: ConvolutionPlan) -> "Graph":
-        return Graph(self, plan, self._target)
+    def graph(self, plan: ConvolutionPlan | AttentionPlan) -> "Graph":
+        """Raises CudnnError where cuDNN has no such graph."""
+        if isinstance(plan, AttentionPlan):
+            return AttentionGraph(self, plan, self._target)
+        return ConvolutionGraph(self, plan, self._target)
 
     def execute(self, graph: Any, index: int, pointers: Mapping[int, int], workspace: int) -> None:
         self.call(graph.execute_plan_at_index, pointers, workspace, index, handle=self._handle)
@@ -87,10 +95,10 @@ class Cudnn:
 
 
 class Graph:
-    """A convolution and the nodes fused after it. `ids`: of the tensors that it reads, by the operand's name."""
+    """What a plan asks for. `ids`: of its tensors but the output, by the operand's name."""
 
-    def __init__(self, library: Cudnn, plan: ConvolutionPlan, target: Mapping[str, Any]) -> None:
-        self._library, self._plan = library, plan
+    def __init__(self, library: Cudnn, tensors: Mapping[str, Tensor], target: Mapping[str, Any]) -> None:
+        self._library = library
         single = library.package.data_type.FLOAT
         self.graph = library.call(
             library.package.pygraph,
@@ -99,10 +107,12 @@ class Graph:
             compute_data_type=single,
             **target,
         )
-        self.ids = {name: number for number, name in enumerate(plan.tensors, start=1)}
+        self.ids = {name: number for number, name in enumerate(tensors, start=1)}
+        self._given = {name: self._tensor(name, described) for name, described in tensors.items()}
         # Kept as long as the graph: it is given their addresses.
         self._scalars: dict[int, ctypes.c_float] = {}
-        self._describe()
+        self._unwanted = [library.package.numerical_note.DOWN_CONVERT_INPUTS,
+                          library.package.numerical_note.REDUCED_PRECISION_REDUCTION]  # fmt: skip
 
     def find(self, count: int, workspace_bytes: int, seconds: float) -> Iterator[Found]:
         """Plans that can be built and compute what the problem asks for, in the order of cuDNN's heuristics; at
@@ -131,9 +141,57 @@ class Graph:
         given |= {number: ctypes.addressof(scalar) for number, scalar in self._scalars.items()}
         self._library.execute(self.graph, index, {**given, OUTPUT: output}, workspace)
 
-    def _describe(self) -> None:
-        plan, graph, library = self._plan, self.graph, self._library
-        tensors = {name: self._tensor(name, described) for name, described in plan.tensors.items()}
+    def _list(self) -> None:
+        """The graph's plans, none built yet. Raises CudnnError where there are none."""
+        library, graph = self._library, self.graph
+        modes = library.package.heur_mode
+        library.call(graph.build_operation_graph)
+        library.call(graph.create_execution_plans, [modes.A, modes.B, modes.FALLBACK])
+        library.call(graph.deselect_numeric_notes, self._unwanted)
+
+    def _tensor(self, name: str, described: Tensor) -> Any:
+        return self._library.call(
+            self.graph.tensor,
+            dim=list(described.extents),
+            stride=list(described.strides),
+            data_type=self._type(described.dtype),
+            name=name,
+            uid=self.ids[name],
+        )
+
+    def _write(self, value: Any, described: Tensor, number: int) -> None:
+        """The value is an output, so laid out."""
+        value.set_output(True).set_data_type(self._type(described.dtype)).set_uid(number)
+        value.set_dim(list(described.extents)).set_stride(list(described.strides))
+
+    def _scalar(self, value: float) -> Any:
+        """A number in host memory, read when the graph is executed."""
+        number = OUTPUT + 1 + len(self._scalars)
+        self._scalars[number] = ctypes.c_float(value)
+        return self._library.call(
+            self.graph.tensor,
+            dim=[1, 1, 1, 1],
+            stride=[1, 1, 1, 1],
+            data_type=self._type("float32"),
+            is_pass_by_value=True,
+            uid=number,
+        )
+
+    def _type(self, name: str) -> Any:
+        return getattr(self._library.package.data_type, DATA_TYPES[name])
+
+
+class ConvolutionGraph(Graph):
+    """A convolution and the nodes fused after it."""
+
+    def __init__(self, library: Cudnn, plan: ConvolutionPlan, target: Mapping[str, Any]) -> None:
+        super().__init__(library, plan.tensors, target)
+        if not plan.tensor_cores:
+            self._unwanted.append(library.package.numerical_note.TENSOR_CORE)
+        self._describe(plan)
+
+    def _describe(self, plan: ConvolutionPlan) -> None:
+        graph, library, tensors = self.graph, self._library, self._given
         given = {role: tensors[name] for role, name in plan.form.tensors.items()}
         value = library.call(
             getattr(graph, plan.form.method),
@@ -154,46 +212,30 @@ class Graph:
                 value = graph.leaky_relu(input=value, negative_slope=node.scalars[0])
             else:
                 value = getattr(graph, {"silu": "swish"}.get(node.op, node.op))(input=value)
-        value.set_output(True).set_data_type(self._type(plan.product.dtype)).set_uid(OUTPUT)
-        value.set_dim(list(plan.product.extents)).set_stride(list(plan.product.strides))
+        self._write(value, plan.product, OUTPUT)
         library.call(graph.validate)
 
-    def _list(self) -> None:
-        """The graph's plans, none built yet. Raises CudnnError where there are none."""
-        library, graph = self._library, self.graph
-        modes, notes = library.package.heur_mode, library.package.numerical_note
-        library.call(graph.build_operation_graph)
-        library.call(graph.create_execution_plans, [modes.A, modes.B, modes.FALLBACK])
-        unwanted = [notes.DOWN_CONVERT_INPUTS, notes.REDUCED_PRECISION_REDUCTION]
-        if not self._plan.tensor_cores:
-            unwanted.append(notes.TENSOR_CORE)
-        library.call(graph.deselect_numeric_notes, unwanted)
 
-    def _tensor(self, name: str, described: Tensor) -> Any:
-        return self._library.call(
-            self.graph.tensor,
-            dim=list(described.extents),
-            stride=list(described.strides),
-            data_type=self._type(described.dtype),
-            name=name,
-            uid=self.ids[name],
+class AttentionGraph(Graph):
+    """One node, which writes the logarithms of its sums where the problem has them."""
+
+    def __init__(self, library: Cudnn, plan: AttentionPlan, target: Mapping[str, Any]) -> None:
+        super().__init__(library, plan.tensors, target)
+        bounds: dict[str, Any] = {}
+        if plan.left is not None:
+            bounds["diagonal_band_left_bound"] = plan.left
+        if plan.right is not None:
+            bounds["diagonal_band_right_bound"] = plan.right
+        if bounds:
+            bounds["diagonal_alignment"] = library.package.diagonal_alignment.BOTTOM_RIGHT
+        out, stats = library.call(
+            self.graph.sdpa, **self._given, attn_scale=plan.scale, generate_stats=plan.lse is not None, **bounds
         )
-
-    def _scalar(self, value: float) -> Any:
-        """A number in host memory, read when the graph is executed."""
-        number = OUTPUT + 1 + len(self._scalars)
-        self._scalars[number] = ctypes.c_float(value)
-        return self._library.call(
-            self.graph.tensor,
-            dim=[1, 1, 1, 1],
-            stride=[1, 1, 1, 1],
-            data_type=self._type("float32"),
-            is_pass_by_value=True,
-            uid=number,
-        )
-
-    def _type(self, name: str) -> Any:
-        return getattr(self._library.package.data_type, DATA_TYPES[name])
+        self._write(out, plan.out, OUTPUT)
+        if plan.lse is not None:
+            self.ids["lse"] = len(plan.tensors) + 1
+            self._write(stats, plan.lse, self.ids["lse"])
+        library.call(self.graph.validate)
 
 
 def libraries() -> list[Path]:

@@ -113,7 +113,7 @@ def retry(
 
 @app.command()
 def quickstart() -> None:
-    """Tune examples/quickstart.json (matmuls of BERT-base and Llama), then send it again: what `make run` does.
+    """Tune examples/quickstart.json (products and attention of BERT-base and Llama) twice: what `make run` does.
 
     On a GPU of another architecture than the file's, for that architecture.
     """

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,13 +21,15 @@ from codegen.operator import Operand
 from codegen.operators import operator, operators
 from codegen.plan.verification_plan import check_output
 from tests.operators.conv2d.kernels import conv2d
-from tests.support.run.places import ROOT
+from tests.support.gpu.cudnn_without_a_gpu import planned_without_a_gpu
+from tests.support.gpu.numpy_bench import NumpyBench
 from workers.cuda.cupy_gpu import VENDORS
 from workers.gpu.interface import GpuError, LaunchRefused
 from workers.vendor import convolution, cublaslt, cudnn
-from workers.vendor.convolution_plan import FORMS, ConvolutionPlan, Tensor, after, plans
+from workers.vendor.convolution_plan import FORMS, ConvolutionPlan, after, plans
 from workers.vendor.cublaslt import LibraryMissing
 from workers.vendor.cudnn import Cudnn, CudnnError, Found
+from workers.vendor.tensor import Tensor
 
 BIAS, RESIDUAL, RELU, GELU = {"op": "bias"}, {"op": "residual"}, {"op": "relu"}, {"op": "gelu"}
 HALF, MASK, CLIP = {"op": "scale", "value": 0.5}, {"op": "mask"}, {"op": "clip", "lo": 0.0, "hi": 6.0}
@@ -162,34 +162,6 @@ def test_every_convolution_has_this_vendor_and_another_operator_is_refused() -> 
 
 
 # --- the whole way, with NumPy in the place of the library and of the device
-
-
-class NumpyBench:
-    """Enough of a GPU for operands and for the kernel after cuDNN's, which `kernels` computes."""
-
-    arrays = np
-    stream = 7
-
-    def __init__(self) -> None:
-        self.memory: dict[int, np.ndarray[Any, Any]] = {}
-        self.texts: list[str] = []
-
-    def address(self, array: np.ndarray[Any, Any]) -> int:
-        self.memory[array.ctypes.data] = array
-        return int(array.ctypes.data)
-
-    def synchronize(self) -> None: ...
-
-    def faults(self) -> Any:
-        return np.errstate()
-
-    def kernel(self, text: str, name: str) -> Callable[..., None]:
-        self.texts.append(text)
-        return lambda grid, block, arguments: self.launches.append(arguments)
-
-    @property
-    def launches(self) -> list[Any]:
-        return self.__dict__.setdefault("_launches", [])
 
 
 class NumpyLibrary:
@@ -454,22 +426,6 @@ def test_the_library_accepts_every_graph(library: Cudnn, name: str, fields: dict
             assert tensors[number]["data_type"] == cudnn.DATA_TYPES[tensor.dtype]
 
 
-# An H100, in the messages of cuDNN 9 (CUDNN_ATTR_DEVICEPROP_JSON_REPRESENTATION).
-DEVICE = {
-    "deviceName": "NVIDIA H100 80GB HBM3", "deviceVer": 900, "driverVer": 13020, "cudaDeviceId": 0, "pciDeviceId": 0,
-    "multiProcessorCount": 132, "smCountOrigin": 0, "warpSize": 32, "maxGridSize": [2147483647, 65535, 65535],
-    "maxBlockSize": [1024, 1024, 64], "maxThreadsPerBlock": 1024, "maxThreadsPerSM": 2048, "maxCtasPerSM": 32,
-    "regsPerBlock": 65536, "maxRegistersPerSM": 65536, "maxSharedMemoryPerBlock": 49152,
-    "maxSharedMemoryPerBlockOptin": 232448, "reservedSharedMemoryPerBlock": 1024, "oversizedSharedMemoryPerBlock": 0,
-    "totalGlobalMem": 85899345920, "l2CacheSize": 52428800, "smClockRateKHz": 1980000, "memClockRateKHz": 2619000,
-    "memoryBusWidth": 5120, "isTccDriver": 0, "supportCoopLaunch": 1,
-}  # fmt: skip
-# What the library's parts ask of a driver when they are loaded. No function is there to be called.
-DRIVER = """
-#define ABSENT(name) int name(void) { return 100; }
-ABSENT(cuGetErrorString) ABSENT(cuModuleGetFunction) ABSENT(cuModuleLoadData) ABSENT(cuModuleUnload)
-ABSENT(cuTensorMapEncodeIm2col) ABSENT(cuTensorMapEncodeTiled)
-"""
 PLAN = """
 import json, sys
 from codegen.operators import operator
@@ -490,24 +446,10 @@ print(json.dumps(answers))
 
 
 def planned(folder: Path, problems: Sequence[Mapping[str, Any]], **environment: str) -> list[Any]:
-    """What cuDNN plans for an H100 that is not there, in a process of its own."""
+    """What cuDNN plans of those."""
     if importlib.util.find_spec("cudnn") is None:
         pytest.skip(NOT_HERE)
-    (folder / "driver.c").write_text(DRIVER)
-    command = ["gcc", "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", "libcuda.so.1", "driver.c"]
-    subprocess.run(command, cwd=folder, check=True)
-    done = subprocess.run(
-        [sys.executable, "-c", PLAN],
-        cwd=ROOT,
-        env={**os.environ, "LD_LIBRARY_PATH": str(folder), "PYTHONPATH": os.pathsep.join(sys.path), **environment},
-        input=json.dumps({"device": DEVICE, "problems": problems}),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return list(json.loads(done.stdout.splitlines()[-1]))
+    return planned_without_a_gpu(folder, PLAN, problems, **environment)
 
 
 LAYER = {"n": 8, "h": 28, "w": 28, "c": 64, "k": 64, "r": 3, "s": 3, "padding": 1}
