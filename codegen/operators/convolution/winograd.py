@@ -16,11 +16,12 @@ from codegen.kernel import Kernel
 from codegen.operator import Config
 from codegen.operators.convolution import implicit
 from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd
-from codegen.operators.matmul import limb_planes, limbs, ring_space, simt_space, space, tensor_space
+from codegen.operators.matmul import limb_planes, limbs, ring_space, simt_space, space, split, tensor_space
 from codegen.operators.matmul.kernel_family import Stored, on_tensor_cores
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.product import family, product_fields, whole
 from codegen.operators.matmul.traffic import node_seconds
+from codegen.problem import LARGEST_EXTENT
 from codegen.search.joined_space import Kind
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
 from codegen.search.schedule import Schedule, Value
@@ -234,7 +235,17 @@ def rules(
     outcome = family(t).rules(as_product, (a, b), Schedule.of(as_matmul(t)), target, None)
     if isinstance(outcome, Rejected):
         return outcome
-    return check_workspace(workspace_bytes(problem, t), workspace_limit) or ACCEPTED
+    return _grid_rule(problem, t) or check_workspace(workspace_bytes(problem, t), workspace_limit) or ACCEPTED
+
+
+def _grid_rule(problem: AllowsWinograd, t: Mapping[str, Any]) -> Rejected | None:
+    """Of the transforms, as `plan` in conv/winograd.cuh: a thread has a vector of a tile's channels or filters."""
+    image, out = widths_of(problem, t)
+    items = tiles(problem, int(t["output_tile"])) * max(problem.c // image, problem.k // out)
+    blocks = -(-max(items, problem.c * problem.k) // split.REDUCE_THREADS)
+    return check(
+        blocks <= LARGEST_EXTENT, "grid", f"a transform has {blocks} blocks; a launch has at most {LARGEST_EXTENT}"
+    )
 
 
 def does_not_fit(problem: AllowsWinograd, outputs: int, others: Sequence[str]) -> Rejected:

@@ -191,6 +191,12 @@ def searches(name: str) -> declare.Searches:
             Rejection(LAYER, {**LIMBS, "warps_m": 1, "warps_n": 1}, "registers", "registers per thread"),
             *(strided if name == "conv2d_dgrad" else ()),
             *(of_winograd if name != "conv2d_wgrad" else ()),
+            *(
+                Rejection(
+                    {**LAYER, "layout": "nchw", "n": 2**20, "c": 8192, "k": 16, "h": 1, "w": 1, "padding": 22},
+                    BY_LIMBS, "grid", "a transform has",
+                ) for _ in range(name == "conv2d")
+            ),
         ],
         accepted=[
             (LAYER, IMAD), (LAYER, LIMBS), ({**LAYER, **LONG[name]}, {**LIMBS, "chain_k": 512}),
