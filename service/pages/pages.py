@@ -84,6 +84,8 @@ PROFILE_SUMS = (
     ("bytes_written", "bytes written"), ("ring_bytes", "ring bytes"),
 )  # fmt: skip
 """Counts of a profile that are added up by operator, with their headings."""
+OF_RINGS = ("limb_products", "truncations", "ring_bytes")
+"""Of these a page has no column where no winner has any."""
 MANY_PROBLEMS = 1000
 """Reports of larger jobs, and sums over ten times as many problems, take so long that not every page asks for them."""
 
@@ -160,7 +162,9 @@ def get_profile_page(
             page = profile_page(session, job, Openings(filters, opened), limit=PROBLEMS_SHOWN)
     if page is None:
         return _page("no_job.html", status=404, job=job[:64])
-    return _page("profile.html", job=job, page=page, sums=PROFILE_SUMS)
+    without = {name for name in OF_RINGS if not any(getattr(row.counts, name) for row in page.operators)}
+    sums = [(name, label) for name, label in PROFILE_SUMS if name not in without]
+    return _page("profile.html", job=job, page=page, sums=sums, without=without)
 
 
 def _progress(session: Session, service: Service, job: JobSummary) -> Progress | None:

@@ -167,6 +167,17 @@ def test_the_page_shows_what_the_api_says(service: str, job: str, look: dict[str
     assert width <= window, "the page scrolls sideways"
 
 
+def test_what_rings_alone_have_takes_no_column_from_other_jobs(service: str, job: str) -> None:
+    with cukiln.Client(service) as client:
+        plain = client.wait(client.submit({**REQUEST, "problems": PROBLEMS[1:]}), timeout=240).job
+    with_ring, without = (asked(service, f"/jobs/{name}/profile").text for name in (job, plain))
+    for name, label in (("truncations", "truncations"), ("ring_bytes", "ring bytes")):
+        for mark in (f'data-count="{name}"', f">{label}</th>"):
+            assert mark in with_ring and mark not in without
+    assert 'data-count="bytes_read"' in without
+    assert "Ring bytes are" in with_ring and "Ring bytes are" not in without
+
+
 def printed(capsys: pytest.CaptureFixture[str], *arguments: str, monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
     monkeypatch.setattr(sys, "argv", ["cukiln", *arguments])
     with pytest.raises(SystemExit) as ended:
