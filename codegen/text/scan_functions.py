@@ -78,9 +78,12 @@ def read_headers(headers: str) -> tuple[Token, ...]:
         return tuple(tokenize(headers))
     tokens: list[Token] = []
     line = 1
-    for piece in pieces:
-        tokens += _read_piece(piece, line)
-        line += piece.count("\n")
+    try:
+        for piece in pieces:
+            tokens += _read_piece(piece, line)
+            line += piece.count("\n")
+    except Unclassified:
+        return tuple(tokenize(headers))
     return tuple(tokens)
 
 

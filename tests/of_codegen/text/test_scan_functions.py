@@ -296,6 +296,24 @@ def test_reading_the_headers_apart_changes_no_token(headers: list[str], kernels:
     assert outcome(_tokens) == outcome(tokenize)
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        "namespace a {}\nnamespace b {}\n", "int a\\\nnamespace b {}\n", "// a \\  \nnamespace b {}\n",
+        "#define A \\\nnamespace b\n\nnamespace c {}\n", "/* a\nnamespace b */ int c;\nnamespace d {}\n",
+    ],
+)  # fmt: skip
+def test_headers_are_read_in_pieces_where_nothing_reaches_over_a_cut(headers: str) -> None:
+    assert list(read_headers(headers)) == tokenize(headers)
+
+
+def test_headers_that_stand_in_the_same_lines_are_read_once() -> None:
+    shared = "namespace remembered_a {}\nnamespace remembered_b {}\n"
+    one, other = read_headers(f"{shared}namespace c {{}}\n"), read_headers(f"{shared}namespace d {{}}\n")
+    assert all(token is again for token, again in zip(one[:10], other[:10], strict=True))
+    assert one[10:] != other[10:]
+
+
 def test_every_operators_headers_stay_remembered() -> None:
     texts = [group_headers([name]) for name in operators()]
     remembered = [read_headers(headers) for headers in texts]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from codegen.kernel import Kernel
 from tests.support.kernels.cpu_helpers import LIMITS, matmul_kernel, processes, toolchain, verify
 from workers.cpu import build as cpu_build
 from workers.cpu.build import build_cpu
@@ -39,50 +41,31 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
     made.close()
 
 
-Build = Callable[..., list[Path]]
+def test_it_is_compiled_once_for_all_files_of_one_text_and_the_same_flags(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Linked where it belongs: a library that counts has an entry point more."""
 
+    def counts(kernel: Kernel, counting: bool = False) -> bool:
+        with tempfile.TemporaryDirectory(dir=tmp_path) as folder:
+            build = build_cpu([kernel], toolchain(), commands, LIMITS, folder=Path(folder), counting=counting)
+            ((path, _),) = build.libraries
+            return hasattr(CpuLibrary(path)._library, "cukiln_count")
 
-@pytest.fixture
-def build(commands: Commands, tmp_path: Path) -> Build:
-    def built(*kernels: Any, **flags: bool) -> list[Path]:
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        made = build_cpu(kernels, toolchain(), commands, LIMITS, folder=folder, **flags)
-        assert not made.errors
-        return [path for path, _ in made.libraries]
-
-    return built
-
-
-def test_it_is_compiled_once_for_all_files_of_the_same_flags(commands: Commands, build: Build) -> None:
-    build(ONE)
-    build(OTHER)
-    build(ONE, counting=True)
-    build(OTHER, counting=True)
-    assert [name for name in commands.made if not name.startswith("group_")] == ["runtime.o", "runtime.o"]
-    assert [bool(name.startswith("group_")) for name in commands.made] == [False, True, True, False, True, True]
-
-
-def test_one_of_other_flags_is_not_linked(build: Build) -> None:
-    """One that counts has an entry point more."""
-    (plain,), (counting,), (again,) = build(ONE), build(ONE, counting=True), build(ONE)
-    assert [hasattr(CpuLibrary(path)._library, "cukiln_count") for path in (plain, counting, again)] == [
-        False, True, False
-    ]  # fmt: skip
-
-
-def test_another_text_is_compiled_anew(commands: Commands, build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
-    build(ONE)
+    assert [counts(ONE), counts(ONE, counting=True), counts(OTHER), counts(OTHER, counting=True)] == [False, True] * 2
+    assert [name == "runtime.o" for name in commands.made] == [True, False, True, False, False, False]
     text = cpu_build.render_runtime()
     monkeypatch.setattr(cpu_build, "render_runtime", lambda: text + "// another\n")
-    build(ONE)
-    assert commands.made.count("runtime.o") == 2
+    assert not counts(ONE)
+    assert commands.made[-2:-1] == ["runtime.o"]
 
 
-def test_where_it_is_refused_no_kernel_is_blamed(build: Build, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_is_refused_no_kernel_is_blamed(
+    commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(cpu_build, "render_runtime", lambda: "no C++")
     with pytest.raises(InfrastructureError, match=r"g\+\+ refused what runs kernels: .*error"):
-        build(ONE)
+        build_cpu([ONE], toolchain(), commands, LIMITS, folder=tmp_path)
 
 
 def test_a_limit_that_ends_it_is_one_of_each_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
