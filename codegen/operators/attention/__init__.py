@@ -49,7 +49,7 @@ class Attention(Operator):
     problem_type = AttentionProblem
     tunables = space.TUNABLES
     folder = packaged_files("codegen.operators.attention")
-    files = ("tile.cuh", "block.cuh", "sequence.cuh", "kernel.cuh")
+    files = ("tile.cuh", "block.cuh", "sequence.cuh", "pages.cuh", "kernel.cuh")
     extent_names = (
         "batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo",
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("batch", "position", "head")),
@@ -72,7 +72,7 @@ class Attention(Operator):
         return {
             "dtype": p.dtype, "layout": p.layout, "softcap": p.softcap is not None, "lse": p.lse,
             "columns_qk": space.padded(p.head_dim_qk), "columns_vo": space.padded(p.head_dim_vo),
-            "align": align, "align_out": align_out, **({"lengths": p.lengths} if p.ragged else {}),
+            "align": align, "align_out": align_out, **({"lengths": p.lengths} if p.ragged else {}), **({"page_size": p.page_size} if p.page_size else {}),
         }  # fmt: skip
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
@@ -84,19 +84,22 @@ class Attention(Operator):
         return space.rules(self.own(problem), schedule, target)
 
     def arguments(self, kernel: Kernel) -> str:
-        return "TableArguments" if _ragged(kernel.signature_dict) else "Arguments"
+        of = {"dense": "Arguments", "ragged": "TableArguments", "paged": "PageArguments"}
+        return of[kernel.signature_dict.get("lengths", "dense")]
 
     def config(self, kernel: Kernel) -> Config:
         s = kernel.signature_dict
         numbers = {name: s[name] for name in ("columns_qk", "columns_vo", "align", "align_out")}
+        numbers["page_size"] = s.get("page_size", 0)
         flags = {"softcap": s["softcap"], "lse": s["lse"], "heads_first": s["layout"] == "bhsd", "ragged": _ragged(s)}
         own = constants(self.tunables, kernel.tunables.as_dict())
         return Config({**own, **numbers, **flags}, (), (("Input", s["dtype"]),))
 
     def extents(self, problem: Problem) -> list[int]:
-        """A stride of one index alone is 0. Of ragged batches seq_q and seq_kv are the positions of all sequences."""
+        """A stride of one index alone is 0. Of ragged batches seq_q and seq_kv are the positions of all sequences, and
+        seq_kv is those of all pages that are listed."""
         p: AttentionProblem = self.own(problem)
-        positions = [p.total_q, p.total_kv] if p.ragged else [p.seq_q, p.seq_kv]
+        positions = [p.total_q, p.listed_kv] if p.ragged else [p.seq_q, p.seq_kv]
         sizes = [p.batch, *positions, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_vo]
         return [*sizes, *(stride for tensor in TENSORS for stride in p.by_name(tensor))]
 
@@ -112,13 +115,13 @@ class Attention(Operator):
         """q, k, v, the tables of a ragged batch, out in the layout's order of axes, then lse."""
         p: AttentionProblem = self.own(problem)
         align, align_out = aligns(p)
-        first = 1 if p.ragged else 0  # without the axis of the batch
+        first = {name: int(p.ragged and not p.cached(name)) for name in TENSORS}  # without the axis of the batch
         tensors = [
-            Operand(name, p.dtype, "in" if name in INPUTS else "out", p.shape(name)[first:],
-                    (*p.strides(name), 1)[first:], align if name in INPUTS else align_out)
+            Operand(name, p.dtype, "in" if name in INPUTS else "out", p.shape(name)[first[name] :],
+                    (*p.strides(name), 1)[first[name] :], align if name in INPUTS else align_out)
             for name in TENSORS
         ]  # fmt: skip
-        tables = [Operand(name, "int32", "in", (p.batch + 1,), (1,), 1) for name in TABLES] if p.ragged else []
+        tables = [Operand(name, "int32", "in", (length,), (1,), 1) for name, length in p.tables.items()]
         rows = (p.total_q, p.heads_q) if p.ragged else (p.batch, p.heads_q, p.seq_q)
         lse = [Operand("lse", "float32", "out", rows, packed_strides(rows), 1)] if p.lse else []
         return (*tensors[:-1], *tables, tensors[-1], *lse)
@@ -159,7 +162,8 @@ class Attention(Operator):
         return LaunchBounds(space.threads(kernel.tunables.as_dict()))
 
     def estimated_registers(self, kernel: Kernel) -> int:
-        return space.registers(kernel.tunables.as_dict(), *_columns(kernel))
+        paged = "page_size" in kernel.signature_dict
+        return space.registers(kernel.tunables.as_dict(), *_columns(kernel), paged=paged)
 
     def shared_bytes(self, kernel: Kernel) -> int:
         return space.shared_bytes(kernel.tunables.as_dict(), *_columns(kernel))
@@ -187,7 +191,7 @@ def _why_not(name: str) -> str:
 
 
 def _ragged(signature: Mapping[str, Any]) -> bool:
-    return signature.get("lengths") == "ragged"
+    return "lengths" in signature
 
 
 def _columns(kernel: Kernel) -> tuple[int, int]:

@@ -32,9 +32,16 @@ struct TableArguments : Arguments {
   int window_left, window_right;  // -1: without an end
 };
 
-template <bool tables> struct ArgumentsWith { using Type = Arguments; };
-template <> struct ArgumentsWith<true> { using Type = TableArguments; };
-template <class C> using ArgumentsOf = typename ArgumentsWith<C::ragged>::Type;
+// Of a cache in pages kv_indptr has entries of kv_indices, which are pages; all but the last of a sequence are full.
+struct PageArguments : TableArguments {
+  const int* kv_indices;
+  const int* kv_last_page_len;
+};
+
+template <bool tables, bool pages> struct ArgumentsWith { using Type = Arguments; };
+template <> struct ArgumentsWith<true, false> { using Type = TableArguments; };
+template <> struct ArgumentsWith<true, true> { using Type = PageArguments; };
+template <class C> using ArgumentsOf = typename ArgumentsWith<C::ragged, (C::page_size > 0)>::Type;
 
 // Config::q_in.
 enum { q_in_registers, q_in_shared };

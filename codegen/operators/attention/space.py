@@ -36,6 +36,9 @@ OVERHEAD_REGISTERS = 73
 FEW_COPIES, COPY_REGISTERS = 4, 2
 # Where rows of K and of V have another number of vectors, both have addresses of their own.
 UNLIKE_REGISTERS = 2
+# Numbers of pages and addresses of rows in them. Of 180 kernels near the limit (ptxas 13.2, sm_80 and sm_90a, pages of
+# every size) it rejects the 28 that spilled.
+PAGE_REGISTERS = 19
 
 TUNABLES = (
     Tunable("tile_q", (16, 32, 64, 128, 256), False, "queries of a block", 64),
@@ -70,13 +73,13 @@ def shared_bytes(t: Mapping[str, Any], columns_qk: int, columns_vo: int) -> int:
     return q + max(ring, out) if t["q_in"] == "shared" else max(ring, q, out)
 
 
-def registers(t: Mapping[str, Any], columns_qk: int, columns_vo: int) -> int:
+def registers(t: Mapping[str, Any], columns_qk: int, columns_vo: int, *, paged: bool = False) -> int:
     """An estimate of a thread's."""
     q = columns_qk // 4 if t["q_in"] == "registers" else 4
     of_piece = columns_vo // 2 + int(t["tile_kv"]) // 2 + q + ROW_REGISTERS
     copies = -(-int(t["tile_kv"]) * max(columns_qk, columns_vo) // (VECTOR * threads(t)))
     more = COPY_REGISTERS * max(0, copies - FEW_COPIES) + UNLIKE_REGISTERS * (columns_qk != columns_vo)
-    return pieces(t) * of_piece + more + OVERHEAD_REGISTERS
+    return pieces(t) * of_piece + more + OVERHEAD_REGISTERS + PAGE_REGISTERS * paged
 
 
 def blocks(p: AttentionProblem, t: Mapping[str, Any]) -> int:
@@ -118,14 +121,15 @@ def rules(p: AttentionProblem, schedule: Schedule, target: Target) -> Accepted |
 
 def _resources(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
     columns = padded(p.head_dim_qk), padded(p.head_dim_vo)
-    needed, allowed = registers(t, *columns), target.registers_per_thread
+    paged = p.page_size is not None
+    needed, allowed = registers(t, *columns, paged=paged), target.registers_per_thread
     limit = min(allowed, target.registers_per_sm // threads(t))
     if needed > limit:
         return Rejected(
             "registers",
             f"about {needed} registers per thread ({pieces(t)} x ({columns[1] // 2} of out, {int(t['tile_kv']) // 2} "
             f"of scores, {columns[0] // 4 if t['q_in'] == 'registers' else 4} of q) and what a warp keeps beside); "
-            f"{limit} are there. {_fitting(columns, limit)}",
+            f"{limit} are there. {_fitting(columns, limit, paged)}",
         )
     shared = shared_bytes(t, *columns)
     if shared > target.shared_per_block:
@@ -135,10 +139,10 @@ def _resources(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> Rej
     return None
 
 
-def _fitting(columns: tuple[int, int], limit: int) -> str:
+def _fitting(columns: tuple[int, int], limit: int, paged: bool) -> str:
     """The schedule with the fewest registers, in a sentence."""
     least = {"tile_q": 64, "tile_kv": PIECE, "warps": 4, "stages": 1, "q_in": "shared"}
-    needed = registers(least, *columns)
+    needed = registers(least, *columns, paged=paged)
     if needed > limit:
         return f"No schedule fits: 16 queries of a warp and tile_kv = {PIECE} need {needed}"
     return f"16 queries of a warp, tile_kv = {PIECE} and q_in = shared need {needed}"

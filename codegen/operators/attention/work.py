@@ -1,5 +1,6 @@
 """What an attention schedule costs, does to the machine, and counts."""
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,7 +49,7 @@ def cost(p: AttentionProblem) -> Cost:
     flops = 2 * products(p) + scores * (FLOPS_PER_SCORE + (FLOPS_PER_CAP if p.softcap else 0))
     queries, keys = p.heads_q * p.total_q, p.heads_kv * p.total_kv
     read = ELEMENT_BYTES * (queries * p.head_dim_qk + keys * (p.head_dim_qk + p.head_dim_vo))
-    read += 2 * INDEX_BYTES * (p.batch + 1) if p.ragged else 0
+    read += INDEX_BYTES * sum(p.tables.values())
     written = ELEMENT_BYTES * queries * p.head_dim_vo + (4 * queries if p.lse else 0)
     return Cost(flops, read, written, launches=1, workspace_bytes=0)
 
@@ -109,29 +110,58 @@ def launches(p: AttentionProblem, t: Mapping[str, Any], align: int, align_out: i
         Primitive(_MMA[p.dtype], executed // MMA_MACS, executed),
         Primitive("fma", scores, scores),
         load(read, bytes_, "cp_async" if bytes_ >= 4 else "load_global"),
-        *([load(_table_bytes(p, t), INDEX_BYTES)] if p.ragged else []),
+        *([load(_table_bytes(p, t, align), INDEX_BYTES)] if p.ragged else []),
         store(ELEMENT_BYTES * queries * p.head_dim_vo, ELEMENT_BYTES * align_out),
         *([store(4 * queries, 4)] if p.lse else []),
     ]
     return (LaunchCounts("run", merged(parts), products(p)),)
 
 
-def _table_bytes(p: AttentionProblem, t: Mapping[str, Any]) -> int:
+def _table_bytes(p: AttentionProblem, t: Mapping[str, Any], align: int) -> int:
     """Of a ragged batch: each thread searches the sequence of its block's tile, and reads where its queries begin and
-    end; where keys do, if there is a query."""
+    end; where keys do, if there is a query, and how many there are of the last page, if there is one. Then the pages
+    of the rows that it copies."""
     searched = (p.batch - 1).bit_length()
-    own = sum(-(-queries // int(t["tile_q"])) for queries, _ in p.sequences) * p.heads_q
-    return INDEX_BYTES * threads(t) * (blocks(p, t) * (searched + 2) + own * 2)
+    own = [(-(-queries // int(t["tile_q"])), keys) for queries, keys in p.sequences]
+    each = sum(count * (2 + bool(p.page_size and keys)) for count, keys in own) * p.heads_q
+    read = threads(t) * (blocks(p, t) * (searched + 2) + each)
+    if p.page_size:
+        for columns in (padded(p.head_dim_qk), padded(p.head_dim_vo)):
+            read += p.heads_q * _page_numbers(p, t, columns // align)
+    return INDEX_BYTES * read
+
+
+def _page_numbers(p: AttentionProblem, t: Mapping[str, Any], per_row: int) -> int:
+    """That threads read for the tiles of all blocks of a head, each of its own rows; see Pages in pages.cuh."""
+    tile_q, tile_kv, size = int(t["tile_q"]), int(t["tile_kv"]), p.page_size or 1
+    beside = math.gcd(per_row, threads(t))
+    at_once = threads(t) // beside
+    apart = size if size % at_once == 0 else at_once
+
+    def of_tile(keys: int) -> int:
+        return beside * sum(min(at_once, max(0, keys - begin)) for begin in range(0, tile_kv, apart))
+
+    total = 0
+    for count, seen in of_batch(p):
+        last, whole = _blocks_with_the_last_tile(seen, tile_q, tile_kv), seen.tiles(tile_q, tile_kv)
+        tail = seen.keys % tile_kv or tile_kv
+        total += count * (whole * of_tile(tile_kv) - last * (of_tile(tile_kv) - of_tile(tail)))
+    return total
 
 
 def _keys_copied(seen: Seen, tile_q: int, tile_kv: int) -> int:
     """Keys in the tiles of all blocks of a head, without those behind the last key."""
     padding = -seen.keys % tile_kv
-    # Blocks that take the last tile of the sequence.
+    return seen.tiles(tile_q, tile_kv) * tile_kv - _blocks_with_the_last_tile(seen, tile_q, tile_kv) * padding
+
+
+def _blocks_with_the_last_tile(seen: Seen, tile_q: int, tile_kv: int) -> int:
+    """Of keys, of a sequence."""
+    if not seen.keys:
+        return 0
     last = (-(-seen.keys // tile_kv) - 1) * tile_kv
     total = -(-seen.queries // tile_q)
-    reaching = _blocks_that_reach(seen, last, tile_q, total)
-    return seen.tiles(tile_q, tile_kv) * tile_kv - reaching * padding
+    return _blocks_that_reach(seen, last, tile_q, total)
 
 
 def _blocks_that_reach(seen: Seen, key: int, tile_q: int, total: int) -> int:

@@ -56,13 +56,16 @@ def kernel(
     softcap: bool = False,
     lse: bool = False,
     ragged: bool = False,
+    page_size: int = 0,
     name: str = NAME,
     **tunables: int | str,
 ) -> Kernel:
-    """`vo`: as `qk`; `align_out`: as `align`."""
+    """`vo`: as `qk`; `align_out`: as `align`; `page_size`: of a paged cache."""
+    lengths = "paged" if page_size else "ragged" if ragged else "dense"
     signature = {
         "dtype": dtype, "layout": layout, "softcap": softcap, "lse": lse, "columns_qk": qk, "columns_vo": vo or qk,
-        "align": align, "align_out": align_out or align, **({"lengths": "ragged"} if ragged else {}),
+        "align": align, "align_out": align_out or align, **({"lengths": lengths} if lengths != "dense" else {}),
+        **({"page_size": page_size} if page_size else {}),
     }  # fmt: skip
     return Kernel.of(name, signature, Schedule.of({**SMALL, **tunables}))
 

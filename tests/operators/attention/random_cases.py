@@ -12,7 +12,7 @@ from typing import Any
 
 from codegen.kernel import Candidate
 from codegen.operators.attention import INPUTS
-from codegen.operators.attention.problem import AttentionProblem
+from codegen.operators.attention.problem import PAGE_SIZES, AttentionProblem
 from codegen.operators.attention.seen import Seen
 from codegen.operators.attention.space import TUNABLES
 from codegen.search.rules import Accepted
@@ -79,6 +79,8 @@ def _uneven(lengths: str, fields: dict[str, Any], rng: random.Random) -> dict[st
     """A batch of up to 9 sequences, some of them empty, some with as many queries as keys."""
     batch, longest = rng.choice((1, 2, 3, 4, 5, 9)), {"q": fields["seq_q"], "kv": fields["seq_kv"]}
     own: dict[str, Any] = {"lengths": lengths, "batch": batch, "layout": "bshd"}
+    if lengths == "paged":
+        own["page_size"] = rng.choice(PAGE_SIZES)
     for of, most in longest.items():
         drawn = [rng.choice((rng.randint(0, most), rng.randint(0, most), most, 1, 0)) for _ in range(batch)]
         own[f"{of}_lengths"] = drawn if any(drawn) else [most] * batch
@@ -150,6 +152,10 @@ def of_sequences(arch: str, candidate: Candidate) -> Counter[str]:
         "one sequence": p.batch == 1,
         "sequences": p.batch > 1,
         "one query each": all(queries == 1 for queries, _ in p.sequences),
+        f"pages of {p.page_size}": p.page_size is not None,
+        "a page in part": bool(p.page_size) and any(keys % (p.page_size or 1) for _, keys in p.sequences),
+        "tiles of a page": (p.page_size or 1) > int(candidate.schedule.get("tile_kv")),
+        "pages of a tile": 1 < (p.page_size or 1) < int(candidate.schedule.get("tile_kv")),
     }
     of_all = properties(arch, candidate)
     return of_all + Counter(kind for kind, has in kinds.items() if has)
@@ -172,4 +178,9 @@ SPREAD_OF_SEQUENCES = {
     **{kind: share for kind, share in SPREAD.items() if not kind.startswith(("layout", "some queries", "all queries"))},
     "no queries": 15, "queries without keys": 10, "fewer keys than queries": 20, "a tile of several sequences": 15,
     "tiles of a sequence": 10, "one sequence": 4, "sequences": 25, "queries": 25, "one query each": 1,
+}  # fmt: skip
+
+SPREAD_OF_PAGES = {
+    **SPREAD_OF_SEQUENCES, "pages of 1": 10, "pages of 16": 10, "pages of 64": 10, "a page in part": 20,
+    "tiles of a page": 3, "pages of a tile": 3,
 }  # fmt: skip

@@ -356,7 +356,7 @@ def proved() -> dict[str, Kernel]:
     return by_name
 
 
-BLOCK, SEQUENCE, OWN = "block.cuh", "sequence.cuh", "kernel.cuh"
+BLOCK, SEQUENCE, PAGES, OWN = "block.cuh", "sequence.cuh", "pages.cuh", "kernel.cuh"
 RESCALED = "sums[i][j][half * 2 + e] *= factor;"
 GREATEST = "maximum(greatest[i][half], most * arguments.to_bits)"
 WEIGHT = "cukiln::fma(scores[i][j][half * 2 + e], arguments.to_bits, -subtracted)"
@@ -493,6 +493,29 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "lse of a sequence by the heads of keys": (
         SEQUENCE, "query * arguments.heads_q + place.head", "query * arguments.heads_kv + place.head"
     ),
+    "the last page is full": (SEQUENCE, "entry(arguments.kv_last_page_len, number)", "C::page_size"),
+    "the last page of the sequence before": (
+        SEQUENCE, "entry(arguments.kv_last_page_len, number)", "entry(arguments.kv_last_page_len, number ? number - 1 : 0)"
+    ),
+    "the last page is one of the others": (SEQUENCE, "seq_kv - 1", "seq_kv"),
+    "a sequence without pages has a last one": (SEQUENCE, "full >= 0", "true"),
+    "pages from the beginning of the table": (PAGES, "given.kv_indices + rows.first_kv", "given.kv_indices"),
+    "pages where the queries begin": (PAGES, "given.kv_indices + rows.first_kv", "given.kv_indices + rows.first_q"),
+    "pages in their order": (PAGES, "entry(table, key / C::page_size)", "key / C::page_size"),
+    "the next page": (PAGES, "key / C::page_size", "(key + C::page_size < keys ? key + C::page_size : key) / C::page_size"),
+    "the page of the tile": (PAGES, "key / C::page_size", "begin / C::page_size"),
+    "the first page of a thread's rows": (PAGES, "numbers[from_first / apart]", "numbers[0]"),
+    "rows of the page before the thread's": (PAGES, "(first + from_first) % C::page_size", "from_first % C::page_size"),
+    "the first row of a page": (PAGES, "(first + from_first) % C::page_size", "0"),
+    "the first page of the cache": (PAGES, "page * strides.batch", "0 * strides.batch"),
+    "keys of the first head in pages": (PAGES, "place.kv_head * given.of_k.head", "0 * given.of_k.head"),
+    "values of the first head in pages": (PAGES, "place.kv_head * given.of_v.head", "0 * given.of_v.head"),
+    "pages of the tile before": (PAGES, "read(pages, rows, tile + 1);", "read(pages, rows, tile);"),
+    "pages a tile early": (PAGES, "read(pages, rows, tile + 1);", "read(pages, rows, tile + 2);"),
+    "the pages of the first tile alone": (PAGES, "read(pages, rows, tile + 1);", ";"),
+    "pages of the first tile": (PAGES, "first_key + tile * C::tile_kv", "first_key"),
+    "pages before the first that is seen": (PAGES, "first_key + tile * C::tile_kv", "tile * C::tile_kv"),
+    "rows of pages behind the last key": (PAGES, "rows.seq_kv - begin", "C::tile_kv"),
     "numbers of tiles for whole ones alone": (OWN, "seq_q / kernel.tile_q + batch", "seq_q / kernel.tile_q"),
     "the cap is the scale": (OWN, "kernel.softcap ? scalars[1] : scalars[0]", "scalars[0]"),
 }  # fmt: skip
@@ -512,6 +535,10 @@ def mutated(name: str) -> dict[str, Kernel]:
         ),
         "ragged": kernel(**small, lse=True, ragged=True),
         "ragged, Q shared": kernel("bfloat16", **small, q_in="shared", stages=2, ragged=True),
+        "pages of 1": kernel(**small, stages=2, page_size=1),
+        "pages of 16": kernel(**{**small, "tile_kv": 32, "vo": 32}, lse=True, page_size=16),
+        "pages of 64": kernel("bfloat16", **{**small, "tile_kv": 32}, q_in="shared", stages=3, page_size=64),
+        "pages of 16, three rows of a thread": kernel(**{**small, "tile_kv": 64, "qk": 48}, page_size=16, align=4),
     }
 
 
@@ -519,7 +546,7 @@ MUTATIONS = declare.Mutations(
     kernels=mutated,
     files=tuple(OP.kernel_texts),
     wrong=WRONG,
-    counts={"barrier": 5, "warp barrier": 1, "commit": 2, "wait": 6},
+    counts={"barrier": 5, "warp barrier": 1, "commit": 3, "wait": 6},
     definitions={"bounds": 1, "swizzle": 1, "stage": 1},
     # What goes through a register has landed when it is stored.
     excused=dict.fromkeys(("cp_async_commit();", "cp_async_wait<"), ("four warps, single elements",)),
