@@ -203,6 +203,11 @@ class Operator(ABC):
         each calls the operator's device function of that name."""
         return ("run",)
 
+    def arguments(self, kernel: Kernel) -> str:
+        """The plain struct of the operator's text that the kernel's functions take and `bind` makes: another than
+        `Arguments` where some kernels take more than the others, whose machine code depends on its size."""
+        return "Arguments"
+
     def transformed(self, kernel: Kernel) -> str | None:
         """The operand that the first of the kernel's functions alone reads, where a caller may have that function run
         once for many calls: the library exports it (`binding/transform.h`), and the operator's text has

@@ -59,7 +59,7 @@ def _header(name: str, text: str) -> str:
 
 def _entries(kernel: Kernel, op: Operator) -> str:
     space = kernel.namespace
-    arguments = f"{op.namespace}::Arguments"
+    arguments = f"{op.namespace}::{op.arguments(kernel)}"
     functions = ", ".join(f"cukiln::cpu::call_kernel<{arguments}, {space}::{name}>" for name in functions_of(kernel))
     return (
         f"CUKILN_CPU_EXPORT int64_t {space}_workspace_bytes(const int64_t* extents, const int32_t* launch) {{\n"

@@ -107,7 +107,7 @@ def operator_names(kernels: Iterable[Kernel]) -> list[str]:
 def symbols(kernel: Kernel) -> list[str]:
     """Mangled names (Itanium C++ ABI, section 5.1) of the kernel's functions, in the operator's order."""
     op = operator(kernel.operator)
-    parameter = "".join(f"{len(part)}{part}" for part in (*op.namespace.split("::"), "Arguments"))
+    parameter = "".join(f"{len(part)}{part}" for part in (*op.namespace.split("::"), op.arguments(kernel)))
     space = f"{len(kernel.namespace)}{kernel.namespace}"
     return [f"_ZN{space}{len(name)}{name}EN{parameter}E" for name in functions_of(kernel)]
 
@@ -116,8 +116,9 @@ def symbols(kernel: Kernel) -> list[str]:
 def slice_text(kernel: Kernel) -> str:
     """The kernel's own block: its namespace with Config and entry points."""
     op = operator(kernel.operator)
+    arguments = f"{op.namespace}::{op.arguments(kernel)}"
     entries = "".join(
-        f"__global__ void {_bounds(op.launch_bounds(kernel, name))} {name}(const {op.namespace}::Arguments arguments) "
+        f"__global__ void {_bounds(op.launch_bounds(kernel, name))} {name}(const {arguments} arguments) "
         f"{{ {op.namespace}::{name}<Config>(arguments); }}\n"
         for name in functions_of(kernel)
     )

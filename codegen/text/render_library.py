@@ -113,7 +113,7 @@ def _kernel_block(kernel: Kernel, first_function: int, launch: Sequence[int], *,
 namespace {kernel.namespace} {{
 {render_config(kernel)}
 struct Binding {{
-  using Arguments = {space}::Arguments;
+  using Arguments = {space}::{op.arguments(kernel)};
   static constexpr int operands = {len(op.operands(problem))}, extents = {len(op.integers(problem))};
   static constexpr int attributes = {len(op.attribute_names)}, scalars = {len(op.scalars(problem))};
   static constexpr int first_function = {first_function};
