@@ -24,13 +24,33 @@ struct Arguments {
   float inside_softcap;  // scores times this are tanh's argument
 };
 
-// Config::q_in.
+// Where keys are split, blocks leave what they have summed in the workspace: of each split, matrix, head and query
+// workspace_pitch(head_dim_vo) floats; behind all of them of each two, its greatest score, as an exponent of 2, and its total.
+struct SplitArguments : Arguments {
+  float* workspace;
+  int splits;
+};
+
+// Config::q_in, Config::split.
 enum { q_in_registers, q_in_shared };
+enum { split_none, split_workspace };
+
+template <class C> constexpr bool splits_keys = C::split == split_workspace;
+
+template <bool split> struct ArgumentsWith { using Type = Arguments; };
+template <> struct ArgumentsWith<true> { using Type = SplitArguments; };
+template <class C> using ArgumentsOf = typename ArgumentsWith<splits_keys<C>>::Type;
+
+// Floats from one row of the workspace to the next: whole 16-byte vectors.
+#if defined(CUKILN_DEVICE)
+__device__ __forceinline__
+#endif
+constexpr int workspace_pitch(int head_dim) { return (head_dim + 3) / 4 * 4; }
 
 template <class C> constexpr int q_bytes = C::tile_q * C::columns_qk * 2;
 template <class C> constexpr int keys_bytes = C::stages * C::tile_kv * C::columns_qk * 2;
 template <class C> constexpr int ring_bytes = keys_bytes<C> + C::stages * C::tile_kv * C::columns_vo * 2;
-template <class C> constexpr int out_bytes = C::tile_q * C::columns_vo * 2;
+template <class C> constexpr int out_bytes = splits_keys<C> ? 0 : C::tile_q * C::columns_vo * 2;
 constexpr int greater(int a, int b) { return a > b ? a : b; }
 // Q (where it stays), the ring of keys, that of values. Q on its way to registers, and out on its way to memory, lie where
 // the ring does.
@@ -82,6 +102,27 @@ __device__ __forceinline__ int first_seen(const Arguments& arguments, int row) {
 __device__ __forceinline__ int end_seen(const Arguments& arguments, int row) {
   const int key = row + arguments.end_key;
   return key < arguments.seq_kv ? key : arguments.seq_kv;
+}
+
+// Tiles of keys that a block takes.
+struct Tiles {
+  int first, count;
+};
+
+// Those that some of its queries see; where keys are split, this block's share of them, which may be none.
+template <class C>
+__device__ __forceinline__ Tiles tiles_of(const ArgumentsOf<C>& arguments, const Place<C>& place) {
+  const int first = first_seen(arguments, place.first) / C::tile_kv;
+  const int end = end_seen(arguments, place.first + C::tile_q - 1);
+  const int count = end > 0 ? (end - 1) / C::tile_kv + 1 - first : 0;
+  if constexpr (splits_keys<C>) {
+    const int split = static_cast<int>(blockIdx.y), each = count / arguments.splits, more = count % arguments.splits;
+    const int before = split * each + (split < more ? split : more);
+    const int own = each + (split < more ? 1 : 0);
+    return Tiles{first + before, own};
+  } else {
+    return Tiles{first, count};
+  }
 }
 
 // The keys and values of the block's head, from the first tile that one of its queries sees. Each call commits a group, an

@@ -5,15 +5,18 @@ from typing import Any
 
 from codegen.operators.attention.problem import SMALLEST_HEAD_DIM, AttentionProblem, Tensor
 from codegen.operators.attention.space import PIECE
+from codegen.operators.attention.split import splits
 
 # Queries and keys of a problem at most, in tiles of either; a large tile has fewer.
 MOST_POSITIONS = 320
+# Of keys of one query, where they are split.
+SPLIT_TILES, MOST_KEYS = 16, 2048
 SOFTCAP = 3.0
 
 
 def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[AttentionProblem]:
     """Whole tiles; causal, with tails of both; a window, with gaps in memory, a scale of its own and the narrowest
-    heads; fewer keys than queries, so that some see none; one query of each head.
+    heads; fewer keys than queries, so that some see none; one query of each head, with many keys where those are split.
 
     Heads are of 1 to 3 in a group, in batches of 1 and 2.
     """
@@ -22,6 +25,7 @@ def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Attenti
     columns = s["columns_qk"], s["columns_vo"]
     wide = [_widest(*of) for of in zip(columns, units, strict=True)]
     narrow = [_narrow(*of) for of in zip(columns, units, strict=True)]
+    tiles = min(SPLIT_TILES, MOST_KEYS // tile_kv) if splits(t) else 2
     some = min(tile_q + tile_q // 2 + 3, MOST_POSITIONS)
     fields: list[dict[str, Any]] = [
         {"seq_q": tile_q, "seq_kv": min(stages + 2, 1 + MOST_POSITIONS // tile_kv) * tile_kv, "heads_q": 2},
@@ -32,7 +36,7 @@ def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Attenti
             "window_left": tile_kv + tile_kv // 2 + 2, "window_right": 7,
         },
         {"seq_q": PIECE + 5, "seq_kv": 3, "heads_q": 2, "heads_kv": 1, "causal": True, "batch": 2},
-        {"seq_q": 1, "seq_kv": 2 * tile_kv + 1, "heads_q": 3, "heads_kv": 3, "scale": 1.5},
+        {"seq_q": 1, "seq_kv": tiles * tile_kv + 1, "heads_q": 3, "heads_kv": 3, "scale": 1.5},
     ]  # fmt: skip
     return [_problem(s, {"head_dim_qk": wide[0], "head_dim_vo": wide[1], **own}) for own in fields]
 
