@@ -145,6 +145,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**ATTENTION, "head_dim_qk": 47, "head_dim_vo": 33, "window_left": 30, "window_right": 9, "dtype": "bfloat16"},
         {"tile_q": 32, "tile_kv": 16, "q_in": "shared"},
     ),
+    "attention, splits": ({**ATTENTION, "seq_kv": 700, "lse": True}, {"split_kv": 4}),
+    "attention, splits of a window by single elements": (
+        {**ATTENTION, "heads_kv": 1, "head_dim_vo": 33, "window_left": 80, "causal": True, "dtype": "bfloat16"},
+        {"tile_kv": 16, "split_kv": 2},
+    ),
+    "attention, splits of one query": (
+        {**ATTENTION, "seq_q": 1, "seq_kv": 1100, "heads_q": 8, "heads_kv": 1, "head_dim_vo": 36},
+        {"tile_kv": 32, "split_kv": 16},
+    ),
 }  # fmt: skip
 
 # These have no product of one length for each output.

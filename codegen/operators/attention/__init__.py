@@ -26,7 +26,7 @@ from codegen.operator import (
     Work,
     constants,
 )
-from codegen.operators.attention import inputs, space, work
+from codegen.operators.attention import inputs, space, split, work
 from codegen.operators.attention.problem import DENSE, NOT_COMPUTED, TABLES, AttentionProblem, Tensor
 from codegen.operators.attention.reduced import reduced_problems
 from codegen.operators.attention.reference import reference
@@ -49,7 +49,7 @@ class Attention(Operator):
     problem_type = AttentionProblem
     tunables = space.TUNABLES
     folder = packaged_files("codegen.operators.attention")
-    files = ("tile.cuh", "block.cuh", "sequence.cuh", "pages.cuh", "kernel.cuh")
+    files = ("tile.cuh", "block.cuh", "sequence.cuh", "pages.cuh", "merge.cuh", "kernel.cuh")
     extent_names = (
         "batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo",
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("batch", "position", "head")),
@@ -72,7 +72,8 @@ class Attention(Operator):
         return {
             "dtype": p.dtype, "layout": p.layout, "softcap": p.softcap is not None, "lse": p.lse,
             "columns_qk": space.padded(p.head_dim_qk), "columns_vo": space.padded(p.head_dim_vo),
-            "align": align, "align_out": align_out, **({"lengths": p.lengths} if p.ragged else {}), **({"page_size": p.page_size} if p.page_size else {}),
+            "align": align, "align_out": align_out, **({"lengths": p.lengths} if p.ragged else {}),
+            **({"page_size": p.page_size} if p.page_size else {}),
         }  # fmt: skip
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
@@ -81,11 +82,14 @@ class Attention(Operator):
     def rules(
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
-        return space.rules(self.own(problem), schedule, target)
+        return space.rules(self.own(problem), schedule, target, workspace_limit)
+
+    def functions(self, kernel: Kernel) -> tuple[str, ...]:
+        return split.functions(kernel.tunables.as_dict())
 
     def arguments(self, kernel: Kernel) -> str:
-        of = {"dense": "Arguments", "ragged": "TableArguments", "paged": "PageArguments"}
-        return of[kernel.signature_dict.get("lengths", "dense")]
+        of = {"dense": "", "ragged": "Table", "paged": "Page"}[kernel.signature_dict.get("lengths", "dense")]
+        return f"{'Split' if split.splits(kernel.tunables.as_dict()) else ''}{of}Arguments"
 
     def config(self, kernel: Kernel) -> Config:
         s = kernel.signature_dict
@@ -130,8 +134,8 @@ class Attention(Operator):
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        """All heads side by side, one after the other, and some."""
-        return [[0], [1], [2]]
+        """All heads side by side, one after the other, and some; where keys are split, into few parts and many."""
+        return split.launches_to_test(kernel.tunables.as_dict(), self.own(problem))
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         return inputs.make_inputs(self.own(problem), kind, rng)
@@ -145,21 +149,21 @@ class Attention(Operator):
         return not s["lse"] and not s["softcap"]
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
-        return work.cost(self.own(problem))
+        return work.cost(self.own(problem), schedule.as_dict())
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         p: AttentionProblem = self.own(problem)
-        return work.work(p, schedule.as_dict(), aligns(p)[0], target)
+        return work.work(p, schedule.as_dict(), aligns(p), target)
 
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
         p: AttentionProblem = self.own(problem)
-        return work.launches(p, schedule.as_dict(), *aligns(p))
+        return work.launches(p, schedule.as_dict(), aligns(p))
 
     def multiplications(self, problem: Problem) -> int:
         return work.products(self.own(problem))
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
-        return LaunchBounds(space.threads(kernel.tunables.as_dict()))
+        return LaunchBounds(space.threads(kernel.tunables.as_dict()) if function == "run" else split.MERGE_THREADS)
 
     def estimated_registers(self, kernel: Kernel) -> int:
         paged = "page_size" in kernel.signature_dict

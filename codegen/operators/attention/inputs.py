@@ -48,7 +48,8 @@ def make_inputs(problem: AttentionProblem, kind: InputKind, rng: np.random.Gener
 
 
 def _in_pages(p: AttentionProblem, ragged: dict[str, Numbers], rng: np.random.Generator) -> dict[str, Numbers]:
-    size, caches = p.page_size or 1, {name: np.full(p.shape(name), np.nan, ragged[name].dtype) for name in CACHES}
+    size = p.page_size or 1
+    caches: dict[str, Numbers] = {name: np.full(p.shape(name), np.nan, ragged[name].dtype) for name in CACHES}
     pages = rng.permutation(p.shape("k")[0])[: p.pages].astype(np.int32)
     counts = [-(-keys // size) for _, keys in p.sequences]
     entries, firsts = begins(counts), ragged["kv_indptr"]

@@ -73,10 +73,7 @@ __device__ __forceinline__ void attend(const ArgumentsOf<C>& arguments, const Ro
       place.first * arguments.of_q.position;
   Copier<C, QTile, C::tile_q>::start(q_tile, q, arguments.of_q.position, rows.seq_q - place.first, arguments.head_dim_qk);
 
-  // Tiles that some query of the block sees.
-  const int first_tile = first_seen(rows, place.first) / C::tile_kv;
-  const int end = end_seen(rows, place.first + C::tile_q - 1);
-  const int tiles = end > 0 ? (end - 1) / C::tile_kv + 1 - first_tile : 0;
+  const auto [first_tile, tiles] = tiles_of<C>(arguments, rows, place);
   Warp<C> warp(place.first);
   // Where Q stays in shared memory it comes with the first keys.
   if constexpr (Warp<C>::holds_q) {
@@ -112,9 +109,13 @@ __device__ __forceinline__ void attend(const ArgumentsOf<C>& arguments, const Ro
     filling = reading;
     if constexpr (C::stages > 1) reading = next_of(reading, C::stages);
   }
-  // No warp reads keys any more; values may still be read where out takes more room than they leave.
-  if constexpr (out_bytes<C> > keys_bytes<C>) __syncthreads();
-  write<C>(arguments, rows, place, warp, keys);
+  if constexpr (splits_keys<C>) {
+    write_partial<C>(arguments, rows, place, warp);
+  } else {
+    // No warp reads keys any more; values may still be read where out takes more room than they leave.
+    if constexpr (out_bytes<C> > keys_bytes<C>) __syncthreads();
+    write<C>(arguments, rows, place, warp, keys);
+  }
 }
 
 template <class C>
@@ -137,14 +138,15 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
 
 // What launches depend on, as values: non-template functions take it, so that g++ compiles them once for all kernels.
 struct Plan {
-  int tile_q, threads, shared_bytes, columns_qk, columns_vo, align, align_out, page_size;
-  bool softcap, lse, heads_first, ragged;
+  int tile_q, tile_kv, threads, shared_bytes, columns_qk, columns_vo, align, align_out, page_size;
+  bool softcap, lse, heads_first, ragged, splits_keys;
   ElementType type;
 };
 
 template <class C>
-constexpr Plan plan_of = {C::tile_q, 32 * C::warps, shared_bytes<C>, C::columns_qk, C::columns_vo, C::align, C::align_out,
-                          C::page_size, C::softcap, C::lse, C::heads_first, C::ragged, element_type<typename C::Input>};
+constexpr Plan plan_of = {C::tile_q, C::tile_kv, 32 * C::warps, shared_bytes<C>, C::columns_qk, C::columns_vo, C::align,
+                          C::align_out, C::page_size, C::softcap, C::lse, C::heads_first, C::ragged, splits_keys<C>,
+                          element_type<typename C::Input>};
 
 // Positions are indices of two of them and a tile, in 32 bits.
 constexpr int64_t longest = int64_t{1} << 29, largest_extent = INT32_MAX - 1024;
@@ -157,14 +159,16 @@ inline int first_output(const Plan& kernel) { return kernel.page_size ? 7 : kern
 constexpr const char* table_names[] = {"qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len"};
 
 // Tiles of a head, and of a ragged batch numbers of them.
-inline int64_t tiles_of(const Plan& kernel, int64_t batch, int64_t seq_q) {
+inline int64_t tiles_of_head(const Plan& kernel, int64_t batch, int64_t seq_q) {
   return kernel.ragged ? seq_q / kernel.tile_q + batch : ceil_div(seq_q, int64_t(kernel.tile_q));
 }
 inline int64_t heads_of(const Plan& kernel, int64_t batch, int64_t heads_q) { return kernel.ragged ? heads_q : batch * heads_q; }
 
 // Pointers: q, k, v; qo_indptr and kv_indptr of a ragged batch; kv_indices and kv_last_page_len of pages; out, and lse where it
-// is written. Integers: batch, seq_q, seq_kv (of a ragged batch the rows of q and of k, or of all pages that are listed), heads_q, heads_kv, head_dim_qk, head_dim_vo; the strides of batch, position and head of q, k, v and out; the windows to the left and to the right, -1:
-// without an end. Launch: band, 0: all heads. Scalars: scale, softcap where there is one.
+// is written. Integers: batch, seq_q, seq_kv (of a ragged batch the rows of q and of k, or of all pages that are listed),
+// heads_q, heads_kv, head_dim_qk, head_dim_vo; the strides of batch, position and head of q, k, v and out; the windows to the
+// left and to the right, -1: without an end. Launch: band, 0: all heads; splits of the keys. Scalars: scale, softcap where there
+// is one.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars) {
   Arguments arguments = {};
   arguments.q = pointers[0];
@@ -193,7 +197,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
 }
 
 inline TableArguments with_tables(const Plan& kernel, const Arguments& arguments, void* const* pointers, const int64_t* integers) {
-  const int64_t tiles = tiles_of(kernel, integers[0], integers[1]);
+  const int64_t tiles = tiles_of_head(kernel, integers[0], integers[1]);
   return TableArguments{arguments,
                         static_cast<const int*>(pointers[3]),
                         static_cast<const int*>(pointers[4]),
@@ -202,8 +206,14 @@ inline TableArguments with_tables(const Plan& kernel, const Arguments& arguments
                         static_cast<int>(clipped(integers[20], -1, longest))};
 }
 
+// Splits of a call: as many as asked, but no more than there are tiles of keys.
+inline int splits(const Plan& kernel, int64_t seq_kv, int64_t asked) {
+  const int64_t tiles = seq_kv < 1 ? 1 : ceil_div(seq_kv, kernel.tile_kv);
+  return static_cast<int>(clipped(asked, 1, tiles));
+}
+
 template <class C>
-ArgumentsOf<C> bind(void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars, void*) {
+WholeArguments<C> bind_whole(void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars) {
   const Arguments arguments = bind(plan_of<C>, pointers, integers, launch, scalars);
   if constexpr (C::page_size > 0) {
     const TableArguments tables = with_tables(plan_of<C>, arguments, pointers, integers);
@@ -215,34 +225,58 @@ ArgumentsOf<C> bind(void* const* pointers, const int64_t* integers, const int32_
   }
 }
 
-// Nothing grows with the sequences.
 template <class C>
-int64_t workspace_bytes(const int64_t*, const int32_t*) {
-  return 0;
+ArgumentsOf<C> bind(void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars, void* workspace) {
+  const WholeArguments<C> whole = bind_whole<C>(pointers, integers, launch, scalars);
+  if constexpr (splits_keys<C>) {
+    return ArgumentsOf<C>{{whole, static_cast<float*>(workspace), splits(plan_of<C>, integers[2], launch[1])}};
+  } else {
+    return whole;
+  }
+}
+
+// Of a split's rows: their sums, and two floats of each. Nothing grows with the keys.
+inline int64_t workspace_bytes(const Plan& kernel, const int64_t* integers, const int32_t* launch) {
+  if (!kernel.splits_keys) return 0;
+  const int64_t rows = heads_of(kernel, integers[0], integers[3]) * integers[1];
+  return 4 * splits(kernel, integers[2], launch[1]) * rows * (workspace_pitch(static_cast<int>(integers[6])) + 2);
+}
+
+template <class C>
+int64_t workspace_bytes(const int64_t* integers, const int32_t* launch) {
+  return workspace_bytes(plan_of<C>, integers, launch);
 }
 
 inline bool is_multiple(const Strides& strides, int64_t of) {
   return strides.batch % of == 0 && strides.position % of == 0 && strides.head % of == 0;
 }
 
-// Writes the launch of a call and returns 1; 0 where the kernel cannot compute it.
-inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
+// Writes the launches of a call and returns how many they are; 0 where the kernel cannot compute it.
+inline int plan(const Plan& kernel, const Arguments& arguments, int splits, Launch* out) {
   const Arguments& a = arguments;
   if (a.batch < 1 || a.seq_q < 1 || a.seq_kv < 0 || a.heads_q < 1 || a.heads_kv < 1 || a.heads_q % a.heads_kv) return 0;
   if (a.head_dim_qk < 1 || a.head_dim_qk > kernel.columns_qk || a.head_dim_qk % kernel.align) return 0;
   if (a.head_dim_vo < 1 || a.head_dim_vo > kernel.columns_vo || a.head_dim_vo % kernel.align || a.head_dim_vo % kernel.align_out) return 0;
   if (!is_multiple(a.of_q, kernel.align) || !is_multiple(a.of_k, kernel.align) || !is_multiple(a.of_v, kernel.align)) return 0;
   if (!is_multiple(a.of_out, kernel.align_out)) return 0;
-  const int64_t heads = heads_of(kernel, a.batch, a.heads_q), tiles = tiles_of(kernel, a.batch, a.seq_q);
+  const int64_t heads = heads_of(kernel, a.batch, a.heads_q), tiles = tiles_of_head(kernel, a.batch, a.seq_q);
   if (heads > largest_extent || tiles > largest_extent / heads) return 0;
-  out[0] = Launch{0, {static_cast<uint32_t>(tiles * heads), 1, 1}, {static_cast<uint32_t>(kernel.threads), 1, 1},
-                  static_cast<uint32_t>(kernel.shared_bytes)};
-  return 1;
+  out[0] = Launch{0, {static_cast<uint32_t>(tiles * heads), static_cast<uint32_t>(splits), 1},
+                  {static_cast<uint32_t>(kernel.threads), 1, 1}, static_cast<uint32_t>(kernel.shared_bytes)};
+  if (!kernel.splits_keys) return 1;
+  const int64_t merging = ceil_div(heads * a.seq_q * (a.head_dim_vo / kernel.align_out), merge_threads);
+  if (splits > 65535 || merging > INT32_MAX) return 0;
+  out[1] = Launch{1, {static_cast<uint32_t>(merging), 1, 1}, {merge_threads, 1, 1}, 0};
+  return 2;
 }
 
 template <class C>
-int plan(const Arguments& arguments, Launch* out) {
-  return plan(plan_of<C>, arguments, out);
+int plan(const ArgumentsOf<C>& arguments, Launch* out) {
+  if constexpr (splits_keys<C>) {
+    return plan(plan_of<C>, arguments, arguments.splits, out);
+  } else {
+    return plan(plan_of<C>, arguments, 1, out);
+  }
 }
 
 // One tensor of a call: rank 4, of a ragged batch 3, the head's elements last. Of a cache `batch` are pages.
@@ -374,7 +408,7 @@ inline bool check(const Plan& kernel, const TensorView* tensors, int count, int6
   if (q.positions > longest || k.positions > longest)
     CUKILN_REFUSE(complaint, "ValueError: %lld queries and %lld keys; at most %lld of each are allowed", static_cast<long long>(q.positions),
                   static_cast<long long>(k.positions), static_cast<long long>(longest));
-  const int64_t tiles = tiles_of(kernel, batch, q.positions);
+  const int64_t tiles = tiles_of_head(kernel, batch, q.positions);
   if (q.heads > largest_extent / batch || tiles > largest_extent / heads_of(kernel, batch, q.heads))
     CUKILN_REFUSE(complaint, "ValueError: the number of blocks is over %lld", static_cast<long long>(largest_extent));
   if (!apart_from_itself(out)) CUKILN_REFUSE(complaint, "ValueError: elements of out overlap each other (its strides are too small)");

@@ -12,10 +12,13 @@ that goes over the keys in tiles has these errors:
   nothing;
 - of a power of 2: 2 ulp (PTX ISA, "ex2"), and a rounding of each product with one, for the weight itself and for each
   tile that brings a greater score: at most n / 16 of them, since no tile has fewer keys. Powers below 2^-126 are 0;
+  Merging splits of the keys is a step more, from a split's greatest to that of all: the difference belongs to the same
+  T - t, and a split of m tiles had m - 1 steps of its own, so that with a second split there are fewer than n / 16
+  again; of the only split that sees a key, 2^0 and its products are exact (PTX ISA, "ex2": ex2 of 0 is 1);
 - of a weight that meets v: half of an ulp of 16 bits (2^-11 of fp16, 2^-8 of bf16), of fp16 at least 2^-25, but no more
   than the weight;
-- of a sum of weights gamma((n + 64) u), for any order (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd
-  ed., (4.4)), of their products with v gamma(4 (n + 16) u), on tensor cores;
+- of a sum of weights gamma((n + 64) u), for any order, that of splits too (Higham, "Accuracy and Stability of Numerical
+  Algorithms", 2nd ed., (4.4)), of their products with v gamma(4 (n + 16) u), on tensor cores;
 - of the quotient 3 u; then out is rounded once, to nearest even.
 
 lse = T + log W has the scores' error weighted by w / W, that of the sum, 2 u of T and of log W (log2f has 1 ulp) and

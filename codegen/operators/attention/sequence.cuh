@@ -65,6 +65,10 @@ __device__ __forceinline__ int64_t before_keys(const Sequence& sequence, const P
   return sequence.first_kv * strides.position;
 }
 
+// The number of the first query among those of a matrix, or of the whole batch.
+__device__ __forceinline__ int first_query(const Arguments&) { return 0; }
+__device__ __forceinline__ int first_query(const Sequence& sequence) { return sequence.first_q; }
+
 // Where the lse of the block's query `row` is.
 template <class Place>
 __device__ __forceinline__ float* lse_at(const Arguments& arguments, const Arguments&, const Place& place, int row) {

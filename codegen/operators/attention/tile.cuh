@@ -11,6 +11,7 @@ constexpr int chunk_bytes = 16, per_chunk = 8;  // what ldmatrix reads per row: 
 template <class C> constexpr int threads_of = 32 * C::warps;
 
 __device__ __forceinline__ constexpr bool in_bounds(int index, int extent) { return index < extent; }
+__device__ __forceinline__ constexpr bool in_bounds(int64_t index, int64_t extent) { return index < extent; }
 
 // Rows of `columns` elements without padding. XOR with bits of the row's number permutes the chunks of a row, within the
 // largest power of two of them that divides a row: the 8 rows that ldmatrix reads at one chunk then lie in different banks.

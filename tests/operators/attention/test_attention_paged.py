@@ -241,7 +241,7 @@ CALLS = {
                                       "k has pages of 64 positions; this kernel takes pages of 16: look up the kernel"),
             "another number of pages": ({"v": "H(13, 16, 2, 64)"}, "ValueError",
                                         "the number of pages differs between k and v: 12 and 13"),
-            "pages of int64": ({"kv_indices": table(10, "int64")}, "TypeError", "kv_indices is int64; int32 is allowed"),
+            "pages of int64": ({"kv_indices": table(10, "int64")}, "TypeError", "kv_indices is int64; int32 is"),
             "last pages of int64": ({"kv_last_page_len": table(3, "int64")}, "TypeError", "kv_last_page_len is int64"),
             "last pages of another batch": ({"kv_last_page_len": table(4)}, "ValueError",
                                             "kv_last_page_len must be a contiguous vector of 3 elements"),
@@ -314,7 +314,7 @@ DECLARED = (
                     "dtype": "bfloat16",
                 },
             },
-        ),  # fmt: skip
+        ),
         without={"mutations": "those of the operator's text are in test_attention.py"},
     ),
 )
