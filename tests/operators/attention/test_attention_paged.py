@@ -172,6 +172,7 @@ def proved() -> dict[str, Kernel]:
     for size in PAGE_SIZES:
         by_name[f"pages of {size}, long tiles"] = kernel(tile_q=64, warps=4, tile_kv=128, page_size=size, lse=True)
         by_name[f"pages of {size}, one warp"] = kernel(tile_q=16, warps=1, tile_kv=16, qk=128, page_size=size)
+        by_name[f"pages of {size}, split"] = kernel(stages=2, tile_kv=16, lse=True, split="workspace", page_size=size)
     by_name["eight warps"] = kernel(tile_q=128, warps=8, tile_kv=64, qk=16, stages=4, softcap=True, page_size=16)
     by_name["wide heads"] = kernel(qk=256, tile_q=16, warps=1, q_in="shared", page_size=16)
     by_name["192 and 128"] = kernel("bfloat16", qk=192, vo=128, lse=True, page_size=64)
@@ -215,8 +216,24 @@ def winner() -> Candidate:
     return candidate
 
 
+def decoder() -> Candidate:
+    """One query of each sequence: the keys are split."""
+    problem = attention(**{**PAGED, "seq_q": 1, "seq_kv": 4096, "kv_lengths": [4096, 0, 700], "lse": True})
+    (candidate,) = lower(problem, SM_90A, LEVEL_0).candidates
+    assert candidate.schedule.get("split") == "workspace"
+    return candidate
+
+
 table = ragged.table
 CALLS = {
+    "decode": declare.Library(
+        candidate=decoder,
+        record={
+            "operands": ["q", "k", "v", "qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len", "out", "lse"],
+            "some extents": {"batch": 3, "seq_q": 3, "seq_kv": 16 * 300}, "attributes": [-1, -1],
+        },
+        taken={"fewer pages": ({"kv_indices": table(9)}, 2)},
+    ),
     "winner": declare.Library(
         candidate=winner,
         record={

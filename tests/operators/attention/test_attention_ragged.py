@@ -235,6 +235,8 @@ def proved() -> dict[str, Kernel]:
     by_name["eight warps"] = kernel(tile_q=128, warps=8, tile_kv=16, qk=16, stages=4, softcap=True, ragged=True)
     by_name["wide heads"] = kernel(qk=256, tile_q=16, warps=1, q_in="shared", ragged=True)
     by_name["192 and 128"] = kernel("bfloat16", qk=192, vo=128, lse=True, ragged=True)
+    by_name["split"] = kernel(qk=32, lse=True, split="workspace", ragged=True)
+    by_name["split, out by 1"] = kernel("bfloat16", qk=48, stages=2, align_out=1, split="workspace", ragged=True)
     return by_name
 
 
