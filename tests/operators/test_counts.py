@@ -131,9 +131,28 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"tile_kv": 32, "stages": 2},
     ),
+    **{
+        f"attention, pages of {size}": (
+            {
+                **ATTENTION, "batch": 5, "lengths": "paged", "page_size": size, "q_lengths": [70, 1, 0, 33, 64],
+                "kv_lengths": [150, 20, 30, 0, 64], "causal": size > 1, "head_dim_vo": 64 if size == 64 else 40,
+            },
+            {"tile_kv": tile_kv, "stages": 2},
+        )
+        for size, tile_kv in ((1, 32), (16, 64), (64, 32))
+    },
     "attention, a window by single elements": (
         {**ATTENTION, "head_dim_qk": 47, "head_dim_vo": 33, "window_left": 30, "window_right": 9, "dtype": "bfloat16"},
         {"tile_q": 32, "tile_kv": 16, "q_in": "shared"},
+    ),
+    "attention, splits": ({**ATTENTION, "seq_kv": 700, "lse": True}, {"split_kv": 4}),
+    "attention, splits of a window by single elements": (
+        {**ATTENTION, "heads_kv": 1, "head_dim_vo": 33, "window_left": 80, "causal": True, "dtype": "bfloat16"},
+        {"tile_kv": 16, "split_kv": 2},
+    ),
+    "attention, splits of one query": (
+        {**ATTENTION, "seq_q": 1, "seq_kv": 1100, "heads_q": 8, "heads_kv": 1, "head_dim_vo": 36},
+        {"tile_kv": 32, "split_kv": 16},
     ),
 }  # fmt: skip
 

@@ -26,7 +26,7 @@ from codegen.operator import (
     Work,
     constants,
 )
-from codegen.operators.attention import inputs, space, work
+from codegen.operators.attention import inputs, space, split, work
 from codegen.operators.attention.problem import DENSE, NOT_COMPUTED, TABLES, AttentionProblem, Tensor
 from codegen.operators.attention.reduced import reduced_problems
 from codegen.operators.attention.reference import reference
@@ -49,7 +49,7 @@ class Attention(Operator):
     problem_type = AttentionProblem
     tunables = space.TUNABLES
     folder = packaged_files("codegen.operators.attention")
-    files = ("tile.cuh", "block.cuh", "sequence.cuh", "kernel.cuh")
+    files = ("tile.cuh", "block.cuh", "sequence.cuh", "pages.cuh", "merge.cuh", "kernel.cuh")
     extent_names = (
         "batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo",
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("batch", "position", "head")),
@@ -73,6 +73,7 @@ class Attention(Operator):
             "dtype": p.dtype, "layout": p.layout, "softcap": p.softcap is not None, "lse": p.lse,
             "columns_qk": space.padded(p.head_dim_qk), "columns_vo": space.padded(p.head_dim_vo),
             "align": align, "align_out": align_out, **({"lengths": p.lengths} if p.ragged else {}),
+            **({"page_size": p.page_size} if p.page_size else {}),
         }  # fmt: skip
 
     def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
@@ -81,22 +82,28 @@ class Attention(Operator):
     def rules(
         self, problem: Problem, schedule: Schedule, target: Target, workspace_limit: int | None = None
     ) -> Accepted | Rejected:
-        return space.rules(self.own(problem), schedule, target)
+        return space.rules(self.own(problem), schedule, target, workspace_limit)
+
+    def functions(self, kernel: Kernel) -> tuple[str, ...]:
+        return split.functions(kernel.tunables.as_dict())
 
     def arguments(self, kernel: Kernel) -> str:
-        return "TableArguments" if _ragged(kernel.signature_dict) else "Arguments"
+        of = {"dense": "", "ragged": "Table", "paged": "Page"}[kernel.signature_dict.get("lengths", "dense")]
+        return f"{'Split' if split.splits(kernel.tunables.as_dict()) else ''}{of}Arguments"
 
     def config(self, kernel: Kernel) -> Config:
         s = kernel.signature_dict
         numbers = {name: s[name] for name in ("columns_qk", "columns_vo", "align", "align_out")}
+        numbers["page_size"] = s.get("page_size", 0)
         flags = {"softcap": s["softcap"], "lse": s["lse"], "heads_first": s["layout"] == "bhsd", "ragged": _ragged(s)}
         own = constants(self.tunables, kernel.tunables.as_dict())
         return Config({**own, **numbers, **flags}, (), (("Input", s["dtype"]),))
 
     def extents(self, problem: Problem) -> list[int]:
-        """A stride of one index alone is 0. Of ragged batches seq_q and seq_kv are the positions of all sequences."""
+        """A stride of one index alone is 0. Of ragged batches seq_q and seq_kv are the positions of all sequences, and
+        seq_kv is those of all pages that are listed."""
         p: AttentionProblem = self.own(problem)
-        positions = [p.total_q, p.total_kv] if p.ragged else [p.seq_q, p.seq_kv]
+        positions = [p.total_q, p.listed_kv] if p.ragged else [p.seq_q, p.seq_kv]
         sizes = [p.batch, *positions, p.heads_q, p.heads_kv, p.head_dim_qk, p.head_dim_vo]
         return [*sizes, *(stride for tensor in TENSORS for stride in p.by_name(tensor))]
 
@@ -112,13 +119,13 @@ class Attention(Operator):
         """q, k, v, the tables of a ragged batch, out in the layout's order of axes, then lse."""
         p: AttentionProblem = self.own(problem)
         align, align_out = aligns(p)
-        first = 1 if p.ragged else 0  # without the axis of the batch
+        first = {name: int(p.ragged and not p.cached(name)) for name in TENSORS}  # without the axis of the batch
         tensors = [
-            Operand(name, p.dtype, "in" if name in INPUTS else "out", p.shape(name)[first:],
-                    (*p.strides(name), 1)[first:], align if name in INPUTS else align_out)
+            Operand(name, p.dtype, "in" if name in INPUTS else "out", p.shape(name)[first[name] :],
+                    (*p.strides(name), 1)[first[name] :], align if name in INPUTS else align_out)
             for name in TENSORS
         ]  # fmt: skip
-        tables = [Operand(name, "int32", "in", (p.batch + 1,), (1,), 1) for name in TABLES] if p.ragged else []
+        tables = [Operand(name, "int32", "in", (length,), (1,), 1) for name, length in p.tables.items()]
         rows = (p.total_q, p.heads_q) if p.ragged else (p.batch, p.heads_q, p.seq_q)
         lse = [Operand("lse", "float32", "out", rows, packed_strides(rows), 1)] if p.lse else []
         return (*tensors[:-1], *tables, tensors[-1], *lse)
@@ -127,8 +134,8 @@ class Attention(Operator):
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        """All heads side by side, one after the other, and some."""
-        return [[0], [1], [2]]
+        """All heads side by side, one after the other, and some; where keys are split, into few parts and many."""
+        return split.launches_to_test(kernel.tunables.as_dict(), self.own(problem))
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         return inputs.make_inputs(self.own(problem), kind, rng)
@@ -142,24 +149,25 @@ class Attention(Operator):
         return not s["lse"] and not s["softcap"]
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
-        return work.cost(self.own(problem))
+        return work.cost(self.own(problem), schedule.as_dict())
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         p: AttentionProblem = self.own(problem)
-        return work.work(p, schedule.as_dict(), aligns(p)[0], target)
+        return work.work(p, schedule.as_dict(), aligns(p), target)
 
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
         p: AttentionProblem = self.own(problem)
-        return work.launches(p, schedule.as_dict(), *aligns(p))
+        return work.launches(p, schedule.as_dict(), aligns(p))
 
     def multiplications(self, problem: Problem) -> int:
         return work.products(self.own(problem))
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
-        return LaunchBounds(space.threads(kernel.tunables.as_dict()))
+        return LaunchBounds(space.threads(kernel.tunables.as_dict()) if function == "run" else split.MERGE_THREADS)
 
     def estimated_registers(self, kernel: Kernel) -> int:
-        return space.registers(kernel.tunables.as_dict(), *_columns(kernel))
+        paged = "page_size" in kernel.signature_dict
+        return space.registers(kernel.tunables.as_dict(), *_columns(kernel), paged=paged)
 
     def shared_bytes(self, kernel: Kernel) -> int:
         return space.shared_bytes(kernel.tunables.as_dict(), *_columns(kernel))
@@ -187,7 +195,7 @@ def _why_not(name: str) -> str:
 
 
 def _ragged(signature: Mapping[str, Any]) -> bool:
-    return signature.get("lengths") == "ragged"
+    return "lengths" in signature
 
 
 def _columns(kernel: Kernel) -> tuple[int, int]:

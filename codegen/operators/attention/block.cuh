@@ -32,17 +32,47 @@ struct TableArguments : Arguments {
   int window_left, window_right;  // -1: without an end
 };
 
-template <bool tables> struct ArgumentsWith { using Type = Arguments; };
-template <> struct ArgumentsWith<true> { using Type = TableArguments; };
-template <class C> using ArgumentsOf = typename ArgumentsWith<C::ragged>::Type;
+// Of a cache in pages kv_indptr has entries of kv_indices, which are pages; all but the last of a sequence are full.
+struct PageArguments : TableArguments {
+  const int* kv_indices;
+  const int* kv_last_page_len;
+};
 
-// Config::q_in.
+// Where keys are split, blocks leave what they have summed in the workspace: of each split, matrix, head and query
+// workspace_pitch(head_dim_vo) floats; behind all of them of each two, its greatest score, as an exponent of 2, and its total.
+template <class Whole>
+struct Split : Whole {
+  float* workspace;
+  int splits;
+};
+struct SplitArguments : Split<Arguments> {};
+struct SplitTableArguments : Split<TableArguments> {};
+struct SplitPageArguments : Split<PageArguments> {};
+
+// Config::q_in, Config::split.
 enum { q_in_registers, q_in_shared };
+enum { split_none, split_workspace };
+
+template <class C> constexpr bool splits_keys = C::split == split_workspace;
+
+template <bool tables, bool pages> struct ArgumentsWith { using Whole = Arguments; using Split = SplitArguments; };
+template <> struct ArgumentsWith<true, false> { using Whole = TableArguments; using Split = SplitTableArguments; };
+template <> struct ArgumentsWith<true, true> { using Whole = PageArguments; using Split = SplitPageArguments; };
+template <class With, bool split> struct Chosen { using Type = typename With::Whole; };
+template <class With> struct Chosen<With, true> { using Type = typename With::Split; };
+template <class C> using WholeArguments = typename ArgumentsWith<C::ragged, (C::page_size > 0)>::Whole;
+template <class C> using ArgumentsOf = typename Chosen<ArgumentsWith<C::ragged, (C::page_size > 0)>, splits_keys<C>>::Type;
+
+// Floats from one row of the workspace to the next: whole 16-byte vectors.
+#if defined(CUKILN_DEVICE)
+__device__ __forceinline__
+#endif
+constexpr int workspace_pitch(int head_dim) { return (head_dim + 3) / 4 * 4; }
 
 template <class C> constexpr int q_bytes = C::tile_q * C::columns_qk * 2;
 template <class C> constexpr int keys_bytes = C::stages * C::tile_kv * C::columns_qk * 2;
 template <class C> constexpr int ring_bytes = keys_bytes<C> + C::stages * C::tile_kv * C::columns_vo * 2;
-template <class C> constexpr int out_bytes = C::tile_q * C::columns_vo * 2;
+template <class C> constexpr int out_bytes = splits_keys<C> ? 0 : C::tile_q * C::columns_vo * 2;
 constexpr int greater(int a, int b) { return a > b ? a : b; }
 // Q (where it stays), the ring of keys, that of values. Q on its way to registers, and out on its way to memory, lie where
 // the ring does.
@@ -105,6 +135,27 @@ template <class Rows>
 __device__ __forceinline__ int end_seen(const Rows& rows, int row) {
   const int key = row + rows.end_key;
   return key < rows.seq_kv ? key : rows.seq_kv;
+}
+
+// Tiles of keys that a block takes.
+struct Tiles {
+  int first, count;
+};
+
+// Those that some of its queries see; where keys are split, this block's share of them, which may be none.
+template <class C, class Rows>
+__device__ __forceinline__ Tiles tiles_of(const ArgumentsOf<C>& arguments, const Rows& rows, const Place<C>& place) {
+  const int first = first_seen(rows, place.first) / C::tile_kv;
+  const int end = end_seen(rows, place.first + C::tile_q - 1);
+  const int count = end > 0 ? (end - 1) / C::tile_kv + 1 - first : 0;
+  if constexpr (splits_keys<C>) {
+    const int split = static_cast<int>(blockIdx.y), each = count / arguments.splits, more = count % arguments.splits;
+    const int before = split * each + (split < more ? split : more);
+    const int own = each + (split < more ? 1 : 0);
+    return Tiles{first + before, own};
+  } else {
+    return Tiles{first, count};
+  }
 }
 
 // The keys and values of the block's head, from the first tile that one of its queries sees. Each call commits a group, an

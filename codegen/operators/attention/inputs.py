@@ -9,7 +9,7 @@ classes of which it sees a power of two of keys, and takes one of those. Values 
 `normal`: normals; scores of about 2 standard deviations by the problem's own scale are made by the size of q.
 
 Tensors of more than LARGEST_DRAWN elements repeat their first heads or matrices, those of ragged batches sequences of
-the same lengths.
+the same lengths. Keys in pages are those of a ragged batch, in pages of any order; NaN is wherever there is no key.
 """
 
 import math
@@ -25,6 +25,7 @@ from codegen.operators.attention.problem import AttentionProblem, Tensor
 from codegen.operators.attention.seen import Seen
 
 Numbers = npt.NDArray[Any]
+CACHES: tuple[Tensor, ...] = ("k", "v")
 
 LARGEST_DRAWN = 2**22
 # As an exponent of 2: the weight is 0 in fp32, whatever is subtracted first.
@@ -40,7 +41,27 @@ MOST_CLASSES = 31
 
 def make_inputs(problem: AttentionProblem, kind: InputKind, rng: np.random.Generator) -> dict[str, Numbers]:
     """Arrays of the logical shapes of q, k and v, and the tables of a ragged batch."""
-    return _one_behind_the_other(problem, kind, rng) if problem.ragged else _dense(problem, kind, rng)
+    if not problem.ragged:
+        return _dense(problem, kind, rng)
+    ragged = _one_behind_the_other(problem, kind, rng)
+    return _in_pages(problem, ragged, rng) if problem.page_size else ragged
+
+
+def _in_pages(p: AttentionProblem, ragged: dict[str, Numbers], rng: np.random.Generator) -> dict[str, Numbers]:
+    size = p.page_size or 1
+    caches: dict[str, Numbers] = {name: np.full(p.shape(name), np.nan, ragged[name].dtype) for name in CACHES}
+    pages = rng.permutation(p.shape("k")[0])[: p.pages].astype(np.int32)
+    counts = [-(-keys // size) for _, keys in p.sequences]
+    entries, firsts = begins(counts), ragged["kv_indptr"]
+    places = np.concatenate(
+        [entries[number] * size + np.arange(keys, dtype=np.int64) for number, (_, keys) in enumerate(p.sequences)]
+    )
+    for name, cache in caches.items():
+        cache[pages[places // size], places % size] = ragged[name][: firsts[-1]]
+    # Of a sequence without pages it is anything.
+    last = [keys - (count - 1) * size if count else 7 for (_, keys), count in zip(p.sequences, counts, strict=True)]
+    tables = {"kv_indptr": entries, "kv_indices": pages, "kv_last_page_len": np.array(last, np.int32)}
+    return {"q": ragged["q"], **caches, "qo_indptr": ragged["qo_indptr"], **tables}
 
 
 def _one_behind_the_other(p: AttentionProblem, kind: InputKind, rng: np.random.Generator) -> dict[str, Numbers]:

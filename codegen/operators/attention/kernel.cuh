@@ -53,6 +53,10 @@ __device__ __forceinline__ void write(const Arguments& arguments, const Rows& ro
   }
 }
 
+template <class C, bool pages> struct FeedFrom { using Type = Feed<C>; };
+template <class C> struct FeedFrom<C, true> { using Type = PagedFeed<C>; };
+template <class C> using FeedOf = typename FeedFrom<C, (C::page_size > 0)>::Type;
+
 // `Rows`: Arguments, or Sequence of a ragged batch.
 template <class C, class Rows>
 __device__ __forceinline__ void attend(const ArgumentsOf<C>& arguments, const Rows& rows, const Place<C>& place) {
@@ -69,10 +73,7 @@ __device__ __forceinline__ void attend(const ArgumentsOf<C>& arguments, const Ro
       place.first * arguments.of_q.position;
   Copier<C, QTile, C::tile_q>::start(q_tile, q, arguments.of_q.position, rows.seq_q - place.first, arguments.head_dim_qk);
 
-  // Tiles that some query of the block sees.
-  const int first_tile = first_seen(rows, place.first) / C::tile_kv;
-  const int end = end_seen(rows, place.first + C::tile_q - 1);
-  const int tiles = end > 0 ? (end - 1) / C::tile_kv + 1 - first_tile : 0;
+  const auto [first_tile, tiles] = tiles_of<C>(arguments, rows, place);
   Warp<C> warp(place.first);
   // Where Q stays in shared memory it comes with the first keys.
   if constexpr (Warp<C>::holds_q) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ void attend(const ArgumentsOf<C>& arguments, const Ro
     warp.hold_q(q_tile);
     __syncthreads();  // all warps have read it: the ring may take its place
   }
-  const Feed<C> feed(arguments, rows, place, first_tile * C::tile_kv, tiles);
+  FeedOf<C> feed(arguments, rows, place, first_tile * C::tile_kv, tiles);
 #pragma unroll
   for (int i = 0; i < C::stages; ++i) {
     feed.start_keys(arguments, rows, stage_at<K>(keys, i), i);  // stage: first keys
@@ -108,9 +109,13 @@ __device__ __forceinline__ void attend(const ArgumentsOf<C>& arguments, const Ro
     filling = reading;
     if constexpr (C::stages > 1) reading = next_of(reading, C::stages);
   }
-  // No warp reads keys any more; values may still be read where out takes more room than they leave.
-  if constexpr (out_bytes<C> > keys_bytes<C>) __syncthreads();
-  write<C>(arguments, rows, place, warp, keys);
+  if constexpr (splits_keys<C>) {
+    write_partial<C>(arguments, rows, place, warp);
+  } else {
+    // No warp reads keys any more; values may still be read where out takes more room than they leave.
+    if constexpr (out_bytes<C> > keys_bytes<C>) __syncthreads();
+    write<C>(arguments, rows, place, warp, keys);
+  }
 }
 
 template <class C>
@@ -120,7 +125,7 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
     Sequence sequence(arguments, place.first / C::tile_q, C::tile_q);
     place.first = sequence.tile * C::tile_q;
     if (!sequence.has_query(place.first)) return;
-    sequence.read_keys(arguments);
+    sequence.template read_keys<C>(arguments);
     attend<C>(arguments, sequence, place);
   } else {
     attend<C>(arguments, arguments, place);
@@ -133,14 +138,15 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
 
 // What launches depend on, as values: non-template functions take it, so that g++ compiles them once for all kernels.
 struct Plan {
-  int tile_q, threads, shared_bytes, columns_qk, columns_vo, align, align_out;
-  bool softcap, lse, heads_first, ragged;
+  int tile_q, tile_kv, threads, shared_bytes, columns_qk, columns_vo, align, align_out, page_size;
+  bool softcap, lse, heads_first, ragged, splits_keys;
   ElementType type;
 };
 
 template <class C>
-constexpr Plan plan_of = {C::tile_q, 32 * C::warps, shared_bytes<C>, C::columns_qk, C::columns_vo, C::align, C::align_out,
-                          C::softcap, C::lse, C::heads_first, C::ragged, element_type<typename C::Input>};
+constexpr Plan plan_of = {C::tile_q, C::tile_kv, 32 * C::warps, shared_bytes<C>, C::columns_qk, C::columns_vo, C::align,
+                          C::align_out, C::page_size, C::softcap, C::lse, C::heads_first, C::ragged, splits_keys<C>,
+                          element_type<typename C::Input>};
 
 // Positions are indices of two of them and a tile, in 32 bits.
 constexpr int64_t longest = int64_t{1} << 29, largest_extent = INT32_MAX - 1024;
@@ -149,17 +155,20 @@ constexpr double log2_of_e = 1.4426950408889634;
 inline int64_t clipped(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
 
 // Where the outputs are among the pointers and the tensors of a call: behind q, k, v and the tables of a ragged batch.
-inline int first_output(const Plan& kernel) { return kernel.ragged ? 5 : 3; }
+inline int first_output(const Plan& kernel) { return kernel.page_size ? 7 : kernel.ragged ? 5 : 3; }
+constexpr const char* table_names[] = {"qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len"};
 
 // Tiles of a head, and of a ragged batch numbers of them.
-inline int64_t tiles_of(const Plan& kernel, int64_t batch, int64_t seq_q) {
+inline int64_t tiles_of_head(const Plan& kernel, int64_t batch, int64_t seq_q) {
   return kernel.ragged ? seq_q / kernel.tile_q + batch : ceil_div(seq_q, int64_t(kernel.tile_q));
 }
 inline int64_t heads_of(const Plan& kernel, int64_t batch, int64_t heads_q) { return kernel.ragged ? heads_q : batch * heads_q; }
 
-// Pointers: q, k, v; qo_indptr and kv_indptr of a ragged batch; out, and lse where it is written. Integers: batch, seq_q,
-// seq_kv (of a ragged batch the rows of q and of k), heads_q, heads_kv, head_dim_qk, head_dim_vo; the strides of batch, position and head of q, k, v and out; the windows to the left and to the right, -1:
-// without an end. Launch: band, 0: all heads. Scalars: scale, softcap where there is one.
+// Pointers: q, k, v; qo_indptr and kv_indptr of a ragged batch; kv_indices and kv_last_page_len of pages; out, and lse where it
+// is written. Integers: batch, seq_q, seq_kv (of a ragged batch the rows of q and of k, or of all pages that are listed),
+// heads_q, heads_kv, head_dim_qk, head_dim_vo; the strides of batch, position and head of q, k, v and out; the windows to the
+// left and to the right, -1: without an end. Launch: band, 0: all heads; splits of the keys. Scalars: scale, softcap where there
+// is one.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars) {
   Arguments arguments = {};
   arguments.q = pointers[0];
@@ -188,7 +197,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
 }
 
 inline TableArguments with_tables(const Plan& kernel, const Arguments& arguments, void* const* pointers, const int64_t* integers) {
-  const int64_t tiles = tiles_of(kernel, integers[0], integers[1]);
+  const int64_t tiles = tiles_of_head(kernel, integers[0], integers[1]);
   return TableArguments{arguments,
                         static_cast<const int*>(pointers[3]),
                         static_cast<const int*>(pointers[4]),
@@ -197,47 +206,80 @@ inline TableArguments with_tables(const Plan& kernel, const Arguments& arguments
                         static_cast<int>(clipped(integers[20], -1, longest))};
 }
 
+// Splits of a call: as many as asked, but no more than there are tiles of keys.
+inline int splits(const Plan& kernel, int64_t seq_kv, int64_t asked) {
+  const int64_t tiles = seq_kv < 1 ? 1 : ceil_div(seq_kv, kernel.tile_kv);
+  return static_cast<int>(clipped(asked, 1, tiles));
+}
+
 template <class C>
-ArgumentsOf<C> bind(void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars, void*) {
+WholeArguments<C> bind_whole(void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars) {
   const Arguments arguments = bind(plan_of<C>, pointers, integers, launch, scalars);
-  if constexpr (C::ragged) {
+  if constexpr (C::page_size > 0) {
+    const TableArguments tables = with_tables(plan_of<C>, arguments, pointers, integers);
+    return PageArguments{tables, static_cast<const int*>(pointers[5]), static_cast<const int*>(pointers[6])};
+  } else if constexpr (C::ragged) {
     return with_tables(plan_of<C>, arguments, pointers, integers);
   } else {
     return arguments;
   }
 }
 
-// Nothing grows with the sequences.
 template <class C>
-int64_t workspace_bytes(const int64_t*, const int32_t*) {
-  return 0;
+ArgumentsOf<C> bind(void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars, void* workspace) {
+  const WholeArguments<C> whole = bind_whole<C>(pointers, integers, launch, scalars);
+  if constexpr (splits_keys<C>) {
+    return ArgumentsOf<C>{{whole, static_cast<float*>(workspace), splits(plan_of<C>, integers[2], launch[1])}};
+  } else {
+    return whole;
+  }
+}
+
+// Of a split's rows: their sums, and two floats of each. Nothing grows with the keys.
+inline int64_t workspace_bytes(const Plan& kernel, const int64_t* integers, const int32_t* launch) {
+  if (!kernel.splits_keys) return 0;
+  const int64_t rows = heads_of(kernel, integers[0], integers[3]) * integers[1];
+  return 4 * splits(kernel, integers[2], launch[1]) * rows * (workspace_pitch(static_cast<int>(integers[6])) + 2);
+}
+
+template <class C>
+int64_t workspace_bytes(const int64_t* integers, const int32_t* launch) {
+  return workspace_bytes(plan_of<C>, integers, launch);
 }
 
 inline bool is_multiple(const Strides& strides, int64_t of) {
   return strides.batch % of == 0 && strides.position % of == 0 && strides.head % of == 0;
 }
 
-// Writes the launch of a call and returns 1; 0 where the kernel cannot compute it.
-inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
+// Writes the launches of a call and returns how many they are; 0 where the kernel cannot compute it.
+inline int plan(const Plan& kernel, const Arguments& arguments, int splits, Launch* out) {
   const Arguments& a = arguments;
   if (a.batch < 1 || a.seq_q < 1 || a.seq_kv < 0 || a.heads_q < 1 || a.heads_kv < 1 || a.heads_q % a.heads_kv) return 0;
   if (a.head_dim_qk < 1 || a.head_dim_qk > kernel.columns_qk || a.head_dim_qk % kernel.align) return 0;
   if (a.head_dim_vo < 1 || a.head_dim_vo > kernel.columns_vo || a.head_dim_vo % kernel.align || a.head_dim_vo % kernel.align_out) return 0;
   if (!is_multiple(a.of_q, kernel.align) || !is_multiple(a.of_k, kernel.align) || !is_multiple(a.of_v, kernel.align)) return 0;
   if (!is_multiple(a.of_out, kernel.align_out)) return 0;
-  const int64_t heads = heads_of(kernel, a.batch, a.heads_q), tiles = tiles_of(kernel, a.batch, a.seq_q);
+  const int64_t heads = heads_of(kernel, a.batch, a.heads_q), tiles = tiles_of_head(kernel, a.batch, a.seq_q);
   if (heads > largest_extent || tiles > largest_extent / heads) return 0;
-  out[0] = Launch{0, {static_cast<uint32_t>(tiles * heads), 1, 1}, {static_cast<uint32_t>(kernel.threads), 1, 1},
-                  static_cast<uint32_t>(kernel.shared_bytes)};
-  return 1;
+  out[0] = Launch{0, {static_cast<uint32_t>(tiles * heads), static_cast<uint32_t>(splits), 1},
+                  {static_cast<uint32_t>(kernel.threads), 1, 1}, static_cast<uint32_t>(kernel.shared_bytes)};
+  if (!kernel.splits_keys) return 1;
+  const int64_t merging = ceil_div(heads * a.seq_q * (a.head_dim_vo / kernel.align_out), merge_threads);
+  if (splits > 65535 || merging > INT32_MAX) return 0;
+  out[1] = Launch{1, {static_cast<uint32_t>(merging), 1, 1}, {merge_threads, 1, 1}, 0};
+  return 2;
 }
 
 template <class C>
-int plan(const Arguments& arguments, Launch* out) {
-  return plan(plan_of<C>, arguments, out);
+int plan(const ArgumentsOf<C>& arguments, Launch* out) {
+  if constexpr (splits_keys<C>) {
+    return plan(plan_of<C>, arguments, arguments.splits, out);
+  } else {
+    return plan(plan_of<C>, arguments, 1, out);
+  }
 }
 
-// One tensor of a call: rank 4, of a ragged batch 3, the head's elements last.
+// One tensor of a call: rank 4, of a ragged batch 3, the head's elements last. Of a cache `batch` are pages.
 struct Heads {
   int64_t batch, positions, heads, columns;
   Strides strides;
@@ -248,17 +290,23 @@ struct Heads {
   }
 };
 
-inline bool read_heads(const char* name, const TensorView& tensor, const Plan& kernel, int align, Heads& heads, Complaint complaint) {
-  const char* const axes = kernel.ragged        ? "(positions, heads, head_dim)"
+inline bool read_heads(const char* name, const TensorView& tensor, const Plan& kernel, int align, bool cached, Heads& heads,
+                       Complaint complaint) {
+  const bool packed = kernel.ragged && !cached;
+  const char* const axes = packed               ? "(positions, heads, head_dim)"
+                           : cached             ? "(pages, positions of a page, heads, head_dim)"
                            : kernel.heads_first ? "(batch, heads, positions, head_dim)"
                                                 : "(batch, positions, heads, head_dim)";
-  const int rank = kernel.ragged ? 3 : 4, last = rank - 1;
+  const int rank = packed ? 3 : 4, last = rank - 1;
   if (tensor.rank != rank) CUKILN_REFUSE(complaint, "ValueError: %s has rank %d; rank %d %s is allowed", name, tensor.rank, rank, axes);
-  const int at_positions = kernel.ragged ? 0 : kernel.heads_first ? 2 : 1, at_heads = kernel.ragged ? 1 : 3 - at_positions;
-  heads = Heads{kernel.ragged ? 1 : tensor.shape[0], tensor.shape[at_positions], tensor.shape[at_heads], tensor.shape[last], {}};
+  const int at_positions = packed ? 0 : kernel.heads_first ? 2 : 1, at_heads = packed ? 1 : 3 - at_positions;
+  heads = Heads{packed ? 1 : tensor.shape[0], tensor.shape[at_positions], tensor.shape[at_heads], tensor.shape[last], {}};
   // The stride of an extent of 1 says nothing: frameworks put anything there.
   const auto stride = [&](int axis) { return tensor.shape[axis] > 1 ? tensor.strides[axis] : 0; };
-  heads.strides = Strides{kernel.ragged ? 0 : stride(0), stride(at_positions), stride(at_heads)};
+  heads.strides = Strides{packed ? 0 : stride(0), stride(at_positions), stride(at_heads)};
+  if (cached && heads.positions != kernel.page_size)
+    CUKILN_REFUSE(complaint, "ValueError: %s has pages of %lld positions; this kernel takes pages of %d: look up the kernel of this shape", name,
+                  static_cast<long long>(heads.positions), kernel.page_size);
   if (heads.batch < 1 || heads.heads < 1 || heads.columns < 1 || heads.positions < 0)
     CUKILN_REFUSE(complaint, "ValueError: %s is empty; every extent must be at least 1", name);
   if (heads.columns > 1 && tensor.strides[last] != 1)
@@ -270,7 +318,7 @@ inline bool read_heads(const char* name, const TensorView& tensor, const Plan& k
     CUKILN_REFUSE(complaint,
                   "ValueError: %s has head_dim %lld and strides %lld, %lld, %lld; this kernel moves %d elements at once, so each "
                   "must be a multiple of %d: look up the kernel of this shape",
-                  name, static_cast<long long>(heads.columns), static_cast<long long>(kernel.ragged ? 0 : tensor.strides[0]),
+                  name, static_cast<long long>(heads.columns), static_cast<long long>(packed ? 0 : tensor.strides[0]),
                   static_cast<long long>(tensor.strides[last - 2]), static_cast<long long>(tensor.strides[last - 1]), align, align);
   return true;
 }
@@ -298,17 +346,23 @@ inline bool check_memory_apart(const char* name, const TensorView& tensor, int64
   CUKILN_REFUSE(complaint, "ValueError: %s overlaps %s; its memory must be its own (a result cannot be written over an input)", written, name);
 }
 
-// The tables of a ragged batch: where its sequences lie they alone say, on the device.
-inline bool read_tables(const TensorView* tensors, int64_t& batch, Complaint complaint) {
-  const char* const names[] = {"qo_indptr", "kv_indptr"};
-  for (int i = 0; i < 2; ++i) {
-    const TensorView& table = tensors[3 + i];
-    if (!check_pointer(names[i], table, ElementType::int32, tensors[0].device, 4, complaint, "q")) return false;
-    if (i == 0 && (table.rank != 1 || table.shape[0] < 2))
+// The tables of a ragged batch: where its sequences lie they alone say, on the device. `listed`: entries of kv_indices.
+inline bool read_tables(const Plan& kernel, const TensorView* tensors, int64_t& batch, int64_t& listed, Complaint complaint) {
+  const TensorView* const tables = tensors + 3;
+  const int count = first_output(kernel) - 3;
+  for (int i = 0; i < count; ++i) {
+    if (!check_pointer(table_names[i], tables[i], ElementType::int32, tensors[0].device, 4, complaint, "q")) return false;
+    if (i == 0 && (tables[i].rank != 1 || tables[i].shape[0] < 2))
       CUKILN_REFUSE(complaint, "ValueError: qo_indptr must be a vector of at least 2 elements: where sequences begin, and where the last one ends");
-    if (!check_vector(names[i], table, tensors[3].shape[0], complaint)) return false;
+    if (i == 2 && tables[i].rank != 1) CUKILN_REFUSE(complaint, "ValueError: kv_indices has rank %d; a vector of pages is allowed", tables[i].rank);
+    const int64_t length = i == 2 ? tables[i].shape[0] : tables[0].shape[0] - (i == 3);
+    if (!check_vector(table_names[i], tables[i], length, complaint)) return false;
   }
-  batch = tensors[3].shape[0] - 1;
+  batch = tables[0].shape[0] - 1;
+  listed = kernel.page_size ? tables[2].shape[0] : 0;
+  if (listed > longest / (kernel.page_size ? kernel.page_size : 1))
+    CUKILN_REFUSE(complaint, "ValueError: kv_indices has %lld pages of %d positions; %lld positions are allowed", static_cast<long long>(listed),
+                  kernel.page_size, static_cast<long long>(longest));
   return true;
 }
 
@@ -316,8 +370,8 @@ inline bool read_tables(const TensorView* tensors, int64_t& batch, Complaint com
 inline bool check(const Plan& kernel, const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
   const int at_out = first_output(kernel), at_lse = at_out + 1;
   if (count != at_lse + kernel.lse)
-    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: q, k, v, %sout%s", count, at_lse + kernel.lse,
-                  kernel.ragged ? "qo_indptr, kv_indptr, " : "", kernel.lse ? ", lse" : "");
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: q, k, v, %s%sout%s", count, at_lse + kernel.lse,
+                  kernel.ragged ? "qo_indptr, kv_indptr, " : "", kernel.page_size ? "kv_indices, kv_last_page_len, " : "", kernel.lse ? ", lse" : "");
   const char* const names[] = {"q", "k", "v", "out"};
   const int places[] = {0, 1, 2, at_out};
   Heads heads[4];
@@ -325,13 +379,18 @@ inline bool check(const Plan& kernel, const TensorView* tensors, int count, int6
     const TensorView& tensor = tensors[places[i]];
     const int align = i == 3 ? kernel.align_out : kernel.align;
     if (!check_pointer(names[i], tensor, kernel.type, tensors[0].device, 2 * align, complaint, "q")) return false;
-    if (!read_heads(names[i], tensor, kernel, align, heads[i], complaint)) return false;
+    const bool cached = kernel.page_size && (i == 1 || i == 2);
+    if (!read_heads(names[i], tensor, kernel, align, cached, heads[i], complaint)) return false;
   }
-  int64_t batch = heads[0].batch;
-  if (kernel.ragged && !read_tables(tensors, batch, complaint)) return false;
+  int64_t batch = heads[0].batch, listed = 0;
+  if (kernel.ragged && !read_tables(kernel, tensors, batch, listed, complaint)) return false;
   const Heads &q = heads[0], &k = heads[1], &v = heads[2], &out = heads[3];
-  if (!agree("batch differs between q and k", q.batch, k.batch, complaint)) return false;
-  if (!agree("batch differs between q and v", q.batch, v.batch, complaint)) return false;
+  if (kernel.page_size) {
+    if (!agree("the number of pages differs between k and v", k.batch, v.batch, complaint)) return false;
+  } else {
+    if (!agree("batch differs between q and k", q.batch, k.batch, complaint)) return false;
+    if (!agree("batch differs between q and v", q.batch, v.batch, complaint)) return false;
+  }
   if (!agree("batch differs between q and out", q.batch, out.batch, complaint)) return false;
   if (!agree("seq_kv differs between k and v", k.positions, v.positions, complaint)) return false;
   if (!agree("seq_q differs between q and out", q.positions, out.positions, complaint)) return false;
@@ -349,7 +408,7 @@ inline bool check(const Plan& kernel, const TensorView* tensors, int count, int6
   if (q.positions > longest || k.positions > longest)
     CUKILN_REFUSE(complaint, "ValueError: %lld queries and %lld keys; at most %lld of each are allowed", static_cast<long long>(q.positions),
                   static_cast<long long>(k.positions), static_cast<long long>(longest));
-  const int64_t tiles = tiles_of(kernel, batch, q.positions);
+  const int64_t tiles = tiles_of_head(kernel, batch, q.positions);
   if (q.heads > largest_extent / batch || tiles > largest_extent / heads_of(kernel, batch, q.heads))
     CUKILN_REFUSE(complaint, "ValueError: the number of blocks is over %lld", static_cast<long long>(largest_extent));
   if (!apart_from_itself(out)) CUKILN_REFUSE(complaint, "ValueError: elements of out overlap each other (its strides are too small)");
@@ -372,12 +431,14 @@ inline bool check(const Plan& kernel, const TensorView* tensors, int count, int6
     if (kernel.lse && !check_memory_apart(names[i], tensors[i], 2 * heads[i].span(), "lse", tensors[at_lse], lse_bytes, complaint)) return false;
   }
   for (int i = 3; i < at_out; ++i) {
-    const char* const table = i == 3 ? "qo_indptr" : "kv_indptr";
-    if (!check_memory_apart(table, tensors[i], 4 * (batch + 1), "out", tensors[at_out], 2 * out.span(), complaint)) return false;
-    if (kernel.lse && !check_memory_apart(table, tensors[i], 4 * (batch + 1), "lse", tensors[at_lse], lse_bytes, complaint)) return false;
+    const char* const table = table_names[i - 3];
+    const int64_t table_bytes = 4 * tensors[i].shape[0];
+    if (!check_memory_apart(table, tensors[i], table_bytes, "out", tensors[at_out], 2 * out.span(), complaint)) return false;
+    if (kernel.lse && !check_memory_apart(table, tensors[i], table_bytes, "lse", tensors[at_lse], lse_bytes, complaint)) return false;
   }
   if (kernel.lse && !check_memory_apart("out", tensors[at_out], 2 * out.span(), "lse", tensors[at_lse], lse_bytes, complaint)) return false;
-  const int64_t values[] = {batch, q.positions, k.positions, q.heads, k.heads, q.columns, v.columns};
+  const int64_t keys = kernel.page_size ? listed * kernel.page_size : k.positions;
+  const int64_t values[] = {batch, q.positions, keys, q.heads, k.heads, q.columns, v.columns};
   for (int i = 0; i < 7; ++i) extents[i] = values[i];
   for (int i = 0; i < 4; ++i) {
     extents[7 + 3 * i] = heads[i].strides.batch;

@@ -18,7 +18,7 @@ SMALLEST_HEAD_DIM = 4
 DTYPES = ("float16", "bfloat16")
 # Powers of two of them are normal numbers in fp32, and so are their reciprocals.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-20, 2.0**20
-DENSE = "it computes dense attention of whole tensors and of ragged batches"
+DENSE = "it computes dense attention of whole tensors, of ragged batches and of paged caches"
 # Lengths of sequences that a problem lists.
 MOST_LENGTHS = 4096
 # What other definitions of attention have, which is refused by its name.
@@ -28,14 +28,14 @@ NOT_COMPUTED = {
     "custom_mask": "masks other than causal and window",
     "block_mask": "sparse attention",
     "feature_map": "linear attention",
-    "kv_indices": "paged caches",
-    "kv_last_page_len": "paged caches",
-    "page_size": "paged caches",
     "alibi_slopes": "positional biases",
     "dropout": "dropout",
 }
 # Of a call, by the `lengths` that has them.
-TABLES = {"qo_indptr": "ragged", "kv_indptr": "ragged"}
+TABLES = {"qo_indptr": "ragged", "kv_indptr": "ragged", "kv_indices": "paged", "kv_last_page_len": "paged"}
+PAGE_SIZES = (1, 16, 64)
+# Of the pages that sequences need so many more are there, and one: those of no sequence.
+SPARE_PAGES = 8
 
 
 def _computed_dtype(value: Any) -> Any:
@@ -99,10 +99,16 @@ class AttentionProblem(Problem):
     batch + 1 positions at which sequences begin and the last one ends; `q_lengths` and `kv_lengths` are those that a
     search is for. Each sequence is attention of its own, d is the difference of its own lengths, and lse has the shape
     (positions of all, heads_q). The first stride of each tensor means nothing.
+
+    `lengths` paged: of k and v the keys of a sequence lie in pages, (pages, page_size, heads_kv, head_dim). A call's
+    kv_indptr counts entries of kv_indices, which are pages; the last one of a sequence has kv_last_page_len keys.
     """
 
     operator: Literal["attention"] = "attention"
-    lengths: Literal["dense", "ragged"] = "dense"
+    lengths: Literal["dense", "ragged", "paged"] = "dense"
+    page_size: Annotated[Literal[1, 16, 64] | None, BeforeValidator(as_integer)] = Field(
+        default=None, validate_default=True, description="Positions of a page of a paged cache."
+    )
     batch: Extent = 1
     seq_q: Length
     seq_kv: Length = _filled_in("Default: seq_q.")
@@ -128,11 +134,35 @@ class AttentionProblem(Problem):
     def canonical(self) -> dict[str, Any]:
         """`causal` and window_right = 0 say the same. Dense problems have no fields of ragged ones."""
         fields = {**super().canonical(), "causal": self.window_right == 0}
-        return fields if self.ragged else {name: fields[name] for name in fields if name not in _OF_RAGGED}
+        foreign = () if self.page_size else ("page_size",) if self.ragged else _OF_RAGGED
+        return {name: fields[name] for name in fields if name not in foreign}
 
     @property
     def ragged(self) -> bool:
-        return self.lengths == "ragged"
+        """Whether sequences have lengths of their own; their keys may be in pages."""
+        return self.lengths != "dense"
+
+    def cached(self, tensor: Tensor) -> bool:
+        """Whether it is a cache of pages."""
+        return bool(self.page_size) and tensor in ("k", "v")
+
+    @property
+    def tables(self) -> dict[str, int]:
+        """How many entries each has, in the order of a call."""
+        if not self.ragged:
+            return {}
+        of_ragged = {"qo_indptr": self.batch + 1, "kv_indptr": self.batch + 1}
+        return {**of_ragged, "kv_indices": self.pages, "kv_last_page_len": self.batch} if self.page_size else of_ragged
+
+    @property
+    def pages(self) -> int:
+        """That sequences need."""
+        return _pages(self.__dict__)
+
+    @property
+    def listed_kv(self) -> int:
+        """Positions of keys that a call shows: of all sequences, or of the pages that they need."""
+        return self.pages * self.page_size if self.page_size else self.total_kv
 
     @property
     def sum_length(self) -> int:
@@ -211,7 +241,7 @@ class AttentionProblem(Problem):
     @field_validator("layout", mode="after")
     @classmethod
     def _of_ragged(cls, value: str, info: ValidationInfo) -> str:
-        if info.data.get("lengths") == "ragged" and value != "bshd":
+        if info.data.get("lengths", "dense") != "dense" and value != "bshd":
             raise refuse(
                 "layout_is_not_ragged",
                 f"is {value}, but tensors of ragged batches are (positions, heads, head_dim): bshd is allowed",
@@ -219,14 +249,25 @@ class AttentionProblem(Problem):
             )
         return value
 
+    @field_validator("page_size", mode="after")
+    @classmethod
+    def _of_paged(cls, value: int | None, info: ValidationInfo) -> int | None:
+        lengths = info.data.get("lengths")
+        if lengths == "paged" and value is None:
+            sizes = ", ".join(map(str, PAGE_SIZES))
+            raise refuse("no_page_size", f"is missing, but lengths is paged; allowed: {sizes}", PAGE_SIZES)
+        if lengths in ("dense", "ragged") and value is not None:
+            raise refuse("page_size_of_no_pages", f"is {value}, but lengths is {lengths}; null is allowed, or paged")
+        return value
+
     @field_validator("q_lengths", "kv_lengths", mode="after")
     @classmethod
     def _of_sequences(cls, value: tuple[int, ...] | None, info: ValidationInfo) -> tuple[int, ...] | None:
         of = (info.field_name or "").removesuffix("_lengths")
         batch, longest = info.data.get("batch"), info.data.get(f"seq_{of}")
-        if info.data.get("lengths") != "ragged" or batch is None or longest is None:
+        if info.data.get("lengths", "dense") == "dense" or batch is None or longest is None:
             if value is not None and info.data.get("lengths") == "dense":
-                raise refuse("lengths_of_dense", "is given, but lengths is dense; null is allowed, or ragged", "ragged")
+                raise refuse("lengths_of_dense", "is given, but lengths is dense; null is allowed, or ragged")
             return value
         _require_lengths(value, batch, longest, f"seq_{of}")
         return None if value is None or set(value) == {longest} else value
@@ -305,7 +346,7 @@ def _tensor(info: ValidationInfo) -> str:
     return (info.field_name or "").removesuffix("_strides")
 
 
-_OF_RAGGED = ("lengths", "q_lengths", "kv_lengths")
+_OF_RAGGED = ("lengths", "q_lengths", "kv_lengths", "page_size")
 _STRIDES = ("q_strides", "k_strides", "v_strides", "out_strides")
 _OF_SHAPE = frozenset(
     ("batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo", "layout", *_OF_RAGGED)
@@ -320,7 +361,10 @@ def _known(info: ValidationInfo) -> tuple[int, int, int, int] | None:
 def _shape(fields: Mapping[str, Any], tensor: str) -> tuple[int, int, int, int]:
     of_q = tensor in ("q", "out")
     positions, heads = fields["seq_q" if of_q else "seq_kv"], fields["heads_q" if of_q else "heads_kv"]
-    if fields["lengths"] == "ragged":
+    if fields["page_size"] and not of_q:
+        pages = _pages(fields)
+        return (pages + pages // SPARE_PAGES + 1, fields["page_size"], heads, _columns(fields, tensor))
+    if fields["lengths"] != "dense":
         return (1, _total(fields, "q" if of_q else "kv"), heads, _columns(fields, tensor))
     middle = (positions, heads) if fields["layout"] == "bshd" else (heads, positions)
     return (fields["batch"], *middle, _columns(fields, tensor))
@@ -329,6 +373,15 @@ def _shape(fields: Mapping[str, Any], tensor: str) -> tuple[int, int, int, int]:
 def _columns(fields: Mapping[str, Any], tensor: str) -> int:
     columns: int = fields["head_dim_qk" if tensor in ("q", "k") else "head_dim_vo"]
     return columns
+
+
+def _pages(fields: Mapping[str, Any]) -> int:
+    """That all sequences need."""
+    size = fields["page_size"]
+    if not size:
+        return 0
+    lengths = fields["kv_lengths"]
+    return sum(-(-length // size) for length in lengths) if lengths else fields["batch"] * -(-fields["seq_kv"] // size)
 
 
 def _total(fields: Mapping[str, Any], of: str) -> int:

@@ -5,18 +5,22 @@ from typing import Any
 
 from codegen.operators.attention.problem import SMALLEST_HEAD_DIM, AttentionProblem, Tensor
 from codegen.operators.attention.space import PIECE
+from codegen.operators.attention.split import splits
 
 # Queries and keys of a problem at most, in tiles of either; a large tile has fewer.
 MOST_POSITIONS = 320
+# Of keys of one query, where they are split.
+SPLIT_TILES, MOST_KEYS = 16, 2048
 SOFTCAP = 3.0
 
 
 def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[AttentionProblem]:
     """Of a kernel for dense batches: whole tiles; causal, with tails of both; a window, with gaps in memory, a scale of
-    its own and the narrowest heads; fewer keys than queries, so that some see none; one query of each head.
+    its own and the narrowest heads; fewer keys than queries, so that some see none; one query of each head, with many
+    keys where those are split.
 
     Of one for ragged batches the same, of sequences of uneven lengths: empty ones first, last and between, whole tiles
-    and tails behind each other, so that tiles begin anywhere.
+    and tails behind each other, so that tiles begin anywhere; of keys in pages besides a whole page and one key more.
 
     Heads are of 1 to 3 in a group, in batches of 1 and 2.
     """
@@ -24,14 +28,15 @@ def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Attenti
     columns = s["columns_qk"], s["columns_vo"]
     wide = [_widest(*of) for of in zip(columns, units, strict=True)]
     narrow = [_narrow(*of) for of in zip(columns, units, strict=True)]
-    batches = _ragged if s.get("lengths") == "ragged" else _dense
-    fields = batches(int(t["tile_q"]), int(t["tile_kv"]), int(t["stages"]))
+    sizes = int(t["tile_q"]), int(t["tile_kv"]), int(t["stages"])
+    tiles = min(SPLIT_TILES, MOST_KEYS // sizes[1]) if splits(t) else 2
+    fields = _ragged(s, *sizes, tiles) if "lengths" in s else _dense(*sizes, tiles)
     windowed = {"head_dim_qk": narrow[0], "head_dim_vo": narrow[1], "scale": 0.25}
     widths = {"head_dim_qk": wide[0], "head_dim_vo": wide[1]}
     return [_problem(s, {**(windowed if "window_left" in own else widths), **own}) for own in fields]
 
 
-def _dense(tile_q: int, tile_kv: int, stages: int) -> list[dict[str, Any]]:
+def _dense(tile_q: int, tile_kv: int, stages: int, tiles: int) -> list[dict[str, Any]]:
     some = min(tile_q + tile_q // 2 + 3, MOST_POSITIONS)
     return [
         {"seq_q": tile_q, "seq_kv": min(stages + 2, 1 + MOST_POSITIONS // tile_kv) * tile_kv, "heads_q": 2},
@@ -41,11 +46,12 @@ def _dense(tile_q: int, tile_kv: int, stages: int) -> list[dict[str, Any]]:
             "window_left": tile_kv + tile_kv // 2 + 2, "window_right": 7,
         },
         {"seq_q": PIECE + 5, "seq_kv": 3, "heads_q": 2, "heads_kv": 1, "causal": True, "batch": 2},
-        {"seq_q": 1, "seq_kv": 2 * tile_kv + 1, "heads_q": 3, "heads_kv": 3, "scale": 1.5},
+        {"seq_q": 1, "seq_kv": tiles * tile_kv + 1, "heads_q": 3, "heads_kv": 3, "scale": 1.5},
     ]  # fmt: skip
 
 
-def _ragged(tile_q: int, tile_kv: int, stages: int) -> list[dict[str, Any]]:
+def _ragged(s: Mapping[str, Any], tile_q: int, tile_kv: int, stages: int, tiles: int) -> list[dict[str, Any]]:
+    page = int(s.get("page_size", tile_kv))
     some = min(tile_q // 2 + 3, MOST_POSITIONS)
     ring = min(stages + 1, 1 + MOST_POSITIONS // tile_kv) * tile_kv
     return [
@@ -55,11 +61,11 @@ def _ragged(tile_q: int, tile_kv: int, stages: int) -> list[dict[str, Any]]:
             "heads_q": 3, "heads_kv": 1, "causal": True,
         },
         {
-            **_lengths((some, some + tile_kv // 2 + 1), (5, 2 * tile_kv + 3), (tile_q - 1, 9)),
+            **_lengths((some, some + tile_kv // 2 + 1), (5, 3 * tile_kv + 3), (tile_q - 1, 9)),
             "heads_q": 4, "heads_kv": 2, "window_left": tile_kv + tile_kv // 2 + 2, "window_right": 7,
         },
-        {**_lengths((PIECE + 5, 3), (3, PIECE)), "heads_q": 2, "heads_kv": 1, "causal": True},
-        {**_lengths((1, 2 * tile_kv + 1), (1, 1), (1, 0), (1, tile_kv)), "heads_q": 3, "heads_kv": 3, "scale": 1.5},
+        {**_lengths((PIECE + 5, 3), (3, page), (1, page + 1)), "heads_q": 2, "heads_kv": 1, "causal": True},
+        {**_lengths((1, tiles * tile_kv + 1), (1, 1), (1, 0), (1, tile_kv)), "heads_q": 3, "heads_kv": 3, "scale": 1.5},
     ]  # fmt: skip
 
 
@@ -67,7 +73,7 @@ def _lengths(*sequences: tuple[int, int]) -> dict[str, Any]:
     """Fields of a ragged batch of so many queries and keys each."""
     of_q, of_kv = zip(*sequences, strict=True)
     return {
-        "lengths": "ragged", "batch": len(sequences), "seq_q": max(of_q), "seq_kv": max(of_kv), "q_lengths": of_q,
+        "batch": len(sequences), "seq_q": max(of_q), "seq_kv": max(of_kv), "q_lengths": of_q,
         "kv_lengths": of_kv,
     }  # fmt: skip
 
@@ -85,6 +91,7 @@ def _narrow(columns: int, unit: int) -> int:
 
 def _problem(s: Mapping[str, Any], own: dict[str, Any]) -> AttentionProblem:
     fields: dict[str, Any] = {**own, "dtype": s["dtype"], "layout": s["layout"], "lse": s["lse"]}
+    fields |= {name: s[name] for name in ("lengths", "page_size") if name in s}
     if s["softcap"]:
         fields["softcap"] = SOFTCAP
     packed = AttentionProblem(**fields)

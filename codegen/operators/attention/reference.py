@@ -12,10 +12,13 @@ that goes over the keys in tiles has these errors:
   nothing;
 - of a power of 2: 2 ulp (PTX ISA, "ex2"), and a rounding of each product with one, for the weight itself and for each
   tile that brings a greater score: at most n / 16 of them, since no tile has fewer keys. Powers below 2^-126 are 0;
+  Merging splits of the keys is a step more, from a split's greatest to that of all: the difference belongs to the same
+  T - t, and a split of m tiles had m - 1 steps of its own, so that with a second split there are fewer than n / 16
+  again; of the only split that sees a key, 2^0 and its products are exact (PTX ISA, "ex2": ex2 of 0 is 1);
 - of a weight that meets v: half of an ulp of 16 bits (2^-11 of fp16, 2^-8 of bf16), of fp16 at least 2^-25, but no more
   than the weight;
-- of a sum of weights gamma((n + 64) u), for any order (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd
-  ed., (4.4)), of their products with v gamma(4 (n + 16) u), on tensor cores;
+- of a sum of weights gamma((n + 64) u), for any order, that of splits too (Higham, "Accuracy and Stability of Numerical
+  Algorithms", 2nd ed., (4.4)), of their products with v gamma(4 (n + 16) u), on tensor cores;
 - of the quotient 3 u; then out is rounded once, to nearest even.
 
 lse = T + log W has the scores' error weighted by w / W, that of the sum, 2 u of T and of log W (log2f has 1 ulp) and
@@ -51,24 +54,44 @@ def reference(problem: AttentionProblem, inputs: Mapping[str, Array], exact: boo
 
 
 def _ragged(p: AttentionProblem, inputs: Mapping[str, Array], exact: bool) -> tuple[Bounded, Bounded]:
-    """Each sequence by itself: those positions of the tensors that the tables say."""
+    """Each sequence by itself: those positions, or those pages, that the tables say."""
     tables = (_positions(inputs[name], p.batch) for name in ("qo_indptr", "kv_indptr"))
-    xp = namespace_of(as_float64(inputs["v"], p.dtype))
+    xp = namespace_of(inputs["v"])
     rows = (p.total_q, p.heads_q)
     out, error = xp.zeros((*rows, p.head_dim_vo)), xp.zeros((*rows, p.head_dim_vo))
     lse, lse_error = xp.zeros((*rows, 1)) - np.inf, xp.zeros((*rows, 1))
-    for (first_q, end_q), (first_kv, end_kv) in zip(*tables, strict=True):
+    for number, ((first_q, end_q), (first_kv, end_kv)) in enumerate(zip(*tables, strict=True)):
         if end_q == first_q or end_kv == first_kv:  # no query, or none that sees a key
             continue
-        own = p.sequence(end_q - first_q, end_kv - first_kv)
-        of_q, of_kv = slice(first_q, end_q), slice(first_kv, end_kv)
-        parts = {name: inputs[name][None, of_q if name == "q" else of_kv, :, :] for name in ("q", "k", "v")}
+        of_q = slice(first_q, end_q)
+        parts = {"q": inputs["q"][None, of_q, :, :]}
+        for name in ("k", "v"):
+            parts[name] = (
+                _from_pages(p, inputs, name, first_kv, end_kv, number) if p.page_size
+                else inputs[name][None, first_kv:end_kv, :, :]
+            )  # fmt: skip
+        own = p.sequence(end_q - first_q, int(parts["k"].shape[1]))
         of_out, of_lse = _dense(own, parts, exact)
         at = (of_q, slice(None), slice(None))
         whole = (own.seq_q, own.heads_q)
         out[at], error[at] = (part.reshape(*whole, own.head_dim_vo) for part in (of_out.value, of_out.error))
         lse[at], lse_error[at] = (part.swapaxes(1, 2).reshape(*whole, 1) for part in (of_lse.value, of_lse.error))
     return Bounded(out, error), Bounded(lse, lse_error)
+
+
+def _from_pages(
+    p: AttentionProblem, inputs: Mapping[str, Array], name: str, first: int, end: int, number: int
+) -> Float64:
+    """Keys or values of sequence `number`, whose pages are the entries from `first` to before `end`."""
+    cache, size = inputs[name], p.page_size or 1
+    keys = (end - first - 1) * size + int(inputs["kv_last_page_len"][number])
+    gathered = namespace_of(cache).zeros((1, keys, p.heads_kv, cache.shape[3]))
+    for entry in range(first, end):
+        begin, page = (entry - first) * size, int(inputs["kv_indices"][entry])
+        count = min(size, keys - begin)
+        at = (slice(None), slice(begin, begin + count), slice(None), slice(None))
+        gathered[at] = as_float64(cache[page : page + 1, :count, :, :], p.dtype)
+    return gathered
 
 
 def _positions(table: Array, batch: int) -> list[tuple[int, int]]:

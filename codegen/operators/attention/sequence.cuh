@@ -15,6 +15,7 @@ __device__ __forceinline__ int entry(const int* table, int index) { return load_
 // b / tile_q + its own number on, up to those of the next: as many as it needs, wherever it begins, and at most one more.
 struct Sequence {
   int number, tile;  // in the batch; of the block, in the sequence
+  // Of keys in pages first_kv is the entry of the first page.
   int first_q, seq_q, first_kv, seq_kv, first_key, end_key;
 
   __device__ __forceinline__ Sequence(const TableArguments& arguments, int numbered, int tile_q) : number(0) {
@@ -32,9 +33,14 @@ struct Sequence {
 
   __device__ __forceinline__ bool has_query(int query) const { return query < seq_q; }
 
-  __device__ __forceinline__ void read_keys(const TableArguments& arguments) {
+  template <class C>
+  __device__ __forceinline__ void read_keys(const ArgumentsOf<C>& arguments) {
     first_kv = entry(arguments.kv_indptr, number);
     seq_kv = entry(arguments.kv_indptr, number + 1) - first_kv;
+    if constexpr (C::page_size > 0) {
+      const int full = seq_kv - 1;
+      if (full >= 0) seq_kv = full * C::page_size + entry(arguments.kv_last_page_len, number);
+    }
     const int diagonal = seq_kv - seq_q;
     first_key = arguments.window_left < 0 ? -seq_q : diagonal - arguments.window_left;
     end_key = arguments.window_right < 0 ? seq_kv : diagonal + arguments.window_right + 1;
@@ -58,6 +64,10 @@ template <class Place>
 __device__ __forceinline__ int64_t before_keys(const Sequence& sequence, const Place&, const Strides& strides) {
   return sequence.first_kv * strides.position;
 }
+
+// The number of the first query among those of a matrix, or of the whole batch.
+__device__ __forceinline__ int first_query(const Arguments&) { return 0; }
+__device__ __forceinline__ int first_query(const Sequence& sequence) { return sequence.first_q; }
 
 // Where the lse of the block's query `row` is.
 template <class Place>

@@ -8,11 +8,13 @@ from itertools import product
 from typing import Any
 
 from codegen.alignment import power_of_two, round_up
+from codegen.operators.attention import split
 from codegen.operators.attention.problem import AttentionProblem
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, first_accepted
+from codegen.operators.attention.seen import most_tiles
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace, first_accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
-from codegen.search.space import SearchSpace, Tunable, build_space
+from codegen.search.space import Linked, SearchSpace, Tunable, build_space, completed
 from codegen.targets import Target
 
 # The first architecture with cp.async, mma.sync m16n8k16 and conversions of two floats at once.
@@ -36,6 +38,9 @@ OVERHEAD_REGISTERS = 73
 FEW_COPIES, COPY_REGISTERS = 4, 2
 # Where rows of K and of V have another number of vectors, both have addresses of their own.
 UNLIKE_REGISTERS = 2
+# Numbers of pages and addresses of rows in them. Of 180 kernels near the limit (ptxas 13.2, sm_80 and sm_90a, pages of
+# every size) it rejects the 30 that spilled and 72 that did not.
+PAGE_REGISTERS = 19
 
 TUNABLES = (
     Tunable("tile_q", (16, 32, 64, 128, 256), False, "queries of a block", 64),
@@ -44,6 +49,8 @@ TUNABLES = (
     Tunable("stages", (1, 2, 3, 4), False, "tiles of keys, and of values, in shared memory", 1),
     Tunable("q_in", ("registers", "shared"), False, "where a warp keeps its queries", "registers"),
     Tunable("band", BANDS, True, "heads whose blocks start side by side, the last queries first; 0: all", 0),
+    split.SPLIT,
+    split.SPLIT_KV,
 )
 
 
@@ -65,23 +72,23 @@ def pieces(t: Mapping[str, Any]) -> int:
 def shared_bytes(t: Mapping[str, Any], columns_qk: int, columns_vo: int) -> int:
     """Dynamic shared memory of a block, as `shared_bytes` in block.cuh."""
     q = ELEMENT_BYTES * int(t["tile_q"]) * columns_qk
-    out = ELEMENT_BYTES * int(t["tile_q"]) * columns_vo
+    out = 0 if split.splits(t) else ELEMENT_BYTES * int(t["tile_q"]) * columns_vo
     ring = ELEMENT_BYTES * int(t["stages"]) * int(t["tile_kv"]) * (columns_qk + columns_vo)
     return q + max(ring, out) if t["q_in"] == "shared" else max(ring, q, out)
 
 
-def registers(t: Mapping[str, Any], columns_qk: int, columns_vo: int) -> int:
+def registers(t: Mapping[str, Any], columns_qk: int, columns_vo: int, *, paged: bool = False) -> int:
     """An estimate of a thread's."""
     q = columns_qk // 4 if t["q_in"] == "registers" else 4
     of_piece = columns_vo // 2 + int(t["tile_kv"]) // 2 + q + ROW_REGISTERS
     copies = -(-int(t["tile_kv"]) * max(columns_qk, columns_vo) // (VECTOR * threads(t)))
     more = COPY_REGISTERS * max(0, copies - FEW_COPIES) + UNLIKE_REGISTERS * (columns_qk != columns_vo)
-    return pieces(t) * of_piece + more + OVERHEAD_REGISTERS
+    return pieces(t) * of_piece + more + OVERHEAD_REGISTERS + PAGE_REGISTERS * paged
 
 
 def blocks(p: AttentionProblem, t: Mapping[str, Any]) -> int:
-    """Of the launch. Where a sequence of a ragged batch begins, the device alone can see: there are as many as its
-    sequences can need, wherever they begin."""
+    """Of `run`, for each split. Where a sequence of a ragged batch begins, the device alone can see: there are as many
+    as its sequences can need, wherever they begin."""
     if p.ragged:
         return (p.total_q // int(t["tile_q"]) + p.batch) * p.heads_q
     return -(-p.seq_q // int(t["tile_q"])) * p.batch * p.heads_q
@@ -92,7 +99,9 @@ def side_by_side(p: AttentionProblem) -> int:
     return p.heads_q if p.ragged else p.batch * p.heads_q
 
 
-def rules(p: AttentionProblem, schedule: Schedule, target: Target) -> Accepted | Rejected:
+def rules(
+    p: AttentionProblem, schedule: Schedule, target: Target, workspace_limit: int | None = None
+) -> Accepted | Rejected:
     """Whether a schedule can work and is worth compiling."""
     t = schedule.as_dict()
     tile_q, tile_kv, warps, band = (int(t[name]) for name in ("tile_q", "tile_kv", "warps", "band"))
@@ -109,23 +118,28 @@ def rules(p: AttentionProblem, schedule: Schedule, target: Target) -> Accepted |
         return Rejected("tile_q", f"{tile_q} queries of a block are mostly padding for {p.seq_q}")
     if tile_kv > PIECE and tile_kv >= 2 * power_of_two(p.seq_kv):
         return Rejected("tile_kv", f"{tile_kv} keys of a tile are mostly padding for {p.seq_kv}")
-    if int(t["stages"]) > max(1, -(-p.seq_kv // tile_kv)):
-        return Rejected("stages", f"{t['stages']} stages for {-(-p.seq_kv // tile_kv)} tiles of keys")
     if band >= heads:
         return Rejected("band", f"{band} heads side by side of {heads}: 0 says the same")
-    return ACCEPTED
+    if broken := split.rules(p, t, blocks(p, t), target):
+        return broken
+    whole = -(-p.seq_kv // tile_kv)
+    tiles = -(-whole // split.parts(t))
+    if int(t["stages"]) > max(1, tiles):
+        return Rejected("stages", f"{t['stages']} stages for {tiles} tiles of keys")
+    return check_workspace(split.workspace_bytes(p, t), workspace_limit) or ACCEPTED
 
 
 def _resources(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
     columns = padded(p.head_dim_qk), padded(p.head_dim_vo)
-    needed, allowed = registers(t, *columns), target.registers_per_thread
+    paged = p.page_size is not None
+    needed, allowed = registers(t, *columns, paged=paged), target.registers_per_thread
     limit = min(allowed, target.registers_per_sm // threads(t))
     if needed > limit:
         return Rejected(
             "registers",
             f"about {needed} registers per thread ({pieces(t)} x ({columns[1] // 2} of out, {int(t['tile_kv']) // 2} "
             f"of scores, {columns[0] // 4 if t['q_in'] == 'registers' else 4} of q) and what a warp keeps beside); "
-            f"{limit} are there. {_fitting(columns, limit)}",
+            f"{limit} are there. {_fitting(columns, limit, paged)}",
         )
     shared = shared_bytes(t, *columns)
     if shared > target.shared_per_block:
@@ -135,10 +149,10 @@ def _resources(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> Rej
     return None
 
 
-def _fitting(columns: tuple[int, int], limit: int) -> str:
+def _fitting(columns: tuple[int, int], limit: int, paged: bool) -> str:
     """The schedule with the fewest registers, in a sentence."""
     least = {"tile_q": 64, "tile_kv": PIECE, "warps": 4, "stages": 1, "q_in": "shared"}
-    needed = registers(least, *columns)
+    needed = registers(least, *columns, paged=paged)
     if needed > limit:
         return f"No schedule fits: 16 queries of a warp and tile_kv = {PIECE} need {needed}"
     return f"16 queries of a warp, tile_kv = {PIECE} and q_in = shared need {needed}"
@@ -147,7 +161,25 @@ def _fitting(columns: tuple[int, int], limit: int) -> str:
 def space(p: AttentionProblem, target: Target, search: Search) -> SearchSpace:
     """The schedules of a search; raises InvalidSearch."""
     default = first_accepted(_preferred(p, target), lambda schedule: rules(p, schedule, target))
-    return build_space(search, TUNABLES, {1: _small(p, target, default), 2: _full(p, target, default)}, default)
+    small, full = _splits(p, target, default)
+    return build_space(
+        search, TUNABLES, {1: _small(p, target, default), 2: _full(p, target, default)}, default,
+        {1: small, 2: full}, full,
+    )  # fmt: skip
+
+
+def _splits(p: AttentionProblem, target: Target, default: Schedule) -> tuple[Linked, Linked]:
+    """Of levels 1 and 2."""
+    t = default.as_dict()
+    tiles = most_tiles(p, PIECE, PIECE)
+    small = (split.parts(t), *_useful_splits(p, t, target))
+    return split.linked(small), split.linked((*small, *(count for count in split.SPLITS if count <= tiles)))
+
+
+def _useful_splits(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> tuple[int, ...]:
+    """The best guess first."""
+    tiles = most_tiles(p, int(t["tile_q"]), int(t["tile_kv"]))
+    return split.useful(tiles, blocks(p, t), int(t["warps"]), target)
 
 
 def band_of(p: AttentionProblem, target: Target) -> int:
@@ -168,9 +200,12 @@ def _preferred(p: AttentionProblem, target: Target) -> Iterator[Schedule]:
     keys = [tile for tile in (64, 32, 16) if tile < 2 * power_of_two(p.seq_kv) or tile == PIECE]
     band = band_of(p, target)
     for tile_kv, (tile_q, warps), q_in, stages in product(keys, sizes, ("registers", "shared"), (2, 1)):
-        yield Schedule.of(
-            {"tile_q": tile_q, "tile_kv": tile_kv, "warps": warps, "stages": stages, "q_in": q_in, "band": band}
-        )
+        t: dict[str, Value] = {
+            "tile_q": tile_q, "tile_kv": tile_kv, "warps": warps, "stages": stages, "q_in": q_in, "band": band,
+        }  # fmt: skip
+        for count in (*_useful_splits(p, t, target)[:1], 1):
+            where, parts = split.way(count)
+            yield completed({**t, "split": where, "split_kv": parts}, TUNABLES)
 
 
 def _small(p: AttentionProblem, target: Target, default: Schedule) -> dict[str, tuple[Value, ...]]:

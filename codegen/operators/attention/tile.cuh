@@ -11,6 +11,7 @@ constexpr int chunk_bytes = 16, per_chunk = 8;  // what ldmatrix reads per row: 
 template <class C> constexpr int threads_of = 32 * C::warps;
 
 __device__ __forceinline__ constexpr bool in_bounds(int index, int extent) { return index < extent; }
+__device__ __forceinline__ constexpr bool in_bounds(int64_t index, int64_t extent) { return index < extent; }
 
 // Rows of `columns` elements without padding. XOR with bits of the row's number permutes the chunks of a row, within the
 // largest power of two of them that divides a row: the 8 rows that ldmatrix reads at one chunk then lie in different banks.
@@ -54,14 +55,33 @@ struct Copier {
       const int row = first_row + i;
       if (!even && !in_bounds(row, rows)) continue;  // bounds: row of a tile
       const bool row_exists = in_bounds(row, rows_left);  // bounds: copied row
+      copy_row(tile, next, row, first_column, row_exists, columns_left);
+    }
+  }
+
+  // `first_key`: that of the tile's first row; `pages` have the others' places too.
+  template <class Pages, class Strides>
+  static __device__ __forceinline__ void start_pages(char* tile, const Pages& pages, const Strides& strides, int first_key, int rows_left,
+                                                     int columns_left) {
+    const int thread = static_cast<int>(threadIdx.x), first_row = thread / beside, first_column = thread % beside * C::align;
 #pragma unroll
-      for (int j = 0; j < times; ++j) {
-        const int column = first_column + j * beside * C::align;
-        const bool column_exists = in_bounds(column, columns_left);  // bounds: copied column
-        const int swizzled = column / per_chunk ^ Tile::swizzle(row);  // swizzle: copy
-        char* const target = tile + Tile::at(row, swizzled) + column % per_chunk * static_cast<int>(sizeof(T));
-        copy(target, next + j * beside * C::align, row_exists && column_exists);
-      }
+    for (int i = 0; i < rows; i += rows_at_once) {
+      const int row = first_row + i;
+      if (!even && !in_bounds(row, rows)) continue;  // bounds: row of a paged tile
+      const bool row_exists = in_bounds(row, rows_left);  // bounds: row of a page
+      const T* const source = row_exists ? pages.row(strides, first_key + first_row, i) + first_column : pages.cache;
+      copy_row(tile, source, row, first_column, row_exists, columns_left);
+    }
+  }
+
+  static __device__ __forceinline__ void copy_row(char* tile, const T* source, int row, int first_column, bool row_exists, int columns_left) {
+#pragma unroll
+    for (int j = 0; j < times; ++j) {
+      const int column = first_column + j * beside * C::align;
+      const bool column_exists = in_bounds(column, columns_left);  // bounds: copied column
+      const int swizzled = column / per_chunk ^ Tile::swizzle(row);  // swizzle: copy
+      char* const target = tile + Tile::at(row, swizzled) + column % per_chunk * static_cast<int>(sizeof(T));
+      copy(target, source + j * beside * C::align, row_exists && column_exists);
     }
   }
 };

@@ -1,10 +1,12 @@
 """What an attention schedule costs, does to the machine, and counts."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from codegen.counts import LaunchCounts, Primitive, load, merged, store
 from codegen.operator import Cost, Work
+from codegen.operators.attention import split
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.operators.attention.seen import Seen, most_tiles, of_batch, pairs, tiles
 from codegen.operators.attention.space import (
@@ -28,6 +30,8 @@ _MMA = {"float16": "mma_m16n8k16_f16", "bfloat16": "mma_m16n8k16_bf16"}
 _PER_SCORE, _PER_CAP, _PER_COPY, _PER_STEP = 4.5, 24.0, 5.0, 60.0
 WARP, MATRIX_BYTES = 32, 512
 INDEX_BYTES = 4  # of a table's entry
+# Of a float that `merge` brings to the greatest score and adds; its loop is unrolled so often.
+_PER_PARTIAL, PARTIALS_IN_FLIGHT = 1.5, 4
 # A warp stalls on each fragment that it reads, as a product without a second buffer of fragments does.
 OVERLAP = 0.5
 
@@ -42,21 +46,22 @@ def steps(p: AttentionProblem, t: Mapping[str, Any]) -> int:
     return p.heads_q * tiles(p, int(t["tile_q"]), int(t["tile_kv"]))
 
 
-def cost(p: AttentionProblem) -> Cost:
-    """Every operand moves once; products over the keys that are seen. Nothing is kept in a workspace."""
+def cost(p: AttentionProblem, t: Mapping[str, Any]) -> Cost:
+    """Every operand moves once; products over the keys that are seen."""
     scores = p.heads_q * pairs(p)
     flops = 2 * products(p) + scores * (FLOPS_PER_SCORE + (FLOPS_PER_CAP if p.softcap else 0))
     queries, keys = p.heads_q * p.total_q, p.heads_kv * p.total_kv
     read = ELEMENT_BYTES * (queries * p.head_dim_qk + keys * (p.head_dim_qk + p.head_dim_vo))
-    read += 2 * INDEX_BYTES * (p.batch + 1) if p.ragged else 0
+    read += INDEX_BYTES * sum(p.tables.values())
     written = ELEMENT_BYTES * queries * p.head_dim_vo + (4 * queries if p.lse else 0)
-    return Cost(flops, read, written, launches=1, workspace_bytes=0)
+    return Cost(flops, read, written, len(split.functions(t)), split.workspace_bytes(p, t))
 
 
-def work(p: AttentionProblem, t: Mapping[str, Any], align: int, target: Target) -> Work:
-    """`align`: elements of an access to q, k and v."""
-    least, columns = cost(p), (padded(p.head_dim_qk), padded(p.head_dim_vo))
-    count, tile_q, tile_kv, warps = blocks(p, t), int(t["tile_q"]), int(t["tile_kv"]), int(t["warps"])
+def work(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int], target: Target) -> Work:
+    """`aligns`: elements of an access to q, k and v, and of one to out."""
+    least, columns = cost(p, t), (padded(p.head_dim_qk), padded(p.head_dim_vo))
+    parts, (align, align_out) = split.parts(t), aligns
+    count, tile_q, tile_kv, warps = blocks(p, t) * parts, int(t["tile_q"]), int(t["tile_kv"]), int(t["warps"])
     all_steps = float(steps(p, t))
     whole = sum(columns)
     scores, macs = all_steps * tile_q * tile_kv, all_steps * tile_q * tile_kv * whole
@@ -65,7 +70,11 @@ def work(p: AttentionProblem, t: Mapping[str, Any], align: int, target: Target) 
     if t["q_in"] == "shared":
         from_shared += all_steps * ELEMENT_BYTES * tile_q * columns[0]
     q_bytes = ELEMENT_BYTES * float(count) * tile_q * columns[0]
-    staged = 2.0 * ELEMENT_BYTES * count * tile_q * columns[1]
+    divided = split.splits(t)
+    staged = 0.0 if divided else 2.0 * ELEMENT_BYTES * count * tile_q * columns[1]
+    merging = (_merge(p, t, align_out, target),) if divided else ()
+    written = float(split.workspace_bytes(p, t) if divided else least.bytes_written)
+    to_dram = _beyond_l2(p, t, target) if divided else written
     copies = (all_steps * tile_kv * whole + float(count) * tile_q * columns[0]) / align
     other = (
         scores * (_PER_SCORE + (_PER_CAP if p.softcap else 0.0))
@@ -79,13 +88,32 @@ def work(p: AttentionProblem, t: Mapping[str, Any], align: int, target: Target) 
     return Work(
         blocks=count, threads=threads(t), fma=0.0, other_instructions=other,
         shared_bytes=all_steps * tile_bytes + from_shared + 2.0 * q_bytes + staged,
-        l2_bytes=q_bytes + all_steps * tile_bytes + least.bytes_written,
-        dram_bytes=least.bytes_read + least.bytes_written + again * _missed(p, t, target),
+        l2_bytes=q_bytes + all_steps * tile_bytes + written,
+        dram_bytes=least.bytes_read + to_dram + again * _missed(p, t, target),
         dynamic_shared_bytes=shared_bytes(t, *columns), independent=pieces(t) * tile_kv // 8,
         steps=max(1, -(-int(all_steps) // count)), overlap=OVERLAP,
-        longest=most_tiles(p, tile_q, tile_kv),
-        mma=macs, mma_type=p.dtype, mma_macs=MMA_MACS, prefetched=int(t["stages"]), special=scores,
+        longest=-(-most_tiles(p, tile_q, tile_kv) // parts),
+        mma=macs, mma_type=p.dtype, mma_macs=MMA_MACS, prefetched=int(t["stages"]), special=scores, others=merging,
     )  # fmt: skip
+
+
+def _merge(p: AttentionProblem, t: Mapping[str, Any], align_out: int, target: Target) -> Work:
+    """One thread per vector of out."""
+    outputs = float(split.rows(p)) * p.head_dim_vo
+    items, read, written = outputs / align_out, float(split.workspace_bytes(p, t)), float(cost(p, t).bytes_written)
+    return Work(
+        blocks=max(1, math.ceil(items / split.MERGE_THREADS)), threads=split.MERGE_THREADS, fma=0.0,
+        other_instructions=split.parts(t) * (_PER_PARTIAL * outputs + 8.0 * items) + 3.0 * outputs + 40.0 * items,
+        shared_bytes=0.0, l2_bytes=read + written, dram_bytes=_beyond_l2(p, t, target) + written,
+        dynamic_shared_bytes=0, independent=PARTIALS_IN_FLIGHT, steps=2 * -(-split.parts(t) // PARTIALS_IN_FLIGHT),
+        overlap=0.5, prefetched=1,
+    )  # fmt: skip
+
+
+def _beyond_l2(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> float:
+    """Bytes of the workspace that go to DRAM: the second launch finds in L2 what fits there."""
+    moved = float(split.workspace_bytes(p, t))
+    return 0.0 if moved <= L2_SHARE * target.l2_bytes else moved
 
 
 def _missed(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> float:
@@ -96,42 +124,95 @@ def _missed(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> float:
     return max(0.0, 1.0 - L2_SHARE * target.l2_bytes / held)
 
 
-def launches(p: AttentionProblem, t: Mapping[str, Any], align: int, align_out: int) -> tuple[LaunchCounts, ...]:
+def launches(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int]) -> tuple[LaunchCounts, ...]:
     """Products of whole tiles; vectors that exist are read and written, those of keys once for each block."""
-    tile_q, tile_kv = int(t["tile_q"]), int(t["tile_kv"])
+    tile_q, tile_kv, parts_of_keys = int(t["tile_q"]), int(t["tile_kv"]), split.parts(t)
+    align, align_out = aligns
     scores = steps(p, t) * tile_q * tile_kv
     executed = scores * (padded(p.head_dim_qk) + padded(p.head_dim_vo))
-    queries = p.heads_q * p.total_q
+    rows = split.rows(p)
     keys = p.heads_q * sum(count * _keys_copied(seen, tile_q, tile_kv) for count, seen in of_batch(p))
-    read = ELEMENT_BYTES * (queries * p.head_dim_qk + keys * (p.head_dim_qk + p.head_dim_vo))
+    queries = rows * p.head_dim_qk * parts_of_keys
+    read = ELEMENT_BYTES * (queries + keys * (p.head_dim_qk + p.head_dim_vo))
     bytes_ = ELEMENT_BYTES * align
     parts = [
         Primitive(_MMA[p.dtype], executed // MMA_MACS, executed),
         Primitive("fma", scores, scores),
         load(read, bytes_, "cp_async" if bytes_ >= 4 else "load_global"),
-        *([load(_table_bytes(p, t), INDEX_BYTES)] if p.ragged else []),
-        store(ELEMENT_BYTES * queries * p.head_dim_vo, ELEMENT_BYTES * align_out),
-        *([store(4 * queries, 4)] if p.lse else []),
+        *([load(_table_bytes(p, t, align), INDEX_BYTES)] if p.ragged else []),
     ]
-    return (LaunchCounts("run", merged(parts), products(p)),)
+    results = [
+        store(ELEMENT_BYTES * rows * p.head_dim_vo, ELEMENT_BYTES * align_out),
+        *([store(4 * rows, 4)] if p.lse else []),
+    ]
+    if not split.splits(t):
+        return (LaunchCounts("run", merged([*parts, *results]), products(p)),)
+    # Pairs of sums, and two floats of each row.
+    left = store(8 * parts_of_keys * split.rows(p) * (-(-p.head_dim_vo // 2) + 1), 8)
+    return LaunchCounts("run", merged([*parts, left]), products(p)), _merge_counts(p, parts_of_keys, align_out, results)
 
 
-def _table_bytes(p: AttentionProblem, t: Mapping[str, Any]) -> int:
+def _merge_counts(
+    p: AttentionProblem, parts_of_keys: int, align_out: int, results: Sequence[Primitive]
+) -> LaunchCounts:
+    """A thread of each vector of out reads of each part its greatest score twice, its total and its sums."""
+    threads = split.rows(p) * (p.head_dim_vo // align_out)
+    products_of_merge = threads * parts_of_keys * (align_out + 1)
+    parts = [
+        Primitive("fma", products_of_merge, products_of_merge),
+        load(4 * threads * (parts_of_keys + p.ragged), 4),
+        load(8 * threads * parts_of_keys, 8),
+        load(4 * threads * parts_of_keys * align_out, 4 * min(align_out, 4)),
+        *results,
+    ]
+    return LaunchCounts("merge", merged(parts))
+
+
+def _table_bytes(p: AttentionProblem, t: Mapping[str, Any], align: int) -> int:
     """Of a ragged batch: each thread searches the sequence of its block's tile, and reads where its queries begin and
-    end; where keys do, if there is a query."""
+    end; where keys do, if there is a query, and how many there are of the last page, if there is one. Then the pages
+    of the rows that it copies."""
     searched = (p.batch - 1).bit_length()
-    own = sum(-(-queries // int(t["tile_q"])) for queries, _ in p.sequences) * p.heads_q
-    return INDEX_BYTES * threads(t) * (blocks(p, t) * (searched + 2) + own * 2)
+    own = [(-(-queries // int(t["tile_q"])), keys) for queries, keys in p.sequences]
+    each = sum(count * (2 + bool(p.page_size and keys)) for count, keys in own) * p.heads_q
+    read = threads(t) * (blocks(p, t) * (searched + 2) + each) * split.parts(t)
+    if p.page_size:
+        for columns in (padded(p.head_dim_qk), padded(p.head_dim_vo)):
+            read += p.heads_q * _page_numbers(p, t, columns // align)
+    return INDEX_BYTES * read
+
+
+def _page_numbers(p: AttentionProblem, t: Mapping[str, Any], per_row: int) -> int:
+    """That threads read for the tiles of all blocks of a head, each of its own rows; see Pages in pages.cuh."""
+    tile_q, tile_kv, size = int(t["tile_q"]), int(t["tile_kv"]), p.page_size or 1
+    beside = math.gcd(per_row, threads(t))
+    at_once = threads(t) // beside
+    apart = size if size % at_once == 0 else at_once
+
+    def of_tile(keys: int) -> int:
+        return beside * sum(min(at_once, max(0, keys - begin)) for begin in range(0, tile_kv, apart))
+
+    total = 0
+    for count, seen in of_batch(p):
+        last, whole = _blocks_with_the_last_tile(seen, tile_q, tile_kv), seen.tiles(tile_q, tile_kv)
+        tail = seen.keys % tile_kv or tile_kv
+        total += count * (whole * of_tile(tile_kv) - last * (of_tile(tile_kv) - of_tile(tail)))
+    return total
 
 
 def _keys_copied(seen: Seen, tile_q: int, tile_kv: int) -> int:
     """Keys in the tiles of all blocks of a head, without those behind the last key."""
     padding = -seen.keys % tile_kv
-    # Blocks that take the last tile of the sequence.
+    return seen.tiles(tile_q, tile_kv) * tile_kv - _blocks_with_the_last_tile(seen, tile_q, tile_kv) * padding
+
+
+def _blocks_with_the_last_tile(seen: Seen, tile_q: int, tile_kv: int) -> int:
+    """Of keys, of a sequence."""
+    if not seen.keys:
+        return 0
     last = (-(-seen.keys // tile_kv) - 1) * tile_kv
     total = -(-seen.queries // tile_q)
-    reaching = _blocks_that_reach(seen, last, tile_q, total)
-    return seen.tiles(tile_q, tile_kv) * tile_kv - reaching * padding
+    return _blocks_that_reach(seen, last, tile_q, total)
 
 
 def _blocks_that_reach(seen: Seen, key: int, tile_q: int, total: int) -> int:

@@ -27,6 +27,8 @@ LLAMA: dict[str, Any] = {
     "head_dim_qk": 128,
     "causal": True,
 }
+# One token more of a sequence: few blocks, many keys.
+DECODE: dict[str, Any] = {**LLAMA, "seq_q": 1, "seq_kv": 8192}
 # What public models have.
 CLASSES: dict[str, dict[str, Any]] = {
     "BERT": {"batch": 8, "seq_q": 512, "seq_kv": 512, "heads_q": 12, "heads_kv": 12},
@@ -35,6 +37,8 @@ CLASSES: dict[str, dict[str, Any]] = {
     "Llama, bfloat16": {**LLAMA, "dtype": "bfloat16", "lse": True},
     "Gemma": {**LLAMA, "head_dim_qk": 256, "heads_q": 8, "window_left": 4096, "softcap": 50.0},
     "192 and 128": {**LLAMA, "head_dim_qk": 192, "head_dim_vo": 128, "heads_q": 16, "dtype": "bfloat16"},
+    "decode": DECODE,
+    "decode, bfloat16": {**DECODE, "batch": 2, "head_dim_qk": 64, "dtype": "bfloat16", "lse": True},
 }
 
 
@@ -56,13 +60,16 @@ def kernel(
     softcap: bool = False,
     lse: bool = False,
     ragged: bool = False,
+    page_size: int = 0,
     name: str = NAME,
     **tunables: int | str,
 ) -> Kernel:
-    """`vo`: as `qk`; `align_out`: as `align`."""
+    """`vo`: as `qk`; `align_out`: as `align`; `page_size`: of a paged cache."""
+    lengths = "paged" if page_size else "ragged" if ragged else "dense"
     signature = {
         "dtype": dtype, "layout": layout, "softcap": softcap, "lse": lse, "columns_qk": qk, "columns_vo": vo or qk,
-        "align": align, "align_out": align_out or align, **({"lengths": "ragged"} if ragged else {}),
+        "align": align, "align_out": align_out or align, **({"lengths": lengths} if lengths != "dense" else {}),
+        **({"page_size": page_size} if page_size else {}),
     }  # fmt: skip
     return Kernel.of(name, signature, Schedule.of({**SMALL, **tunables}))
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
 
 from codegen.kernel import Candidate
 from codegen.operators.attention import INPUTS
-from codegen.operators.attention.problem import AttentionProblem
+from codegen.operators.attention.problem import PAGE_SIZES, AttentionProblem
 from codegen.operators.attention.seen import Seen
 from codegen.operators.attention.space import TUNABLES
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule
+from codegen.search.space import completed
 from codegen.targets import target
 from tests.operators.attention.kernels import OP, attention
 
@@ -27,6 +29,8 @@ GRAINS = (8, 8, 4, 8, 2, 8, 1)  # elements that heads and strides are multiples 
 GROUPS = (1, 4, 2, 8, 3, 1, 16)
 LENGTHS = (1, 8, 40, 130, 260)
 HEAD_DIMS = (64, 128, 16, 96, 40, 72)
+WARPS = (1, 2, 4, 4, 8, 8, 8)  # the more, the fewer schedules there are
+PARTS = (2, 2, 3, 4, 5, 7, 12)  # of keys, where they are split
 MOST_PRODUCTS = 1_500_000
 ATTEMPTS = 3000
 
@@ -43,9 +47,16 @@ def _draw(number: int, rng: random.Random, lengths: str) -> tuple[str, Candidate
     while True:
         problem = _problem(number, rng, lengths)
         for _ in range(ATTEMPTS):
-            schedule = Schedule.of({tunable.name: rng.choice(tuple(tunable.allowed)) for tunable in TUNABLES})
+            schedule = _schedule(number, rng)
             if isinstance(OP.rules(problem, schedule, target(arch)), Accepted):
                 return arch, OP.candidate(problem, schedule)
+
+
+def _schedule(number: int, rng: random.Random) -> Schedule:
+    values = {tunable.name: rng.choice(tuple(tunable.allowed)) for tunable in TUNABLES}
+    values["warps"] = rng.choice(WARPS)
+    parts = rng.choice(PARTS) if number // 2 % 2 else 1
+    return completed({**values, "split": "workspace" if parts > 1 else "none", "split_kv": parts}, TUNABLES)
 
 
 def _problem(number: int, rng: random.Random, lengths: str) -> AttentionProblem:
@@ -79,6 +90,8 @@ def _uneven(lengths: str, fields: dict[str, Any], rng: random.Random) -> dict[st
     """A batch of up to 9 sequences, some of them empty, some with as many queries as keys."""
     batch, longest = rng.choice((1, 2, 3, 4, 5, 9)), {"q": fields["seq_q"], "kv": fields["seq_kv"]}
     own: dict[str, Any] = {"lengths": lengths, "batch": batch, "layout": "bshd"}
+    if lengths == "paged":
+        own["page_size"] = rng.choice(PAGE_SIZES)
     for of, most in longest.items():
         drawn = [rng.choice((rng.randint(0, most), rng.randint(0, most), most, 1, 0)) for _ in range(batch)]
         own[f"{of}_lengths"] = drawn if any(drawn) else [most] * batch
@@ -126,8 +139,19 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
         "some queries see nothing" if seen.by(0)[0] == seen.by(0)[1] else "all queries see a key",
         "one query" if p.seq_q == 1 else "queries", "a part of a tile" if p.seq_q % tile_q else "whole tiles",
         "packed" if all(p.strides(name) == attention(**_packed(p)).strides(name) for name in INPUTS) else "gaps",
-        "bands" if t["band"] else "all heads side by side",
+        "bands" if t["band"] else "all heads side by side", "split" if "split" in t else "not split",
+        *(["a split is empty"] if _empty(seen, t) else []), *(["split, lse"] if "split" in t and p.lse else []),
     ])  # fmt: skip
+
+
+def _empty(seen: Seen, t: Mapping[str, Any]) -> bool:
+    """Whether a block of queries has fewer tiles of keys than there are splits."""
+    tile_q, tile_kv, parts = int(t["tile_q"]), int(t["tile_kv"]), int(t.get("split_kv", 1))
+    for first in range(0, seen.queries, tile_q):
+        (begin, _), (_, end) = seen.by(first), seen.by(first + tile_q - 1)
+        if -(-end // tile_kv) - begin // tile_kv < parts:
+            return parts > 1
+    return False
 
 
 def _packed(p: AttentionProblem) -> dict[str, Any]:
@@ -150,6 +174,10 @@ def of_sequences(arch: str, candidate: Candidate) -> Counter[str]:
         "one sequence": p.batch == 1,
         "sequences": p.batch > 1,
         "one query each": all(queries == 1 for queries, _ in p.sequences),
+        f"pages of {p.page_size}": p.page_size is not None,
+        "a page in part": bool(p.page_size) and any(keys % (p.page_size or 1) for _, keys in p.sequences),
+        "tiles of a page": (p.page_size or 1) > int(candidate.schedule.get("tile_kv")),
+        "pages of a tile": 1 < (p.page_size or 1) < int(candidate.schedule.get("tile_kv")),
     }
     of_all = properties(arch, candidate)
     return of_all + Counter(kind for kind, has in kinds.items() if has)
@@ -165,11 +193,18 @@ SPREAD = {
     "one head of each": 5, "unlike heads": 8, "like heads": 20, "padded heads": 20, "whole heads": 8,
     "one tile of keys": 10, "tiles of keys": 15, "some queries see nothing": 3, "all queries see a key": 20,
     "queries": 25, "one query": 2, "a part of a tile": 20, "gaps": 10, "packed": 15, "bands": 10,
-    "all heads side by side": 3,
+    "all heads side by side": 3, "split": 10, "not split": 15, "a split is empty": 3, "split, lse": 3,
 }  # fmt: skip
 
+# What is not said of sequences with lengths of their own.
+WITHOUT_LENGTHS = ("layout", "some queries", "all queries", "a split is empty")
 SPREAD_OF_SEQUENCES = {
-    **{kind: share for kind, share in SPREAD.items() if not kind.startswith(("layout", "some queries", "all queries"))},
+    **{kind: share for kind, share in SPREAD.items() if not kind.startswith(WITHOUT_LENGTHS)},
     "no queries": 15, "queries without keys": 10, "fewer keys than queries": 20, "a tile of several sequences": 15,
     "tiles of a sequence": 10, "one sequence": 4, "sequences": 25, "queries": 25, "one query each": 1,
+}  # fmt: skip
+
+SPREAD_OF_PAGES = {
+    **SPREAD_OF_SEQUENCES, "pages of 1": 10, "pages of 16": 10, "pages of 64": 10, "a page in part": 20,
+    "tiles of a page": 3, "pages of a tile": 3,
 }  # fmt: skip

@@ -19,8 +19,10 @@ from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT
 from codegen.search.rules import ACCEPTED
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
+from codegen.targets import target
 from tests.operators.attention.kernels import (
     CLASSES,
+    DECODE,
     DEFAULT,
     LLAMA,
     NAME,
@@ -172,9 +174,12 @@ def test_sums_of_floors(seed: int) -> None:
 # ---- rules, levels and costs
 
 USUAL = {"tile_q": 64, "tile_kv": 64, "warps": 4, "stages": 2, "q_in": "registers", "band": 0}
+ONE_QUERY = {**USUAL, "tile_q": 16, "warps": 1, "q_in": "shared", "split": "workspace", "split_kv": 8}
 SEARCHES = declare.Searches(
     accepted=[(LLAMA, USUAL), (LLAMA, {**USUAL, "band": 16}),
-              ({"head_dim_qk": 192, "head_dim_vo": 128}, {**USUAL, "tile_kv": 32, "q_in": "shared"})],
+              ({"head_dim_qk": 192, "head_dim_vo": 128}, {**USUAL, "tile_kv": 32, "q_in": "shared"}),
+              (DECODE, ONE_QUERY), (DECODE, {**ONE_QUERY, "split_kv": 23, "band": 4}),
+              ({"seq_kv": 512}, {**USUAL, "split": "workspace", "split_kv": 3})],
     rejected=[
         Rejection({}, {**USUAL, "tile_q": 32}, "warps", "32 queries for 4 warps are no multiple of 16 each"),
         Rejection({}, USUAL, "mma", "mma.sync m16n8k16 and cp.async need sm_80; the target is sm_75", arch="sm_75"),
@@ -191,8 +196,21 @@ SEARCHES = declare.Searches(
         Rejection({}, {**USUAL, "band": 4}, "band", "4 heads side by side of 4: 0 says the same"),
         Rejection({"seq_q": LONGEST, "heads_q": 256, "heads_kv": 1, "head_dim_qk": 4}, USUAL, "grid",
                   "2147483648 blocks; a launch has at most 2147483647"),
+        Rejection(DECODE, {**ONE_QUERY, "split": "none"}, "split", "split_kv = 8 needs split = workspace"),
+        Rejection(DECODE, {**ONE_QUERY, "split_kv": 1}, "split",
+                  "split = workspace with 1 split repeats split = none and adds a launch"),
+        Rejection(DECODE, {**ONE_QUERY, "split_kv": 129}, "split_kv",
+                  "129 splits of 128 tiles of 64 keys, the most that a block sees, leave some empty"),
+        Rejection({**DECODE, "window_left": 100}, {**ONE_QUERY, "split_kv": 4}, "split_kv", "4 splits of 2 tiles"),
+        Rejection({**DECODE, "batch": 8}, {**ONE_QUERY, "split_kv": 5}, "split_kv",
+                  "256 blocks in 5 splits; sm_90a has enough with 1056 blocks"),
+        Rejection({**DECODE, "seq_kv": 512}, ONE_QUERY, "stages", "2 stages for 1 tiles of keys"),
     ],
-    nested=[{}, LLAMA, {"seq_q": 1, "seq_kv": 4000}],
+    nested=[{}, LLAMA, {"seq_q": 1, "seq_kv": 4000}, DECODE],
+    capped=[
+        (DECODE, ONE_QUERY, 4 * 8 * 32 * 130),
+        ({"seq_q": 3, "seq_kv": 4000, "head_dim_vo": 9, "batch": 2}, {**ONE_QUERY, "split_kv": 5}, 4 * 5 * 24 * 14),
+    ],
     begun=[
         *((arch, {"head_dim_qk": columns, "seq_q": queries}, "" if columns < 512 else "No schedule fits")
           for arch in ("sm_80", "sm_86", "sm_90a", "sm_120") for columns in (4, 64, 72, 96, 128, 192, 256, 512)
@@ -204,7 +222,9 @@ SEARCHES = declare.Searches(
         ("sm_75", {}, "need sm_80"),
     ],
     meaningless=[
-        ({}, {"tunables": {"split_kv": [2]}}, "search.tunables.split_kv", "allowed: band, q_in, stages, tile_kv"),
+        ({}, {"tunables": {"split_k": [2]}}, "search.tunables.split_k", "allowed: band, q_in, split, split_kv, stages"),
+        ({}, {"tunables": {"split_kv": [0]}}, "search.tunables.split_kv", "allowed: 1 to 1024"),
+        ({}, {"schedules": [{"split": "atomic"}]}, "search.schedules.0.split", "allowed: none, workspace"),
         ({}, {"tunables": {"tile_q": [24]}}, "search.tunables.tile_q", "allowed: 16, 32, 64, 128, 256"),
         ({}, {"schedules": [{"q_in": "global"}]}, "search.schedules.0.q_in", "allowed: registers, shared"),
     ],
@@ -220,6 +240,57 @@ def test_nothing_grows_with_the_square_of_the_length() -> None:
     assert cost.bytes_read == 2 * 2**17 * 128 * (32 + 2 * 8)
     assert cost.bytes_written == 2 * 2**17 * 128 * 32
     assert cost.flops == 32 * (2**17 * (2**17 + 1) // 2) * (4 * 128 + 5)
+
+
+def test_a_workspace_grows_with_queries_and_splits_but_not_with_keys() -> None:
+    """128k tokens of keys and a query: 260 KiB. However many queries there are, what splits of few enough blocks leave
+    stays below what all of their blocks could hold."""
+    sizes = {}
+    for keys in (2**14, 2**17, 2**20):
+        problem = attention(**{**DECODE, "seq_kv": keys})
+        (candidate,) = lower(problem, SM_90A, LEVEL_0).candidates
+        assert candidate.schedule.get("split_kv") == 16
+        sizes[keys] = OP.cost(problem, candidate.schedule).workspace_bytes
+    assert set(sizes.values()) == {4 * 16 * 32 * (128 + 2)}
+    assert sizes[2**17] == 260 * 2**10
+    problem = attention(**{**LLAMA, "heads_q": 1, "heads_kv": 1, "seq_q": 2**17, "seq_kv": 2**17})
+    for candidate in lower(problem, SM_90A, Search(level=2, limit=500)).candidates:
+        bytes_ = OP.cost(problem, candidate.schedule).workspace_bytes
+        assert bytes_ <= 8 * SM_90A.sm_count * int(candidate.schedule.get("tile_q")) * 4 * 130
+
+
+def test_few_blocks_are_split_until_they_fill_the_device() -> None:
+    times = {}
+    for count in (1, 2, 4, 8, 16):
+        where = "workspace" if count > 1 else "none"
+        schedule = {**ONE_QUERY, "split": where, "split_kv": count}
+        (candidate,) = lower(attention(**DECODE), SM_90A, Search(schedules=[schedule])).candidates
+        times[count] = predict_before(candidate, SM_90A).us
+        assert OP.work(attention(**DECODE), candidate.schedule, SM_90A).blocks == 32 * count
+    assert times[1] > 1.5 * times[2] > 2 * times[4] > 2.5 * times[8]
+    assert times[8] < times[1] / 5
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a"])
+def test_searches_of_decode_have_splits_and_those_of_long_prompts_none(arch: str) -> None:
+    def tried(fields: dict[str, Any], level: int) -> set[int]:
+        candidates = lower(attention(**fields), target(arch), Search(level=level)).candidates
+        return {int(dict(c.schedule.values).get("split_kv", 1)) for c in candidates}
+
+    assert len(tried(DECODE, 1)) >= 3 and min(tried(DECODE, 1)) == 1
+    assert tried(DECODE, 0) < tried(DECODE, 1) < tried(DECODE, 2)
+    assert tried(LLAMA, 1) == {1} and tried({**LLAMA, "seq_q": 1}, 1) > {1}
+    assert tried({**DECODE, "seq_kv": 200}, 1) == {1} and tried({**DECODE, "batch": 64}, 1) == {1}
+
+
+def test_splits_with_a_few_keys_in_them_are_merged_in_a_launch_of_their_bytes() -> None:
+    problem = attention(**DECODE, lse=True)
+    run, merge = OP.launches(problem, Schedule.of(ONE_QUERY), SM_90A)
+    assert (run.function, merge.function) == ("run", "merge")
+    assert run.total.bytes_written == OP.cost(problem, Schedule.of(ONE_QUERY)).workspace_bytes
+    assert merge.total.bytes_written == 32 * (2 * 128 + 4)
+    # A thread of 8 elements reads of each split 8 sums, the greatest score twice and the total.
+    assert merge.total.bytes_read == 32 * 16 * 8 * 4 * (8 + 3)
 
 
 def test_causal_attention_takes_half_of_the_tiles_and_of_the_time() -> None:
@@ -351,15 +422,33 @@ def proved() -> dict[str, Kernel]:
     by_name["one warp"] = kernel(tile_q=16, warps=1, tile_kv=16, qk=128, lse=True)
     by_name["four warps, long tiles"] = kernel("bfloat16", tile_q=64, warps=4, tile_kv=128, qk=64)
     by_name["eight warps"] = kernel(tile_q=128, warps=8, tile_kv=16, qk=16, stages=4, softcap=True)
+    split: dict[str, Any] = {"split": "workspace"}
+    for number, (q_in, stages) in enumerate(product(("registers", "shared"), (1, 2))):
+        by_name[f"split, Q in {q_in}, {stages} stages"] = kernel(
+            types[number % 2], layout=("bshd", "bhsd")[number // 2], q_in=q_in, stages=stages, lse=number != 1,
+            softcap=number == 2, qk=(64, 32)[number % 2], vo=(48, 80)[number // 2], **split,
+        )  # fmt: skip
+    for align, align_out in product((8, 2, 1), (8, 4, 2, 1)):
+        if align >= align_out or align > 1:
+            by_name[f"split, by {align}, out by {align_out}"] = kernel(
+                types[align % 2], qk=32, align=align, align_out=min(align, align_out) if align < 8 else align_out,
+                lse=align_out == 2, **split,
+            )  # fmt: skip
+    by_name["split, one warp"] = kernel(tile_q=16, warps=1, tile_kv=64, qk=128, stages=2, lse=True, **split)
+    by_name["split, two pieces of a warp"] = kernel("bfloat16", tile_q=64, tile_kv=16, stages=3, **split)
+    by_name["split, wide heads"] = kernel(qk=192, vo=256, tile_q=16, warps=1, tile_kv=16, q_in="shared", **split)
     by_name["wide heads"] = kernel(qk=256, tile_q=16, warps=1, q_in="shared")
     by_name["192 and 128"] = kernel("bfloat16", qk=192, vo=128, lse=True)
     return by_name
 
 
-BLOCK, SEQUENCE, OWN = "block.cuh", "sequence.cuh", "kernel.cuh"
+BLOCK, SEQUENCE, PAGES = "block.cuh", "sequence.cuh", "pages.cuh"
+MERGE, OWN = "merge.cuh", "kernel.cuh"
 RESCALED = "sums[i][j][half * 2 + e] *= factor;"
 GREATEST = "maximum(greatest[i][half], most * arguments.to_bits)"
 WEIGHT = "cukiln::fma(scores[i][j][half * 2 + e], arguments.to_bits, -subtracted)"
+OF_HEAD = "place.batch * arguments.heads_q + place.head"
+MERGED, MERGED_TOTAL = "cukiln::fma(factor, loaded.data[j], sums[i + j])", "cukiln::fma(factor, own.data[1], total)"
 LAST_ROW = "first_seen(sequence, first_row + rows - 1)"
 # At least one kernel reaches each of them, and one is wrong by it.
 WRONG: dict[str, tuple[str, str, str]] = {
@@ -405,11 +494,61 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "the same tile again": (BLOCK, "source + before * pitch", "source + 0 * pitch"),
     "rows of the first tile exist": (BLOCK, "seq_kv - first_key - before", "seq_kv - first_key"),
     "keys from another tile on": (OWN, "first_tile * C::tile_kv", "0 * C::tile_kv"),
-    "the last tile is left out": (
-        OWN, "(end - 1) / C::tile_kv + 1 - first_tile",
-        "(end - 1) / C::tile_kv - first_tile",
+    "the last tile is left out": (BLOCK, "(end - 1) / C::tile_kv + 1 - first", "(end - 1) / C::tile_kv - first"),
+    "tiles of the first query": (BLOCK, "place.first + C::tile_q - 1", "place.first"),
+    "a split begins a tile late": (BLOCK, "first + before", "first + before + (split > 0)"),
+    "a split begins where the one before ends early": (BLOCK, "(split < more ? split : more)", "0"),
+    "no split has a tile more": (BLOCK, "each + (split < more ? 1 : 0)", "each"),
+    "every split has a tile more": (BLOCK, "each + (split < more ? 1 : 0)", "each + 1"),
+    "every split is the first": (BLOCK, "static_cast<int>(blockIdx.y)", "0 * static_cast<int>(blockIdx.y)"),
+    "a partial total of two lanes": (MERGE, "total += shuffle_xor(total, 2);", "total += 0.0f;"),
+    "a partial total of half of the lanes": (MERGE, "total += shuffle_xor(total, 1);", "total += 0.0f;"),
+    "the workspace of the first split": (MERGE, "int64_t(blockIdx.y) * heads", "0 * heads"),
+    "the workspace of the first matrix": (MERGE, OF_HEAD, "place.head"),
+    "the workspace of the kv head": (MERGE, OF_HEAD, OF_HEAD.replace("place.head", "place.kv_head")),
+    "the workspace of the first queries": (
+        MERGE, "head * arguments.seq_q + first_query(of) + place.first", "head * arguments.seq_q + first_query(of)"
     ),
-    "tiles of the first query": (OWN, "place.first + C::tile_q - 1", "place.first"),
+    "totals where sums are": (MERGE, "arguments.splits * rows * pitch + 2 * first", "2 * first"),
+    "totals of the first split": (
+        MERGE, "load_global<2>(weights + 2 * split * rows)", "load_global<2>(weights + 0 * split * rows)"
+    ),
+    "the greatest of the first split": (
+        MERGE, "load_global<1>(weights + 2 * split * rows)", "load_global<1>(weights + 0 * split * rows)"
+    ),
+    "the greatest of the last split": (MERGE, "maximum(greatest, own)", "own"),
+    "sums of the first split": (MERGE, "split * rows * pitch + i", "i"),
+    "sums of the first row": (MERGE, "row * pitch + column", "column"),
+    "sums of the first columns": (MERGE, "row * pitch + column", "row * pitch"),
+    "totals of the first row": (
+        MERGE, "arguments.splits * rows * pitch + 2 * row", "arguments.splits * rows * pitch + 0 * row"
+    ),
+    "splits are not rescaled": (MERGE, "cukiln::exp2(bits)", "1.0f"),
+    "splits are rescaled to the base e": (MERGE, "cukiln::exp2(bits)", "cukiln::exp(bits)"),
+    "splits are rescaled the other way": (MERGE, "own.data[0] - subtracted", "subtracted - own.data[0]"),
+    "merged sums are not rescaled": (MERGE, MERGED, MERGED.replace("factor", "1.0f")),
+    "the merged total is not rescaled": (MERGE, MERGED_TOTAL, MERGED_TOTAL.replace("factor", "1.0f")),
+    "the merged total of the last split": (MERGE, MERGED_TOTAL, "factor * own.data[1]"),
+    "minus infinity is subtracted of splits": (MERGE, "greatest == -infinity() ? 0.0f : greatest", "greatest"),
+    "merged, divided by nothing": (MERGE, "total == 0.0f ? 0.0f : 1.0f / total", "1.0f / total"),
+    "merged, not divided": (MERGE, "1.0f / total", "1.0f"),
+    "merged lse without the greatest": (MERGE, "greatest + cukiln::log2(total)", "cukiln::log2(total)"),
+    "merged lse to the base e": (MERGE, "cukiln::log2(total)", "cukiln::log(total)"),
+    "merged lse of the first row": (MERGE, "arguments.lse + at", "arguments.lse + 0 * at"),
+    "the workspace of the first sequence": (MERGE, "first_query(of)", "0"),
+    "merged lse by the heads of keys": (
+        MERGE, "query * arguments.heads_q + head", "query * arguments.heads_kv + head"
+    ),
+    "merged rows of a batch of whole tensors": (
+        MERGE, "int64_t(C::ragged ? 1 : arguments.batch)", "int64_t(arguments.batch)"
+    ),
+    "merged out of the first matrix": (MERGE, "batch * arguments.of_out.batch", "0 * batch"),
+    "merged out by the heads of q": (MERGE, "arguments.of_out.head", "arguments.of_q.head"),
+    "merged out by the positions of q": (MERGE, "arguments.of_out.position", "arguments.of_q.position"),
+    "a workspace without its totals": (
+        OWN, "workspace_pitch(static_cast<int>(integers[6])) + 2", "workspace_pitch(static_cast<int>(integers[6]))"
+    ),
+    "a workspace of one split": (OWN, "4 * splits(kernel, integers[2], launch[1])", "4 * 1"),
     "values a tile late": (OWN, "tile + C::stages - 1", "tile + C::stages"),
     "keys a tile late": (OWN, "C::stages + tile", "C::stages + tile + 1"),
     "masked as another tile": (OWN, "(first_tile + tile) * C::tile_kv", "tile * C::tile_kv"),
@@ -493,6 +632,32 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "lse of a sequence by the heads of keys": (
         SEQUENCE, "query * arguments.heads_q + place.head", "query * arguments.heads_kv + place.head"
     ),
+    "the last page is full": (SEQUENCE, "entry(arguments.kv_last_page_len, number)", "C::page_size"),
+    "the last page of the sequence before": (
+        SEQUENCE, "entry(arguments.kv_last_page_len, number)",
+        "entry(arguments.kv_last_page_len, number ? number - 1 : 0)"
+    ),
+    "the last page is one of the others": (SEQUENCE, "seq_kv - 1", "seq_kv"),
+    "a sequence without pages has a last one": (SEQUENCE, "full >= 0", "true"),
+    "pages from the beginning of the table": (PAGES, "given.kv_indices + rows.first_kv", "given.kv_indices"),
+    "pages where the queries begin": (PAGES, "given.kv_indices + rows.first_kv", "given.kv_indices + rows.first_q"),
+    "pages in their order": (PAGES, "entry(table, key / C::page_size)", "key / C::page_size"),
+    "the next page": (
+        PAGES, "key / C::page_size", "(key + C::page_size < keys ? key + C::page_size : key) / C::page_size"
+    ),
+    "the page of the tile": (PAGES, "key / C::page_size", "begin / C::page_size"),
+    "the first page of a thread's rows": (PAGES, "numbers[from_first / apart]", "numbers[0]"),
+    "rows of the page before the thread's": (PAGES, "(first + from_first) % C::page_size", "from_first % C::page_size"),
+    "the first row of a page": (PAGES, "(first + from_first) % C::page_size", "0"),
+    "the first page of the cache": (PAGES, "page * strides.batch", "0 * strides.batch"),
+    "keys of the first head in pages": (PAGES, "place.kv_head * given.of_k.head", "0 * given.of_k.head"),
+    "values of the first head in pages": (PAGES, "place.kv_head * given.of_v.head", "0 * given.of_v.head"),
+    "pages of the tile before": (PAGES, "read(pages, rows, tile + 1);", "read(pages, rows, tile);"),
+    "pages a tile early": (PAGES, "read(pages, rows, tile + 1);", "read(pages, rows, tile + 2);"),
+    "the pages of the first tile alone": (PAGES, "read(pages, rows, tile + 1);", ";"),
+    "pages of the first tile": (PAGES, "first_key + tile * C::tile_kv", "first_key"),
+    "pages before the first that is seen": (PAGES, "first_key + tile * C::tile_kv", "tile * C::tile_kv"),
+    "rows of pages behind the last key": (PAGES, "rows.seq_kv - begin", "C::tile_kv"),
     "numbers of tiles for whole ones alone": (OWN, "seq_q / kernel.tile_q + batch", "seq_q / kernel.tile_q"),
     "the cap is the scale": (OWN, "kernel.softcap ? scalars[1] : scalars[0]", "scalars[0]"),
 }  # fmt: skip
@@ -512,6 +677,23 @@ def mutated(name: str) -> dict[str, Kernel]:
         ),
         "ragged": kernel(**small, lse=True, ragged=True),
         "ragged, Q shared": kernel("bfloat16", **small, q_in="shared", stages=2, ragged=True),
+        "pages of 1": kernel(**small, stages=2, page_size=1),
+        "pages of 16": kernel(**{**small, "tile_kv": 32, "vo": 32}, lse=True, page_size=16),
+        "pages of 64": kernel("bfloat16", **{**small, "tile_kv": 32}, q_in="shared", stages=3, page_size=64),
+        "pages of 16, three rows of a thread": kernel(**{**small, "tile_kv": 64, "qk": 48}, page_size=16, align=4),
+        "split": kernel(**small, split="workspace", lse=True),
+        "split, Q shared, by 2": kernel(
+            "bfloat16",
+            **{**small, "qk": 16},
+            q_in="shared",
+            stages=2,
+            layout="bhsd",
+            align=2,
+            align_out=2,
+            split="workspace",
+        ),
+        "split, ragged": kernel(**small, split="workspace", lse=True, ragged=True),
+        "split, pages of 16": kernel("bfloat16", **small, split="workspace", page_size=16, stages=2),
     }
 
 
@@ -519,8 +701,8 @@ MUTATIONS = declare.Mutations(
     kernels=mutated,
     files=tuple(OP.kernel_texts),
     wrong=WRONG,
-    counts={"barrier": 5, "warp barrier": 1, "commit": 2, "wait": 6},
-    definitions={"bounds": 1, "swizzle": 1, "stage": 1},
+    counts={"barrier": 5, "warp barrier": 1, "commit": 3, "wait": 6},
+    definitions={"bounds": 2, "swizzle": 1, "stage": 1},
     # What goes through a register has landed when it is stored.
     excused=dict.fromkeys(("cp_async_commit();", "cp_async_wait<"), ("four warps, single elements",)),
 )
@@ -564,6 +746,14 @@ def weighs_by_approximate_powers(kernel: Kernel, code: Code) -> None:
 
 def writes_16_bytes_at_once(kernel: Kernel, code: Code) -> None:
     stores = {name for name in code.instructions if name.startswith("st.global")}
+    t = kernel.tunables.as_dict()
+    if t.get("split"):  # `merge` writes out
+        of_rows = 2 * int(t["tile_q"]) // int(t["warps"]) // 16
+        pairs = of_rows * kernel.signature_dict["columns_vo"] // 8
+        # nvcc makes one store of the greatest score and the total of a row, or two.
+        assert code.count("st.global.v2.f32") + code.count("st.global.f32") - pairs in (of_rows, 2 * of_rows)
+        assert code.count("st.global.v2.f32") >= pairs and stores <= {"st.global.v2.f32", "st.global.f32"}
+        return
     lse = {name for name in stores if "v4" not in name}
     assert stores - lse and bool(lse) == kernel.signature_dict["lse"]
 
@@ -586,11 +776,23 @@ def planned() -> list[Candidate]:
     return [*one, *two]
 
 
+def planned_splits() -> list[Candidate]:
+    problems = [attention(**DECODE), attention(seq_q=5, seq_kv=3000, head_dim_vo=20, batch=3, lse=True)]
+    return [c for problem in problems for c in lower(problem, SM_90A, Search(level=2, limit=40)).candidates
+            if c.schedule.as_dict().get("split")][:8]  # fmt: skip
+
+
 def moved(**fields: Any) -> dict[str, str]:
     """A call's tensors with the changes."""
     shapes = {"q": (2, 70, 4, 64), "k": (2, 90, 2, 64), "v": (2, 90, 2, 64), "out": (2, 70, 4, 64), **fields}
     return {name: f"H{shape}" if name != "out" else f"H({', '.join(map(str, shape))}, address=0x50000000)"
             for name, shape in shapes.items()}  # fmt: skip
+
+
+def decoded(keys: int, queries: int = 1) -> dict[str, str]:
+    """A call's tensors of 32 heads on 8, and an lse."""
+    q, k = (1, queries, 32, 128), (1, keys, 8, 128)
+    return {**moved(q=q, k=k, v=k, out=q), "lse": f"F(1, 32, {queries}, address=0x68000000)"}
 
 
 CALLS = {
@@ -650,6 +852,20 @@ CALLS = {
                 "q is empty; every extent must be at least 1"),
         },
     ),
+    # 16 splits of 8,192 keys, in tiles of 64.
+    "decode": declare.Library(
+        candidate=lambda: level_0(**DECODE, lse=True),
+        record={"operands": ["q", "k", "v", "out", "lse"], "attributes": [-1, 0]},
+        taken={
+            "fewer keys": (decoded(keys=700), [(32, 11, 1), (2, 1, 1)]),
+            "a tile of keys": (decoded(keys=60), [(32, 1, 1), (2, 1, 1)]),
+            "no keys": (decoded(keys=0), [(32, 1, 1), (2, 1, 1)]),
+            "more keys and queries": (decoded(queries=20, keys=2**17), [(64, 16, 1), (40, 1, 1)]),
+        },
+        refused={
+            "out over q": ({"out": "q"}, "ValueError", "out overlaps q"),
+        },
+    ),
 }  # fmt: skip
 
 OF_JOB: dict[str, Any] = {"seq_q": 96, "heads_q": 2, "head_dim_qk": 64}
@@ -680,13 +896,15 @@ DECLARED = (
             sanitized=lambda: [
                 kernel(qk=32, stages=2, lse=True),
                 kernel("bfloat16", qk=48, vo=16, q_in="shared", align=1, layout="bhsd"),
+                kernel(qk=32, vo=48, split="workspace", lse=True),
+                kernel("bfloat16", qk=16, q_in="shared", stages=2, align=1, split="workspace"),
             ],
             nearest=0.3,
         ),
         mutations=MUTATIONS,
         random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, each_run=13),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
-        launches=declare.Launches(planned={"level 1 and some of level 2": planned}),
+        launches=declare.Launches(planned={"level 1 and some of level 2": planned, "splits": planned_splits}),
         calls=CALLS,
         job=declare.Job(
             problems={
@@ -696,6 +914,7 @@ DECLARED = (
                 },
                 "Gemma": {**OF_JOB, "head_dim_qk": 96, "causal": True, "window_left": 40, "softcap": 30.0},
                 "decode": {**OF_JOB, "seq_q": 1, "seq_kv": 300, "layout": "bhsd", "heads_q": 4, "heads_kv": 1},
+                "long decode": {**OF_JOB, "seq_q": 1, "seq_kv": 1500, "heads_q": 4, "heads_kv": 1, "lse": True},
             },
             failing=[
                 ({**OF_JOB, "head_dim_qk": 512}, {"level": 0}, {"registers": 1}, "No schedule fits: 16 queries of a"),
@@ -709,3 +928,5 @@ add_checks(globals())
 def test_schedules_of_tests_are_accepted() -> None:
     """What is verified on the CPU is what a search may try."""
     assert OP.rules(attention(), Schedule.of({**SMALL, "band": 0}), SM_90A) == ACCEPTED
+    split = {**SMALL, "band": 0, "split": "workspace", "split_kv": 2}
+    assert OP.rules(attention(), Schedule.of(split), SM_90A) == ACCEPTED

@@ -38,6 +38,16 @@ def test_a_kernel_has_the_same_code_alone_as_among_others(tmp_path: Path) -> Non
     assert alone == together
 
 
+def test_partial_results_are_merged_by_16_bytes(tmp_path: Path) -> None:
+    kernels = [kernel(split="workspace"), kernel("bfloat16", split="workspace", lse=True, qk=32, vo=96)]
+    for own, code in codes_of(kernels, "sm_90a", tmp_path, toolchain(), processes(), "merge").items():
+        assert code.count("ld.global.nc.v4") and code.count("st.global.v4") and code.count("ex2.approx.ftz.f32")
+        assert code.count("ld.global.nc.v2") and not code.count("ld.local") + code.count("st.local")
+        lse = [name for name in code.instructions if name.startswith("st.global") and "v4" not in name]
+        assert bool(lse) == own.signature_dict["lse"]
+        assert (code.resources.spill_bytes, code.resources.stack_bytes) == (0, 0)
+
+
 def bodies(kernels: Sequence[Kernel], folder: Path) -> dict[str, str]:
     """The PTX of each, without the numbers of its labels."""
     folder.mkdir()

@@ -33,7 +33,7 @@ STRIDES = {"q_strides": [79 * 256, 256, 64], "k_strides": [135 * 128, 128, 64], 
            "out_strides": [79 * 256, 256, 64]}  # fmt: skip
 PROBLEMS = declare.Problems(
     refused=[
-        ({"lengths": "padded"}, "lengths", "'dense' or 'ragged'"),
+        ({"lengths": "padded"}, "lengths", "'dense', 'ragged' or 'paged'"),
         ({"layout": "bhsd"}, "layout", "is bhsd, but tensors of ragged batches are (positions, heads, head_dim)"),
         ({"q_lengths": [1, 2]}, "q_lengths", "has 2 lengths for a batch of 3"),
         ({"kv_lengths": [1, 2, 91]}, "kv_lengths", "has 91, but seq_kv, the longest, is 90"),
@@ -45,7 +45,7 @@ PROBLEMS = declare.Problems(
         ({"lengths": "dense", "q_lengths": [1, 2, 3]}, "q_lengths", "is given, but lengths is dense"),
         ({"qo_indptr": [0, 1]}, "qo_indptr", "is a tensor of a call and no field: lengths ragged asks for calls with"),
         ({"kv_indptr": [0, 1]}, "kv_indptr", "is a tensor of a call and no field"),
-        ({"kv_indices": [0, 1]}, "kv_indices", "paged caches, which attention does not compute"),
+        ({"kv_indices": [0, 1]}, "kv_indices", "lengths paged asks for calls with it"),
         ({"out_strides": [0, 64, 64]}, "out_strides", "has 64 where the faster axes span 256 elements"),
     ],
     defaults=[
@@ -235,6 +235,8 @@ def proved() -> dict[str, Kernel]:
     by_name["eight warps"] = kernel(tile_q=128, warps=8, tile_kv=16, qk=16, stages=4, softcap=True, ragged=True)
     by_name["wide heads"] = kernel(qk=256, tile_q=16, warps=1, q_in="shared", ragged=True)
     by_name["192 and 128"] = kernel("bfloat16", qk=192, vo=128, lse=True, ragged=True)
+    by_name["split"] = kernel(qk=32, lse=True, split="workspace", ragged=True)
+    by_name["split, out by 1"] = kernel("bfloat16", qk=48, stages=2, align_out=1, split="workspace", ragged=True)
     return by_name
 
 
@@ -352,7 +354,7 @@ DECLARED = (
             nearest=0.3,
         ),
         random_cases=declare.RandomCases(
-            draws=partial(draws, lengths="ragged"), properties=of_sequences, spread=SPREAD_OF_SEQUENCES, each_run=12
+            draws=partial(draws, lengths="ragged"), properties=of_sequences, spread=SPREAD_OF_SEQUENCES, each_run=6
         ),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
         launches=declare.Launches(planned={"level 1 and some of level 2": planned}),

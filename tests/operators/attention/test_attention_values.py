@@ -23,8 +23,11 @@ KERNELS = {
     "Q in registers": kernel(qk=32, lse=True, stages=2),
     "Q shared": kernel("bfloat16", qk=32, lse=True, q_in="shared", layout="bhsd", tile_kv=16),
     "capped": kernel(qk=32, lse=True, softcap=True),
+    "split": kernel("bfloat16", qk=32, lse=True, tile_kv=16, split="workspace"),
+    "split, Q shared": kernel(qk=32, lse=True, q_in="shared", layout="bhsd", tile_kv=16, stages=2, split="workspace"),
 }
-PLAIN = ("Q in registers", "Q shared")
+SPLIT = ("split", "split, Q shared")
+PLAIN = ("Q in registers", "Q shared", *SPLIT)
 # Of a weight and of out, in either type.
 ROUNDINGS = {"float16": 2.0**-9, "bfloat16": 2.0**-6}
 
@@ -52,29 +55,37 @@ def positions(problem: AttentionProblem, array: Array) -> Array:
 
 
 def run(
-    library: CpuLibrary, own: Kernel, problem: AttentionProblem, inputs: dict[str, Array], seq_kv: int | None = None
+    library: CpuLibrary,
+    own: Kernel,
+    problem: AttentionProblem,
+    inputs: dict[str, Array],
+    seq_kv: int | None = None,
+    parts: int = 3,
 ) -> tuple[Array, Array]:
-    """out in the problem's layout and lse, in float64. `seq_kv`: of the call, where it has fewer keys."""
+    """out in the problem's layout and lse, in float64. `seq_kv`: of the call, where it has fewer keys. `parts` of them,
+    where the kernel splits keys."""
     tensors = library.allocate(OP.operands(problem))
     integers = OP.integers(problem)
     if seq_kv is not None:
         integers[SEQ_KV] = seq_kv
+    launch = [0, parts if "split" in own.tunables.as_dict() else 0]
     try:
+        workspace = library.workspace(own.namespace, integers, launch)
         for tensor in tensors:
             if tensor.operand.role == "in":
                 tensor.fill(inputs[tensor.operand.name])
             else:
                 tensor.poison()
         outcome = library.run(
-            own.namespace, tensors, None, integers=integers, launch=[0], scalars=OP.scalars(problem), order="seeded",
-            seed=1, exact=False, cpu_seconds=5.0,
+            own.namespace, tensors, workspace, integers=integers, launch=launch, scalars=OP.scalars(problem),
+            order="seeded", seed=1, exact=False, cpu_seconds=5.0,
         )  # fmt: skip
         assert (outcome.status, outcome.message) == ("ok", "")
         out, lse = (tensor.view.astype(np.float64) for tensor in tensors[3:])
         return out, lse
     finally:
         tensors = []
-        tensor = None
+        tensor = workspace = None
         library.free()
 
 
@@ -195,3 +206,40 @@ def test_a_cap_bounds_what_a_key_can_take(library: CpuLibrary) -> None:
     out, lse = run(library, own, problem, inputs)
     assert (lse <= np.log2(75.0) + 1.0 / np.log(2.0) + 1e-4).all()
     require_definition(problem, inputs, out, lse)
+
+
+@pytest.mark.parametrize("name", SPLIT)
+@pytest.mark.parametrize("window", [None, 20])
+def test_any_number_of_splits_is_right(name: str, window: int | None, library: CpuLibrary) -> None:
+    """More than there are tiles, too, and more than a block sees: then some have nothing to add."""
+    own = KERNELS[name]
+    problem = problem_of(own, causal=True, window_left=window)
+    inputs = normals(problem)
+    results = [run(library, own, problem, inputs, parts=parts) for parts in (1, 2, 3, 4, 5, 6, 100)]
+    for out, lse in results:
+        require_definition(problem, inputs, out, lse)
+    np.testing.assert_array_equal(results[-1][0], results[-3][0])  # 75 keys are 5 tiles: 100 splits are 5
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_workspace_has_what_splits_leave_and_no_more(name: str, library: CpuLibrary) -> None:
+    own = KERNELS[name]
+    problem = problem_of(own, batch=2, head_dim_vo=24)
+    rows = 2 * 4 * 40
+    for parts, split in ((0, 1), (1, 1), (4, 4), (5, 5), (9, 5), (1024, 5)):
+        workspace = library.workspace(own.namespace, OP.integers(problem), [0, parts])
+        assert workspace is not None and workspace.nbytes == 4 * split * rows * (24 + 2)
+    library.free()
+
+
+@pytest.mark.parametrize("name", SPLIT)
+def test_a_nan_in_a_split_is_in_the_merged_row(name: str, library: CpuLibrary) -> None:
+    """Of a row whose scores of one split are NaN no other split makes a number."""
+    own = KERNELS[name]
+    problem = problem_of(own, causal=True)
+    inputs = normals(problem)
+    positions(problem, inputs["k"])[70] = NAN
+    out, lse = run(library, own, problem, inputs, parts=5)
+    rows = positions(problem, np.isnan(out)).reshape(40, -1)
+    assert rows[35:].all() and not rows[:35].any()
+    assert np.isnan(lse[:, :, 35:]).all() and np.isfinite(lse[:, :, :35]).all()

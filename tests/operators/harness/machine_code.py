@@ -26,7 +26,8 @@ _INSTRUCTION = re.compile(r"^\s*(?:@!?%p\d+ )?([a-z][\w.:]*)(?: ([^;]*))?;", re.
 
 @dataclass(frozen=True)
 class Code:
-    """Of a kernel's `run`: how often each instruction stands in its PTX (cp.async with its bytes); ptxas' report."""
+    """Of one of a kernel's functions: how often each instruction stands in its PTX (cp.async with its bytes); ptxas'
+    report."""
 
     instructions: Counter[str]
     resources: Resources
@@ -46,12 +47,13 @@ def codes_of(
     folder: Path,
     toolchain: Toolchain,
     processes: Processes,
+    function: str = "run",
 ) -> dict[Kernel, Code]:
     group = render_device(kernels)
     device = FileCompiler(folder, toolchain, processes, LIMITS).compile_device(group.text, arch, group.symbols)
     parts = re.split(r"^\.visible \.entry (\w+)\(", (folder / PTX).read_text(), flags=re.MULTILINE)
     bodies = dict(zip(parts[1::2], parts[2::2], strict=True))
-    names = {kernel: symbols(kernel)[operator(kernel.operator).functions(kernel).index("run")] for kernel in kernels}
+    names = {kernel: symbols(kernel)[operator(kernel.operator).functions(kernel).index(function)] for kernel in kernels}
     return {
         kernel: Code(instructions(bodies[name]), device.resources[name], bodies[name]) for kernel, name in names.items()
     }

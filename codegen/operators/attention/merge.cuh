@@ -1,0 +1,103 @@
+// Keys that are split among blocks: what each of them leaves in the workspace, and how a second launch merges it.
+#pragma once
+
+namespace cukiln {
+namespace attention {
+
+enum { merge_threads = 256 };  // of a block of `merge`
+
+#if defined(CUKILN_DEVICE)
+
+// The sums of each row as they are, its greatest score and its total.
+template <class C, class Rows>
+__device__ __forceinline__ void write_partial(const ArgumentsOf<C>& arguments, const Rows& of, const Place<C>& place, Warp<C>& warp) {
+  const int heads = (C::ragged ? 1 : arguments.batch) * arguments.heads_q, pitch = workspace_pitch(arguments.head_dim_vo);
+  const int64_t rows = int64_t(heads) * arguments.seq_q;
+  const int64_t head = int64_t(blockIdx.y) * heads + place.batch * arguments.heads_q + place.head;
+  const int64_t first = head * arguments.seq_q + first_query(of) + place.first;
+  float* const sums = arguments.workspace + first * pitch;
+  float* const weights = arguments.workspace + arguments.splits * rows * pitch + 2 * first;
+#pragma unroll
+  for (int i = 0; i < Warp<C>::pieces; ++i)
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float total = warp.total[i][half];
+      total += shuffle_xor(total, 1);
+      total += shuffle_xor(total, 2);
+      const int row = warp.warp_row + i * 16 + half * 8 + lane() / 4;
+      const bool row_exists = in_bounds(place.first + row, of.seq_q);  // bounds: partial row
+      if (!row_exists) continue;
+      if (lane() % 4 == 0) store_global<2>(weights + 2 * row, Vector<float, 2>{{warp.greatest[i][half], total}});
+#pragma unroll
+      for (int j = 0; j < C::columns_vo / 8; ++j) {
+        const int column = j * 8 + lane() % 4 * 2;
+        const bool column_exists = in_bounds(column, arguments.head_dim_vo);  // bounds: partial column
+        const Vector<float, 2> pair = {{warp.sums[i][j][half * 2], warp.sums[i][j][half * 2 + 1]}};
+        if (column_exists) store_global<2>(sums + int64_t(row) * pitch + column, pair);
+      }
+    }
+}
+
+// One thread per vector of out. The sums of all splits are brought to the greatest score of any of them, added in the order
+// of the splits, divided, and rounded once. A split in which a row sees no key has a greatest of -infinity and adds zeros.
+template <class C>
+__device__ __forceinline__ void merge(const ArgumentsOf<C>& arguments) {
+  using T = typename C::Input;
+  constexpr int width = C::align_out, part = width < 4 ? width : 4;
+  const int per_row = arguments.head_dim_vo / width, pitch = workspace_pitch(arguments.head_dim_vo);
+  const int64_t rows = int64_t(C::ragged ? 1 : arguments.batch) * arguments.heads_q * arguments.seq_q;
+  const int64_t index = int64_t(blockIdx.x) * merge_threads + threadIdx.x;
+  if (!in_bounds(index, rows * per_row)) return;  // bounds: merge
+  const int64_t row = index / per_row;
+  const int column = static_cast<int>(index - row * per_row) * width;
+  const int64_t head = row / arguments.seq_q, query = row - head * arguments.seq_q;
+  if constexpr (C::ragged) {
+    if (query >= entry(arguments.qo_indptr, arguments.batch)) return;  // of no sequence
+  }
+
+  const float* const weights = arguments.workspace + arguments.splits * rows * pitch + 2 * row;
+  float greatest = -infinity();
+#pragma unroll 4
+  for (int split = 0; split < arguments.splits; ++split) {
+    const float own = load_global<1>(weights + 2 * split * rows).data[0];
+    greatest = maximum(greatest, own);
+  }
+  const float subtracted = greatest == -infinity() ? 0.0f : greatest;  // where no split sees a key
+
+  const float* const partial = arguments.workspace + row * pitch + column;
+  float total = 0.0f, sums[width];
+#pragma unroll
+  for (int i = 0; i < width; ++i) sums[i] = 0.0f;
+#pragma unroll 4
+  for (int split = 0; split < arguments.splits; ++split) {
+    const Vector<float, 2> own = load_global<2>(weights + 2 * split * rows);
+    const float bits = own.data[0] - subtracted;
+    const float factor = cukiln::exp2(bits);
+    total = cukiln::fma(factor, own.data[1], total);
+#pragma unroll
+    for (int i = 0; i < width; i += part) {
+      const Vector<float, part> loaded = load_global<part>(partial + split * rows * pitch + i);
+#pragma unroll
+      for (int j = 0; j < part; ++j) sums[i + j] = cukiln::fma(factor, loaded.data[j], sums[i + j]);
+    }
+  }
+
+  const float share = total == 0.0f ? 0.0f : 1.0f / total;  // of a query that sees nothing: zeros
+  Vector<T, width> out;
+#pragma unroll
+  for (int i = 0; i < width; ++i) out.data[i] = from_float<T>(sums[i] * share);
+  if constexpr (C::lse) {
+    const float lse = greatest + cukiln::log2(total);  // -infinity where nothing is seen
+    const int64_t at = C::ragged ? query * arguments.heads_q + head : row;
+    if (column == 0) store_global<1>(arguments.lse + at, Vector<float, 1>{{lse}});
+  }
+  const int64_t batch = head / arguments.heads_q;
+  T* const target = static_cast<T*>(arguments.out) + batch * arguments.of_out.batch +
+      (head - batch * arguments.heads_q) * arguments.of_out.head + query * arguments.of_out.position;
+  store_global<width>(target + column, out);
+}
+
+#endif  // CUKILN_DEVICE
+
+}  // namespace attention
+}  // namespace cukiln
