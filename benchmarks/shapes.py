@@ -2,11 +2,11 @@
 rows, masked activations and attention; and gradients of the convolutions among them.
 
 `served_attention` has the attention of language models as servers call it. `source` is a file of one of SOURCES; it
-gives heads, their sizes, types and pages, and leaves sequences open. Those of ragged batches and of decoding are taken
-from recorded calls of Llama-3.1-8B (`flashinfer_trace/workloads` at the same commit: 36 prompts with 12,845 tokens, 64
-sequences with 58,966 keys), all others are ours. `kind` says how sequences lie in memory. Benchmarks get the kinds of
-`KINDS` only: a definition whose sequences are equally long (`equal_lengths`), or whose pages follow one another
-(`contiguous`), is dense.
+gives heads, their sizes, types and pages, and leaves sequences open. The totals of ragged batches and of decoding are
+those of recorded calls of Llama-3.1-8B (`flashinfer_trace/workloads` at the same commit: 36 prompts with 12,845 tokens,
+64 sequences with 58,966 keys), evenly divided among sequences; all others are ours. A definition whose sequences are
+equally long (`equal_lengths`), or whose pages follow one another (`contiguous`), is dense. An entry with a `kind` is of
+no operator yet, and benchmarks do not get it.
 """
 
 import json
@@ -25,9 +25,6 @@ SOURCES = {
     " (Apache-2.0)",
     "vllm": "https://docs.vllm.ai/en/latest/api/vllm/config/cache.html (pages of 16 keys by default)",
 }
-KINDS = ("dense",)
-"""Of attention that its operator computes."""
-_ABOUT = ("kind", "source")  # of an entry, which are no fields of its problem
 
 
 @cache
@@ -42,9 +39,9 @@ def shape_sets() -> dict[str, list[dict[str, Any]]]:
     """Problems that operators compute, with their names, by set, such as `llama3_8b`."""
     return {
         name: [
-            {field: value for field, value in entry.items() if field not in _ABOUT}
+            {field: value for field, value in entry.items() if field != "source"}
             for entry in entries
-            if entry.get("kind", "dense") in KINDS
+            if "kind" not in entry
         ]
         for name, entries in stored_sets().items()
     }

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import bench_kernels
 from benchmarks.bench_verify_cpu import FAMILIES, sample
-from benchmarks.shapes import GRADIENTS, KINDS, SOURCES, every_shape, public_shape, shape_sets, shapes_of, stored_sets
+from benchmarks.shapes import GRADIENTS, SOURCES, every_shape, public_shape, shape_sets, shapes_of, stored_sets
 from codegen.lower import lower
 from codegen.operators import operator, operators
 from codegen.search.search import Search
@@ -106,15 +106,27 @@ def test_every_operators_public_shapes_are_requests() -> None:
 
 def test_attention_of_servers_is_of_at_least_30_definitions_of_all_kinds() -> None:
     assert len({entry["source"] for entry in OF_FLASHINFER}) >= 30
-    assert {entry["kind"] for entry in SERVED} == {"dense", "ragged", "paged", "mla_paged"}
+    assert {lengths_of(entry) for entry in SERVED} == {"dense", "ragged", "paged", "mla_paged"}
     assert {entry["page_size"] for entry in SERVED if "page_size" in entry} == {1, 16, 64}
-    dense = [entry for entry in SERVED if entry["kind"] == "dense"]
+    dense = [entry for entry in SERVED if lengths_of(entry) == "dense"]
     assert {entry["seq_q"] == 1 for entry in dense} == {True, False}
     assert {entry["heads_q"] == entry["heads_kv"] for entry in dense} == {True, False}
 
 
-def test_entries_of_other_kinds_are_stored_and_left_out() -> None:
-    left_out = {entry["name"] for entry in SERVED if entry["kind"] not in KINDS}
+def lengths_of(entry: dict[str, Any]) -> str:
+    """How sequences lie in memory."""
+    return str(entry.get("kind", entry.get("lengths", "dense")))
+
+
+def test_the_lengths_of_recorded_calls_add_up() -> None:
+    recorded = {entry["name"]: entry for entry in SERVED}
+    prompts = recorded["flashinfer/gqa_ragged_prefill_causal_h32_kv8_d128"]
+    assert sum(prompts["q_lengths"]) == sum(prompts["kv_lengths"]) == 12_845
+    assert sum(recorded["flashinfer/gqa_paged_decode_h32_kv8_d128_ps64"]["kv_lengths"]) == 58_966
+
+
+def test_entries_of_no_operator_are_stored_and_left_out() -> None:
+    left_out = {entry["name"] for entry in SERVED if "kind" in entry}
     offered = {problem["name"] for problem in every_shape()}
     assert left_out
     assert not left_out & offered
@@ -131,9 +143,10 @@ def test_the_attention_of_servers_is_that_of_its_source(entry: dict[str, Any]) -
     said = {key: int(number) for key, number in re.findall(r"_(h|kv|d|ckv|kpe|qk|vo|ps)(\d+)", name)}
     own = {"h": "heads_q", "kv": "heads_kv", "ckv": "head_dim_ckv", "kpe": "head_dim_kpe", "qk": "head_dim_qk",
            "vo": "head_dim_vo", "d": "head_dim_qk", "ps": "page_size"}  # fmt: skip
-    if entry["kind"] == "dense":
+    lengths = lengths_of(entry)
+    if lengths == "dense":
         said.pop("ps", None)
     assert {key: entry[own[key]] for key in said} == said
     assert "d" not in said or entry["head_dim_vo"] == said["d"]
     assert entry["causal"] is ("prefill" in name)
-    assert entry["kind"] == "dense" or entry["kind"] in name
+    assert lengths == "dense" or lengths in name
