@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from codegen.counts import Openings
@@ -25,6 +27,10 @@ DGRAD = {**CONV, "operator": "conv2d_dgrad"}
 WGRAD = {**CONV, "operator": "conv2d_wgrad"}
 RING_CONV = {**CONV, "dtype": "int64", "fraction_bits": 18}
 BIAS = [{"op": "bias"}]
+BIAS_N = [{"op": "bias", "axis": "n"}]
+SQUARES = {"where_set": {"op": "square"}, "where_clear": {"op": "square"}}
+TWO_SQUARES = {"op": "masked_activation", **SQUARES}
+CUBE = {"op": "polynomial", "coefficients": [0.0, 0.5, 0.25, 1.0]}
 MASKED: dict[str, Any] = {"operator": "masked_activation", "shape": [5003], "where_set": {"op": "relu"}}
 ATTENTION: dict[str, Any] = {
     "operator": "attention", "batch": 2, "seq_q": 70, "seq_kv": 150, "heads_q": 2, "head_dim_qk": 64, "head_dim_vo": 40,
@@ -32,7 +38,7 @@ ATTENTION: dict[str, Any] = {
 
 # Name -> problem, and what of the schedule is asked for: the first of level 2 that has it; nothing: level 0.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "fp32": ({**MATMUL, "epilogue": [{"op": "bias", "axis": "n"}]}, {}),
+    "fp32": ({**MATMUL, "epilogue": BIAS_N}, {}),
     "fp32, bias along m": ({**MATMUL, "epilogue": [{"op": "bias", "axis": "m"}, {"op": "residual"}]}, {}),
     "slices": ({**MATMUL, "dtype": "float16", "k": 700, "n": 54}, {"split": "workspace"}),
     "atomic slices": ({**MATMUL, "dtype": "float16", "k": 700}, {"split": "atomic"}),
@@ -48,6 +54,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**RING, "k": 2100, "epilogue": [{"op": "masked_activation", "where_set": {"op": "square"}}]},
         {"algorithm": "limbs", "split": "workspace"},
     ),
+    "imad, squares on both sides": ({**RING, "epilogue": [TWO_SQUARES]}, {"algorithm": "imad"}),
+    "limbs, squares on both sides": ({**RING, "epilogue": [*BIAS_N, TWO_SQUARES]}, {"algorithm": "limbs"}),
     "convolution, fp32": ({**CONV, "dtype": "float32", "epilogue": BIAS}, {}),
     "convolution": (CONV, {}),
     "convolution, channels first": ({**CONV, "layout": "nchw"}, {}),
@@ -119,6 +127,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ring convolution, filters' gradient": ({**WGRAD, "dtype": "int64", "fraction_bits": 18}, {}),
     "masked, over a ring": (
         {**MASKED, "where_set": {"op": "square"}, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "vectorised"}
+    ),
+    "masked, over a ring, squares on both sides": (
+        {**MASKED, **SQUARES, "dtype": "int64", "fraction_bits": 18},
+        {"algorithm": "vectorised"},
     ),
     "masked": ({**MASKED, "dtype": "float16"}, {}),
     "masked, bytes": ({**MASKED, "mask": "bytes"}, {}),
@@ -212,6 +224,28 @@ def test_multiplications_and_truncations_are_those_of_the_run(
     if one.schedule.as_dict().get("truncate", "once") == "once":
         truncations = run.of().get("truncate")
         assert op.cost(one.problem, one.schedule).truncations == (truncations.times if truncations else 0)
+
+
+@pytest.mark.parametrize("operator_name", ["matmul", "masked_activation"])
+def test_of_two_functions_the_dearer_one_is_counted(operator_name: str, tmp_path: Path) -> None:
+    """The mask decides by element: a run has the products of its bits, at most what is said."""
+    sides: dict[str, Any] = {"where_set": {"op": "square"}, "where_clear": CUBE, "mask": "bytes"}
+    fields: dict[str, Any] = {
+        "matmul": {**RING, "epilogue": [{"op": "masked_activation", **sides}]},
+        "masked_activation": {**MASKED, **sides, "dtype": "int64", "fraction_bits": 18},
+    }[operator_name]
+    one = candidate(fields, {"matmul": {"algorithm": "limbs"}}.get(operator_name, {"algorithm": "vectorised"}))
+    op = operator(operator_name)
+    outputs = 70 * 52 if operator_name == "matmul" else 5003
+    shape = (70, 52) if operator_name == "matmul" else (5003,)
+    half = (np.arange(outputs) < outputs // 2).reshape(shape).astype(np.uint8)
+    masks = {"set": np.ones_like(half), "clear": np.zeros_like(half), "half": half}
+    runs = count_runs(dict.fromkeys(masks, one), tmp_path, masks)
+    multiplied = {name: run.of()["imad"].multiplications for name, run in runs.items()}
+    assert multiplied == {"set": outputs, "clear": 3 * outputs, "half": 3 * outputs - 2 * (outputs // 2)}
+    (said,) = (part for part in op.launches(one.problem, one.schedule, TARGET)[-1].primitives if part.name == "imad")
+    assert said.multiplications == multiplied["clear"]
+    assert op.cost(one.problem, one.schedule).truncations == runs["clear"].of()["truncate"].times
 
 
 @pytest.mark.parametrize("name", CASES)

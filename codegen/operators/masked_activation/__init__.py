@@ -223,7 +223,8 @@ class MaskedActivation(Operator):
         n, size = p.elements, dtype(p.dtype).bytes
         mask = INDEX_BYTES * words_of_mask(n) if p.mask == "bits" else n
         launches = 1 if _is_vectorised(t) else 3
-        truncations = n * products((p.node,)) if p.fraction_bits else 0
+        counted = counted_launches(p, _full(t), n // 2) if p.fraction_bits else ()
+        truncations = sum(launch.truncations for launch in counted)
         return Cost(
             round(n * _instructions(p)), n * size + mask, n * size, launches, _workspace_bytes(p, t), truncations
         )
@@ -286,7 +287,7 @@ def counted_launches(p: MaskedActivationProblem, t: Mapping[str, Any], listed: i
 
 
 def _multiplied(p: MaskedActivationProblem, elements: int, node: Node) -> list[Primitive]:
-    """Products of a ring, each truncated, also where the mask rejects them."""
+    """Products of a ring, each truncated; of two functions the dearer one's, as if no bit were that of the other."""
     count = elements * products((node,)) if over_ring(p) else 0
     return [Primitive("imad", count, count), Primitive(TRUNCATE, count if p.fraction_bits else 0)]
 
