@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.counts import Openings
+from codegen.counts import Filters, Openings
 from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.search.rules import Accepted
@@ -35,6 +35,8 @@ MASKED: dict[str, Any] = {"operator": "masked_activation", "shape": [5003], "whe
 ATTENTION: dict[str, Any] = {
     "operator": "attention", "batch": 2, "seq_q": 70, "seq_kv": 150, "heads_q": 2, "head_dim_qk": 64, "head_dim_vo": 40,
 }  # fmt: skip
+
+FILTERS: tuple[Filters, Filters] = ("secret", "public")
 
 # Name -> problem, and what of the schedule is asked for: the first of level 2 that has it; nothing: level 0.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -289,3 +291,15 @@ def test_ring_bytes_are_operands_and_truncated_numbers_of_the_run(
 def test_floats_send_no_ring_bytes(candidates: dict[str, Candidate]) -> None:
     one = candidates["fp32"]
     assert operator("matmul").ring_bytes(one.problem, one.schedule, Openings()) is None
+
+
+@pytest.mark.parametrize(
+    "fields", [RING, *({**RING_CONV, "operator": name} for name in ("conv2d", "conv2d_dgrad", "conv2d_wgrad"))]
+)
+def test_public_filters_make_a_product_local_where_it_has_filters(fields: dict[str, Any]) -> None:
+    """dy and x of a filters' gradient are both secret, whatever filters are."""
+    one, op = candidate(fields, {}), operator(fields["operator"])
+    secret, public = (op.ring_bytes(one.problem, one.schedule, Openings(filters=f)) for f in FILTERS)
+    assert secret is not None and public is not None
+    truncated = 8 * op.cost(one.problem, one.schedule).truncations
+    assert public == (secret if fields["operator"] == "conv2d_wgrad" else truncated) and secret > truncated

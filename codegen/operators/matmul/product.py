@@ -78,6 +78,8 @@ class ProductOperator(Operator):
     """An operator says which product it is, and how its operands lie in memory."""
 
     shared: ClassVar[tuple[str, ...]] = GEMM
+    # Whether one of the product's operands is filters, which a two-party evaluation may hold as public numbers.
+    of_filters: ClassVar[bool] = True
 
     @staticmethod
     @abstractmethod
@@ -141,7 +143,7 @@ class ProductOperator(Operator):
         as_product = self.product(p)
         if not over_ring(as_product):
             return None
-        secret = openings.filters == "secret"
+        secret = openings.filters == "secret" or not self.of_filters
         opened = sum(self.opened(p, schedule, inputs=openings.operands == "inputs")) if secret else 0
         opened += as_product.batch * as_product.m * as_product.n * products(as_product.epilogue)
         return dtype(as_product.dtype).bytes * (opened + self.cost(p, schedule).truncations)
