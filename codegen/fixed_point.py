@@ -135,8 +135,9 @@ def allowed_ulp(problem: InFixedPoint) -> int:
     return problem.truncation.ulp if isinstance(problem.truncation, Tolerance) else 0
 
 
-def truncations(problem: Sums, tunables: Mapping[str, Any]) -> int:
-    """How many numbers a run of the schedule truncates: parts of sums, and products of the epilogue."""
+def truncated_numbers(problem: Sums, tunables: Mapping[str, Any]) -> int:
+    """How many numbers of the problem a schedule truncates: parts of sums, and products of the epilogue. What tiles add
+    to the matrices is none; `operators/matmul/truncations.py` counts what a run executes."""
     if not over_ring(problem) or problem.fraction_bits == 0:
         return 0
     return problem.batch * problem.m * problem.n * (parts(problem.k, tunables) + products(problem.epilogue))

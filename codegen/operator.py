@@ -93,8 +93,8 @@ class LaunchBounds:
 @dataclass(frozen=True)
 class Cost:
     """Of one run of a candidate; bytes are those that any algorithm must move between DRAM and chip. `launches` and
-    `workspace_bytes` are those of the schedule, exactly as the launch code has them; `truncations`: how many numbers of
-    fixed point it truncates."""
+    `workspace_bytes` are those of the schedule, exactly as the launch code has them; `truncations`: how often
+    a run truncates a number of fixed point, what tiles add to the matrices too."""
 
     flops: int
     bytes_read: int

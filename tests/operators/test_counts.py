@@ -19,7 +19,8 @@ from tests.support.kernels.counted_runs import Counted, count_runs
 TARGET = target("sm_80")
 MATMUL: dict[str, Any] = {"operator": "matmul", "m": 70, "n": 52, "k": 44, "layout": "nt"}
 RING: dict[str, Any] = {**MATMUL, "dtype": "int64", "fraction_bits": 18}
-EARLY: dict[str, Any] = {**RING, "truncation": {"policy": "tolerance", "ulp": 1000}}
+TOLERANT = {"policy": "tolerance", "ulp": 1000}
+EARLY: dict[str, Any] = {**RING, "truncation": TOLERANT}
 CONV: dict[str, Any] = {
     "operator": "conv2d", "n": 2, "h": 9, "w": 11, "c": 8, "k": 24, "r": 3, "s": 3, "padding": 1, "dtype": "float16",
 }  # fmt: skip
@@ -119,6 +120,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**DGRAD, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "winograd_fused", "output_tile": 4},
     ),
     "ring convolution, image's gradient": ({**DGRAD, "dtype": "int64", "fraction_bits": 18, "stride": 2}, {}),
+    "ring convolution, image's gradient, stride, tiles truncated": (
+        {**DGRAD, "dtype": "int64", "fraction_bits": 18, "stride": 2, "truncation": TOLERANT},
+        {"algorithm": "imad", "truncate": "tile"},
+    ),
+    "ring convolution, image's gradient, no taps, products truncated": (
+        {
+            **DGRAD, "dtype": "int32", "fraction_bits": 9, "stride": 2, "r": 1, "s": 1, "padding": 0,
+            "truncation": TOLERANT,
+        },
+        {"algorithm": "imad", "truncate": "product"},
+    ),
     "ring convolution, image's gradient, limbs split ahead": (
         {**DGRAD, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "limbs", "limb_split": "ahead"}
     ),
@@ -156,6 +168,8 @@ WITHOUT_SUMS = ("masked", "attention")
 # Sums of these differ in length.
 UNEVEN = (
     "ring convolution, image's gradient", "ring convolution, image's gradient, limbs split ahead, stride",
+    "ring convolution, image's gradient, stride, tiles truncated",
+    "ring convolution, image's gradient, no taps, products truncated",
     "image's gradient, stride", "image's gradient, no taps",
 )  # fmt: skip
 
@@ -223,9 +237,8 @@ def test_multiplications_and_truncations_are_those_of_the_run(
             for primitive, count in seen
             if count.multiplications or primitive == "truncate"
         }
-    if one.schedule.as_dict().get("truncate", "once") == "once":
-        truncations = run.of().get("truncate")
-        assert op.cost(one.problem, one.schedule).truncations == (truncations.times if truncations else 0)
+    truncations = run.of().get("truncate")
+    assert op.cost(one.problem, one.schedule).truncations == (truncations.times if truncations else 0)
 
 
 @pytest.mark.parametrize("operator_name", ["matmul", "masked_activation"])
@@ -301,5 +314,5 @@ def test_public_filters_make_a_product_local_where_it_has_filters(fields: dict[s
     one, op = candidate(fields, {}), operator(fields["operator"])
     secret, public = (op.ring_bytes(one.problem, one.schedule, Openings(filters=f)) for f in FILTERS)
     assert secret is not None and public is not None
-    truncated = 8 * op.cost(one.problem, one.schedule).truncations
+    truncated = 8 * op.cost(one.problem, one.schedule).truncations  # once for each output
     assert public == (secret if fields["operator"] == "conv2d_wgrad" else truncated) and secret > truncated
