@@ -24,6 +24,7 @@ class Primitive:
 
 TRUNCATE = "truncate"
 Filters = Literal["secret", "public"]
+Operands = Literal["multiplied", "inputs"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Openings:
     transformed tiles and filters), or the raw inputs, with the zeros of the padding."""
 
     filters: Filters = "secret"
-    operands: Literal["multiplied", "inputs"] = "multiplied"
+    operands: Operands = "multiplied"
 
 
 @dataclass(frozen=True)

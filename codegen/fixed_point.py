@@ -122,7 +122,9 @@ def ring_name(element: str) -> str:
 
 def parts(k: int, tunables: Mapping[str, Any]) -> int:
     """How many parts of a sum a schedule truncates."""
-    return {"once": 1, "tile": -(-k // int(tunables["tile_k"])), "product": k}[tunables["truncate"]]
+    if tunables["truncate"] == "tile":
+        return -(-k // int(tunables["tile_k"]))
+    return k if tunables["truncate"] == "product" else 1
 
 
 def largest_error(count: int, rounding: str) -> int:

@@ -322,8 +322,8 @@ class Operator(ABC):
         truncated. None where the problem is over no ring; comparisons are not in it."""
         return None
 
-    def ring_forms(self, problem: Problem) -> tuple[RingForm, ...]:
-        """What forms of a problem over a ring send, to compare; none where there is one form alone."""
+    def ring_forms(self, problem: Problem, schedule: Schedule, openings: Openings) -> tuple[RingForm, ...]:
+        """What forms of a problem over a ring send, to compare: the schedule's own one, and others."""
         return ()
 
     @abstractmethod

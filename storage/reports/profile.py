@@ -75,7 +75,7 @@ def profile_row(
         schedule=schedule.as_dict(),
         counts=counts,
         kernels=[_kernel(launch, us, prediction) for launch, us in zip(launches, times_us, strict=True)],
-        ring_forms=[RingForm(**asdict(form)) for form in op.ring_forms(problem)],
+        ring_forms=[RingForm(**asdict(form)) for form in op.ring_forms(problem, schedule, openings)],
     )
 
 

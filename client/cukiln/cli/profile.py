@@ -22,6 +22,9 @@ _NOTES = {
     "comparisons are not in it",
 }
 _OPENED = {"multiplied": "what is multiplied is opened", "inputs": "the raw inputs are opened"}
+FORMS_NOTE = (
+    "other forms: those of other systems multiply by public filters, ours by {filters} ones; compare where they are alike"
+)
 INDENT = "  "
 
 
@@ -54,6 +57,8 @@ def print_profile(console: Console, operators: Sequence[ProfileOperator], filter
             console.print(Text("the same layer in other forms", style="dim"))
             form, *counts = columns_of(row.ring_forms, _FORM_CELLS, left=("form", "filters"))
             print_columns(console, form, counts)
+    if any(row.ring_forms for row in operators):
+        console.print(Text(FORMS_NOTE.format(filters=filters), style="dim"))
     for heading, note in _NOTES.items():
         if heading in headings:
             console.print(Text(note.format(filters=filters, opened=_OPENED[opened]), style="dim"))

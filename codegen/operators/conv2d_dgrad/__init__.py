@@ -32,7 +32,6 @@ from codegen.operators.convolution.winograd_operator import WinogradOperator
 from codegen.operators.matmul import split
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.operators.matmul.product import family
-from codegen.operators.matmul.truncations import truncations
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected, check
@@ -243,7 +242,7 @@ class Conv2dDgrad(WinogradOperator):
             bytes_written=pixels * dtype(p.out_dtype).bytes,
             launches=len(split.functions(t)),
             workspace_bytes=split.workspace_bytes(as_product, t),
-            truncations=sum(number * truncations(of, t) for number, of in self.products(p)),
+            truncations=self.truncations(p, t),
         )
         if channel_planes.ahead(t):
             return replace(cost, workspace_bytes=self.planes(p).workspace_bytes(as_product, t))

@@ -12,6 +12,7 @@ from codegen.operator import GEMM, Config, Constants, Cost, LaunchBounds, Operat
 from codegen.operators.matmul import counts, limbs, ring_space, simt, simt_space, split, tensor, tensor_space
 from codegen.operators.matmul.kernel_family import Stored, is_limbs, is_tensor
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.truncations import truncations
 from codegen.problem import Problem
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule
@@ -140,6 +141,10 @@ class ProductOperator(Operator):
 
     def multiplications(self, problem: Problem) -> int:
         return sum(number * counts.multiplications(of) for number, of in self.products(self.own(problem)))
+
+    def truncations(self, p: Any, t: Fields) -> int:
+        """Of a run, in all products."""
+        return sum(number * truncations(of, t) for number, of in self.products(p))
 
     def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:
         """A product of the epilogue opens its number, as those of matrices open their operands. What tiles add is not
