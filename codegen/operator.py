@@ -314,7 +314,7 @@ class Operator(ABC):
         return (LaunchCounts("run", parts, multiplications, cost.launches),)
 
     def multiplications(self, problem: Problem) -> int:
-        """Of two numbers, as the problem has them: those with zeros of a padding too."""
+        """Of two numbers, as the problem has them, with zeros of a padding; over a ring with those of the epilogue."""
         return 0
 
     def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:

@@ -9,7 +9,8 @@ from sqlalchemy import RowMapping, select
 from codegen.counts import LaunchCounts, Openings, Primitive
 from codegen.kernel import Candidate
 from codegen.operators import operator
-from codegen.predict.roofline import Prediction, launch_times, predict
+from codegen.operators.matmul.simt import IMADS
+from codegen.predict.roofline import Prediction, imad_us, launch_times, predict
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
 from codegen.targets import target as data_sheet
@@ -55,6 +56,7 @@ def profile_row(
     prediction, launches = predict(candidate, resources, target), op.launches(problem, schedule, target)
     functions = [launch.function for launch in launches]
     times_us = launch_times(prediction, op.work(problem, schedule, target), target, functions)
+    element = str(candidate.kernel.signature_dict.get("dtype"))
     counts = _counts(
         op.name,
         launches,
@@ -74,7 +76,7 @@ def profile_row(
         candidate=candidate.id,
         schedule=schedule.as_dict(),
         counts=counts,
-        kernels=[_kernel(launch, us, prediction) for launch, us in zip(launches, times_us, strict=True)],
+        kernels=[_kernel(*one, prediction, element, target) for one in zip(launches, times_us, strict=True)],
         ring_forms=[RingForm(**asdict(form)) for form in op.ring_forms(problem, schedule, openings)],
     )
 
@@ -91,25 +93,29 @@ def _counts(
     return ProfileCounts.model_validate({"name": name, **seconds, **sums, **others})
 
 
-def _kernel(launch: LaunchCounts, us: float | None, prediction: Prediction) -> ProfileKernel:
+def _kernel(
+    launch: LaunchCounts, us: float | None, prediction: Prediction, element: str, target: Target
+) -> ProfileKernel:
     """Its seconds are always predicted. Those of a primitive are its roof's alone, which others hide: they do not add
-    up."""
+    up; products of an epilogue alone have those of their own instructions."""
     moved = launch.total.bytes_read + launch.total.bytes_written
     roofs = prediction.roofs_us if launch.function == "run" else {}
     multiplies = max(launch.primitives, key=lambda part: part.multiplications, default=None)
 
     def us_of(part: Primitive) -> float | None:
+        if part.of_epilogue and part.of_epilogue == part.multiplications:
+            return imad_us(IMADS[element] * part.multiplications, target)
         if part.multiplications:
             return roofs.get("mma" if part.name.startswith("mma") else "fma")
         bytes_ = part.bytes_read + part.bytes_written
         return max(roofs["l2"], roofs["dram"]) * bytes_ / moved if roofs and bytes_ else None
 
     def row(part: Primitive) -> ProfileCounts:
-        products = launch.multiplications if part is multiplies else 0
+        products = part.of_epilogue + (launch.multiplications if part is multiplies else 0)
         alone = [LaunchCounts(launch.function, (part,))]
         return _counts(part.name, alone, us_of(part), times=part.times, launches=0, multiplications=products)
 
-    times, products = launch.times, launch.multiplications
+    times, products = launch.times, launch.multiplications + launch.total.of_epilogue
     whole = _counts(
         launch.function, [launch], us, times=times, launches=times, multiplications=products, once_for=launch.once_for
     )

@@ -258,6 +258,7 @@ def test_of_two_functions_the_dearer_one_is_counted(operator_name: str, tmp_path
     runs = count_runs(dict.fromkeys(masks, one), tmp_path, masks)
     multiplied = {name: run.of()["imad"].multiplications for name, run in runs.items()}
     assert multiplied == {"set": outputs, "clear": 3 * outputs, "half": 3 * outputs - 2 * (outputs // 2)}
+    assert op.multiplications(one.problem) == 3 * outputs + (outputs * 44 if operator_name == "matmul" else 0)
     (said,) = (part for part in op.launches(one.problem, one.schedule, TARGET)[-1].primitives if part.name == "imad")
     assert said.multiplications == multiplied["clear"]
     assert op.cost(one.problem, one.schedule).truncations == runs["clear"].of()["truncate"].times
@@ -279,11 +280,15 @@ def test_multiplications_of_the_problem_are_outputs_of_the_run_times_the_length_
 ) -> None:
     one, fields = candidates[name], CASES[name][0]
     length = fields["k"] if fields["operator"] == "matmul" else one.problem.gathered_products  # type: ignore[attr-defined]
-    op = operator(one.problem.operator)
-    assert op.multiplications(one.problem) == written_outputs(one, counted[name]) * length
-    multiplied = [launch.multiplications for launch in op.launches(one.problem, one.schedule, TARGET)]
+    op, outputs = operator(one.problem.operator), written_outputs(one, counted[name])
+    launches = op.launches(one.problem, one.schedule, TARGET)
+    of_epilogue = sum(launch.total.of_epilogue for launch in launches)
+    squares = sum(node["op"] == "masked_activation" for node in fields.get("epilogue", ()))
+    assert of_epilogue == squares * outputs
+    assert op.multiplications(one.problem) == outputs * length + of_epilogue
+    multiplied = sum(launch.multiplications for launch in launches) + of_epilogue
     by_winograd = str(one.schedule.as_dict().get("algorithm")).startswith("winograd")
-    assert (sum(multiplied) < op.multiplications(one.problem)) == by_winograd
+    assert (multiplied < op.multiplications(one.problem)) == by_winograd
 
 
 @pytest.mark.parametrize("name", ["imad", "limbs", "limbs of int32, tiles truncated"])

@@ -23,7 +23,7 @@ _NOTES = {
 }
 _OPENED = {"multiplied": "what is multiplied is opened", "inputs": "the raw inputs are opened"}
 FORMS_NOTE = (
-    "other forms: those of other systems multiply by public filters, ours by {filters} ones; compare where they are alike"
+    "forms of other systems multiply by public filters, ours by {filters} ones: compare where they are alike"
 )
 INDENT = "  "
 

@@ -244,7 +244,7 @@ class WinogradOperator(ConvolutionOperator):
         products = self.multiplications(p)
         if winograd.computes(t):
             name, (tiles, _) = f"{name}, truncated once", self.opened(p, schedule, inputs=False)
-            products = tiles * self.layer(p).k
+            products = tiles * self.layer(p).k + self.epilogue_products(p)
         return RingForm(name + place, openings.filters, True, sent, self.truncations(p, t), products)
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:

@@ -229,6 +229,11 @@ class MaskedActivation(Operator):
             round(n * _instructions(p)), n * size + mask, n * size, launches, _workspace_bytes(p, t), truncations
         )
 
+    def multiplications(self, problem: Problem) -> int:
+        """Of a ring's numbers, as a fused node has them."""
+        p = self.own(problem)
+        return p.elements * products((p.node,)) if over_ring(p) else 0
+
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
         """Of lists it is not known how long they are: half of the bits count as set."""
         p, t = self.own(problem), _full(schedule.as_dict())
@@ -289,7 +294,7 @@ def counted_launches(p: MaskedActivationProblem, t: Mapping[str, Any], listed: i
 def _multiplied(p: MaskedActivationProblem, elements: int, node: Node) -> list[Primitive]:
     """Products of a ring, each truncated; of two functions the dearer one's, as if no bit were that of the other."""
     count = elements * products((node,)) if over_ring(p) else 0
-    return [Primitive("imad", count, count), Primitive(TRUNCATE, count if p.fraction_bits else 0)]
+    return [Primitive("imad", count, count, of_epilogue=count), Primitive(TRUNCATE, count if p.fraction_bits else 0)]
 
 
 def _is_vectorised(tunables: Mapping[str, Any]) -> bool:

@@ -125,7 +125,7 @@ def in_fixed_point(problem: Any, outputs: int, *, whole: bool) -> list[Primitive
     """Products of a ring's epilogue, and truncations: of those, and of `whole` sums."""
     multiplied = outputs * products(problem.epilogue)
     truncated = multiplied + (outputs if whole else 0) if problem.fraction_bits else 0
-    return [Primitive("imad", multiplied, multiplied), Primitive(TRUNCATE, truncated)]
+    return [Primitive("imad", multiplied, multiplied, of_epilogue=multiplied), Primitive(TRUNCATE, truncated)]
 
 
 def epilogue_reads(chain: Sequence[Node], out_dtype: str, outputs: int, width: int) -> list[Primitive]:

@@ -140,7 +140,14 @@ class ProductOperator(Operator):
         """Elements of the operands that a two-party evaluation opens: as they are multiplied, or of the raw inputs."""
 
     def multiplications(self, problem: Problem) -> int:
-        return sum(number * counts.multiplications(of) for number, of in self.products(self.own(problem)))
+        p = self.own(problem)
+        return sum(number * counts.multiplications(of) for number, of in self.products(p)) + self.epilogue_products(p)
+
+    def epilogue_products(self, p: Any) -> int:
+        """Multiplications of a ring's epilogue."""
+        if not over_ring(self.product(p)):
+            return 0
+        return sum(number * of.batch * of.m * of.n * products(of.epilogue) for number, of in self.products(p))
 
     def truncations(self, p: Any, t: Fields) -> int:
         """Of a run, in all products."""
@@ -155,6 +162,6 @@ class ProductOperator(Operator):
             return None
         secret = openings.filters == "secret" or not self.of_filters
         opened = sum(self.opened(p, schedule, inputs=openings.operands == "inputs")) if secret else 0
-        opened += as_product.batch * as_product.m * as_product.n * products(as_product.epilogue)
+        opened += self.epilogue_products(p)
         truncated = sum(number * truncated_numbers(of, t) for number, of in self.products(p))
         return dtype(as_product.dtype).bytes * (opened + truncated)

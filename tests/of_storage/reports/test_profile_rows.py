@@ -135,6 +135,25 @@ def test_of_forms_the_schedules_own_one_is_what_its_row_says(
     assert own.multiplications == sum(kernel.counts.multiplications for kernel in row.kernels)
 
 
+@pytest.mark.parametrize("algorithm", ["imad", "limbs", "winograd_limbs", "winograd_fused"])
+def test_products_of_an_epilogue_are_the_problems_and_take_their_own_instructions(algorithm: str) -> None:
+    op = operator("conv2d")
+    plain, squared = (op.parse({**LAYER, "epilogue": epilogue}) for epilogue in ([], SQUARED))
+    found = lower(squared, SM_80, Search(tunables={"algorithm": [algorithm]})).candidates
+    one = next(c for c in found if c.schedule.get("algorithm") == algorithm)
+    row, outputs = of(one), 65_536
+    assert row.counts.multiplications == op.multiplications(plain) + outputs
+    for kernel in row.kernels:
+        assert kernel.counts.multiplications == sum(part.multiplications for part in kernel.primitives)
+        for part in kernel.primitives:
+            assert part.executed >= part.multiplications
+    alone = [part for kernel in row.kernels for part in kernel.primitives if part.executed == outputs]
+    assert len(alone) == (algorithm in ("limbs", "winograd_limbs"))
+    for part in alone:  # 4 instructions for a product of Z/2^64, 64 a clock on each of 108 multiprocessors
+        assert part.multiplications == outputs
+        assert part.seconds == pytest.approx(outputs * 4 / (64 * 108 * SM_80.clock_mhz) * 1e-6)
+
+
 def test_forms_of_other_systems_multiply_by_public_filters_and_have_the_layers_epilogue() -> None:
     def others(**changes: Any) -> list[RingForm]:
         op, fields = operator("conv2d"), {**LAYER, **changes}
