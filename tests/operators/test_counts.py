@@ -321,3 +321,41 @@ def test_public_filters_make_a_product_local_where_it_has_filters(fields: dict[s
     assert secret is not None and public is not None
     truncated = 8 * op.cost(one.problem, one.schedule).truncations  # once for each output
     assert public == (secret if fields["operator"] == "conv2d_wgrad" else truncated) and secret > truncated
+
+
+@pytest.mark.parametrize(("where_set", "products"), [({"op": "square"}, 1), (CUBE, 3), ({"op": "relu"}, 0)])
+@pytest.mark.parametrize("bits", [0, 18])
+def test_a_masked_activation_alone_sends_what_it_sends_in_an_epilogue(
+    where_set: dict[str, Any], products: int, bits: int
+) -> None:
+    """Each product opens its number, and truncates it where there are fraction bits."""
+    if where_set is CUBE and not bits:
+        where_set = {"op": "polynomial", "coefficients": [0.0, 1.0, 2.0, 1.0]}
+    fields: dict[str, Any] = {"dtype": "int64", "fraction_bits": bits}
+    node: dict[str, Any] = {"op": "masked_activation", "where_set": where_set, "mask": "bytes"}
+    alone = candidate({**MASKED, **fields, "where_set": where_set, "mask": "bytes", "shape": [70, 52]}, {})
+    sent = operator("masked_activation").ring_bytes(alone.problem, alone.schedule, Openings())
+    plain, fused = (candidate({**MATMUL, **fields, "epilogue": chain}, {}) for chain in ([], [node]))
+    of_matmul = [operator("matmul").ring_bytes(one.problem, one.schedule, Openings()) or 0 for one in (plain, fused)]
+    assert sent == of_matmul[1] - of_matmul[0] == 8 * 70 * 52 * products * (1 + (bits > 0))
+
+
+def test_lists_of_a_masked_activation_send_what_they_compute() -> None:
+    fields = {**MASKED, **SQUARES, "dtype": "int64", "fraction_bits": 18}
+    one = candidate(fields, {"algorithm": "gather_scatter"})
+    assert operator("masked_activation").ring_bytes(one.problem, one.schedule, Openings()) == 16 * (5003 + 5003 // 2)
+    floats = candidate(MASKED, {})
+    assert operator("masked_activation").ring_bytes(floats.problem, floats.schedule, Openings()) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent"),
+    [
+        ({"dtype": "int64"}, 0), ({"dtype": "int32", "out_dtype": "int32"}, 0), ({"dtype": "int64", "fn": "max"}, None),
+        ({"dtype": "int64", "fn": "min"}, None), ({"dtype": "int32"}, None), ({"dtype": "float32"}, None),
+    ],
+)  # fmt: skip
+def test_sums_over_a_ring_send_nothing(fields: dict[str, Any], sent: int | None) -> None:
+    """Comparisons are not counted: what `max` and `min` send is none. int32 summed in int64 is no ring."""
+    one = candidate({"operator": "reduce", "shape": [40, 30], "axes": [1], "fn": "sum", **fields}, {})
+    assert operator("reduce").ring_bytes(one.problem, one.schedule, Openings()) == sent

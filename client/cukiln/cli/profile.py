@@ -22,9 +22,7 @@ _NOTES = {
     "comparisons are not in it",
 }
 _OPENED = {"multiplied": "what is multiplied is opened", "inputs": "the raw inputs are opened"}
-FORMS_NOTE = (
-    "forms of other systems multiply by public filters, ours by {filters} ones: compare where they are alike"
-)
+FORMS_NOTE = "forms of other systems multiply by public filters, ours by {filters} ones: compare where they are alike"
 INDENT = "  "
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from codegen.arrays import as_float64, namespace_of
-from codegen.counts import TRUNCATE, LaunchCounts, Primitive, load, merged, store
+from codegen.counts import TRUNCATE, LaunchCounts, Openings, Primitive, load, merged, store
 from codegen.dtypes import dtype
 from codegen.epilogue import Identity, node_of, words_of_mask
 from codegen.epilogue import MaskedActivation as Node
@@ -233,6 +233,15 @@ class MaskedActivation(Operator):
         """Of a ring's numbers, as a fused node has them."""
         p = self.own(problem)
         return p.elements * products((p.node,)) if over_ring(p) else 0
+
+    def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:
+        """As a node of an epilogue: a product opens its number, and is truncated."""
+        p = self.own(problem)
+        if not over_ring(p):
+            return None
+        launches = counted_launches(p, _full(schedule.as_dict()), p.elements // 2)
+        opened = sum(launch.total.of_epilogue for launch in launches)
+        return dtype(p.dtype).bytes * (opened + sum(launch.truncations for launch in launches))
 
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
         """Of lists it is not known how long they are: half of the bits count as set."""
