@@ -15,36 +15,51 @@ from codegen.search.schedule import Schedule
 from codegen.targets import Target
 from codegen.targets import target as data_sheet
 from codegen.text.ptxas_report import Resources
-from cukiln.types import ProfileCounts, ProfileKernel, ProfileOperator, ProfilePage, RankedBy, RingForm
+from cukiln.types import (
+    ProfileCounts,
+    ProfileKernel,
+    ProfileLeftOut,
+    ProfileOperator,
+    ProfilePage,
+    RankedBy,
+    RingForm,
+)
 from storage.database.pages import read_page
 from storage.database.session import Session
 from storage.database.sql import core
 from storage.database.tables import JobProblemRow
 from storage.entities.jobs import MAX_PAGE, job_state
-from storage.reports.job import winner_entries
+from storage.reports.job import WITHDRAWN, winner_entries
 
 
 def profile_page(
     session: Session, job_id: str, openings: Openings, *, limit: int = 100, cursor: str | None = None
 ) -> ProfilePage | None:
-    """Problems in the job's order; those without a winner, or of an operator that is not loaded here, are left out.
-    None if there is no such job. Raises `BadCursor`."""
+    """`limit` problems in the job's order; those without a winner, or of an operator that is not loaded here, are left
+    out. None if there is no such job. Raises `BadCursor`."""
     job = job_state(session, job_id)
     if job is None:
         return None
     job_problem = core(JobProblemRow).c
-    query = select(core(JobProblemRow)).where(job_problem.job_id == job_id, job_problem.winner.is_not(None))
+    query = select(core(JobProblemRow)).where(job_problem.job_id == job_id)
     rows, next_cursor = read_page(
         session, query, (job_problem.position, job_problem.key), (int, str), max(1, min(limit, MAX_PAGE)), cursor
     )
     entries = winner_entries(session, rows, job)
-    made = [_row(row, entries[row["id"]][1], openings) for row in rows if row["id"] in entries]
+    made = [_row(row, entries[row["id"]][1], openings) if row["id"] in entries else _left_out(row) for row in rows]
     return ProfilePage(
         filters=openings.filters,
         opened=openings.operands,
-        operators=[row for row in made if row is not None],
+        operators=[row for row in made if isinstance(row, ProfileOperator)],
+        left_out=[row for row in made if isinstance(row, ProfileLeftOut)],
         next_cursor=next_cursor,
     )
+
+
+def _left_out(row: RowMapping, why: str | None = None) -> ProfileLeftOut:
+    withdrawn = WITHDRAWN if row["winner"] is not None else None
+    why = why or withdrawn or row["error"] or f"it is {row['state']}"
+    return ProfileLeftOut(problem=row["name"], operator=row["operator"], state=row["state"], why=why)
 
 
 def profile_row(
@@ -122,8 +137,8 @@ def _kernel(
     return ProfileKernel(counts=whole, primitives=[row(part) for part in launch.primitives])
 
 
-def _row(row: RowMapping, entry: Mapping[str, Any], openings: Openings) -> ProfileOperator | None:
-    """None where the operator is not loaded here, or another version of it made the schedule."""
+def _row(row: RowMapping, entry: Mapping[str, Any], openings: Openings) -> ProfileOperator | ProfileLeftOut:
+    """Left out where the operator is not loaded here, or another version of it made the schedule."""
     try:
         kind = operator(row["operator"])
         candidate = kind.candidate(kind.parse(row["problem"]), Schedule.of(entry["schedule"]))
@@ -133,4 +148,4 @@ def _row(row: RowMapping, entry: Mapping[str, Any], openings: Openings) -> Profi
             row["name"], row["device_class"], candidate, target, resources, openings, entry["measured_us"]
         )
     except (ValueError, KeyError):
-        return None
+        return _left_out(row, "its operator, in the version that made its winner, is not loaded here")

@@ -10,7 +10,7 @@ from cukiln.cli.console import Column, columns_of, print_columns
 from cukiln.cli.server import server_module
 from cukiln.cli.table import microseconds, schedule_text
 from cukiln.errors import UsageError
-from cukiln.types import ProfileCounts, ProfileOperator, RingForm
+from cukiln.types import ProfileCounts, ProfileLeftOut, ProfileOperator, ProfilePage, RingForm
 
 _NOTES = {
     "times": "times: of a primitive by lanes, or by warps where a warp executes it together",
@@ -26,16 +26,20 @@ FORMS_NOTE = "forms of other systems multiply by public filters, ours by {filter
 INDENT = "  "
 
 
-def estimated(request: dict[str, Any], filters: str, opened: str) -> list[ProfileOperator]:
+def estimated(request: dict[str, Any], filters: str, opened: str) -> ProfilePage:
     """Of a request, without a service. Raises UsageError."""
     module = server_module("service.requests.estimate")
     try:
-        page = module.estimate(request, module.Openings(filters, opened))
+        page: ProfilePage = module.estimate(request, module.Openings(filters, opened))
     except module.Refused as refused:
         faults = [f"{fault.field}: {fault.detail}" if fault.field else fault.detail for fault in refused.faults]
         raise UsageError("\n  ".join(faults)) from refused
-    operators: list[ProfileOperator] = page.operators
-    return operators
+    return page
+
+
+def print_left_out(console: Console, problems: Sequence[ProfileLeftOut]) -> None:
+    for problem in problems:
+        console.print(Text(f"{problem.problem} ({problem.operator}) has no profile: {problem.why}"))
 
 
 def print_profile(console: Console, operators: Sequence[ProfileOperator], filters: str, opened: str) -> None:
