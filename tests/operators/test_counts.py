@@ -359,3 +359,15 @@ def test_sums_over_a_ring_send_nothing(fields: dict[str, Any], sent: int | None)
     """Comparisons are not counted: what `max` and `min` send is none. int32 summed in int64 is no ring."""
     one = candidate({"operator": "reduce", "shape": [40, 30], "axes": [1], "fn": "sum", **fields}, {})
     assert operator("reduce").ring_bytes(one.problem, one.schedule, Openings()) == sent
+
+
+def test_of_a_separate_epilogue_the_run_counts_all_but_what_is_read_in_place(tmp_path: Path) -> None:
+    """Sums are read by a plain pointer (docs/profile.md): what is missing is these bytes, of each node."""
+    fields = {**CONV, "epilogue": [{"op": "bias"}, {"op": "relu"}]}
+    one = candidate(fields, {"epilogue": "separate"})
+    run, sums = count_runs({"separate": one}, tmp_path)["separate"], 4 * 2 * 9 * 11 * 24
+    _, *nodes = operator("conv2d").launches(one.problem, one.schedule, TARGET)
+    assert [node.function for node in nodes] == ["node0", "node1"]
+    for node in nodes:
+        read, written = run.moved(node.function)
+        assert (node.total.bytes_read - read, node.total.bytes_written) == (sums, written)
