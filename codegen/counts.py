@@ -12,7 +12,8 @@ from typing import Literal
 @dataclass(frozen=True)
 class Primitive:
     """`times`: of lanes, or of warps where a warp executes it together (mma). `multiplications`: executed, those of
-    tiles that reach beyond the matrices too; over a ring on tensor cores of `limb_products` bytes."""
+    tiles that reach beyond the matrices too; over a ring on tensor cores of `limb_products` bytes. `of_epilogue`: those
+    of them that a ring's epilogue has, which are all the problem's."""
 
     name: str
     times: int
@@ -20,10 +21,12 @@ class Primitive:
     limb_products: int = 0
     bytes_read: int = 0
     bytes_written: int = 0
+    of_epilogue: int = 0
 
 
 TRUNCATE = "truncate"
 Filters = Literal["secret", "public"]
+Operands = Literal["multiplied", "inputs"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,7 @@ class Openings:
     transformed tiles and filters), or the raw inputs, with the zeros of the padding."""
 
     filters: Filters = "secret"
-    operands: Literal["multiplied", "inputs"] = "multiplied"
+    operands: Operands = "multiplied"
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,8 @@ class RingForm:
 @dataclass(frozen=True)
 class LaunchCounts:
     """Of `times` launches of one function. `multiplications`: of what it computes, with zeros of the padding, without
-    what tiles add. `once_for`: the operand that it alone reads, where the library exports it (`Operator.transformed`):
-    many calls with that operand need it once."""
+    what tiles add and the epilogue's. `once_for`: the operand that it alone reads, where the library exports it
+    (`Operator.transformed`): many calls with that operand need it once."""
 
     function: str
     primitives: tuple[Primitive, ...]
@@ -97,7 +100,7 @@ def added(kinds: Sequence[tuple[int, Sequence[LaunchCounts]]]) -> tuple[LaunchCo
     return tuple(whole)
 
 
-_COUNTS = ("times", "multiplications", "limb_products", "bytes_read", "bytes_written")
+_COUNTS = ("times", "multiplications", "limb_products", "bytes_read", "bytes_written", "of_epilogue")
 
 
 def _times(number: int, part: Primitive) -> Primitive:

@@ -122,7 +122,9 @@ def ring_name(element: str) -> str:
 
 def parts(k: int, tunables: Mapping[str, Any]) -> int:
     """How many parts of a sum a schedule truncates."""
-    return {"once": 1, "tile": -(-k // int(tunables["tile_k"])), "product": k}[tunables["truncate"]]
+    if tunables["truncate"] == "tile":
+        return -(-k // int(tunables["tile_k"]))
+    return k if tunables["truncate"] == "product" else 1
 
 
 def largest_error(count: int, rounding: str) -> int:
@@ -135,18 +137,23 @@ def allowed_ulp(problem: InFixedPoint) -> int:
     return problem.truncation.ulp if isinstance(problem.truncation, Tolerance) else 0
 
 
-def truncations(problem: Sums, tunables: Mapping[str, Any]) -> int:
-    """How many numbers a run of the schedule truncates: parts of sums, and products of the epilogue, those that a mask
-    rejects too."""
+def truncated_numbers(problem: Sums, tunables: Mapping[str, Any]) -> int:
+    """How many numbers of the problem a schedule truncates: parts of sums, and products of the epilogue. What tiles add
+    to the matrices is none; `operators/matmul/truncations.py` counts what a run executes."""
     if not over_ring(problem) or problem.fraction_bits == 0:
         return 0
     return problem.batch * problem.m * problem.n * (parts(problem.k, tunables) + products(problem.epilogue))
 
 
 def products(chain: Sequence[Node]) -> int:
-    """How often a chain multiplies an output: by itself or, of a polynomial, by what Horner's rule has so far."""
-    functions = (function for node in chain for function in _functions(node))
-    return sum(f.degree if isinstance(f, Polynomial) else int(f.op == "square") for f in functions)
+    """How often a chain multiplies an output: by itself or, of a polynomial, by what Horner's rule has so far. Of a
+    masked activation each element takes one function: the dearer one counts, as if it were that of all. Where both cost
+    the same that is exact."""
+    return sum(max(map(_products, _functions(node)), default=0) for node in chain)
+
+
+def _products(function: Node) -> int:
+    return function.degree if isinstance(function, Polynomial) else int(function.op == "square")
 
 
 def whole_coefficients(function: Node, element: str, fraction_bits: int) -> bool:

@@ -93,8 +93,8 @@ class LaunchBounds:
 @dataclass(frozen=True)
 class Cost:
     """Of one run of a candidate; bytes are those that any algorithm must move between DRAM and chip. `launches` and
-    `workspace_bytes` are those of the schedule, exactly as the launch code has them; `truncations`: how many numbers of
-    fixed point it truncates."""
+    `workspace_bytes` are those of the schedule, exactly as the launch code has them; `truncations`: how often
+    a run truncates a number of fixed point, what tiles add to the matrices too."""
 
     flops: int
     bytes_read: int
@@ -314,7 +314,7 @@ class Operator(ABC):
         return (LaunchCounts("run", parts, multiplications, cost.launches),)
 
     def multiplications(self, problem: Problem) -> int:
-        """Of two numbers, as the problem has them: those with zeros of a padding too."""
+        """Of two numbers, as the problem has them, with zeros of a padding; over a ring with those of the epilogue."""
         return 0
 
     def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:
@@ -322,8 +322,8 @@ class Operator(ABC):
         truncated. None where the problem is over no ring; comparisons are not in it."""
         return None
 
-    def ring_forms(self, problem: Problem) -> tuple[RingForm, ...]:
-        """What forms of a problem over a ring send, to compare; none where there is one form alone."""
+    def ring_forms(self, problem: Problem, schedule: Schedule, openings: Openings) -> tuple[RingForm, ...]:
+        """What forms of a problem over a ring send, to compare: the schedule's own one, and others."""
         return ()
 
     @abstractmethod

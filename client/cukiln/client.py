@@ -166,8 +166,14 @@ class Client:
     ) -> Iterator[ProfileOperator]:
         """Yield what a run of each winner does, in the order of the job's problems. `filters`, `opened`: what bytes of
         a two-party evaluation are counted for. Raises `NotFound`."""
-        for page in self._pages(f"{_job_path(job_id)}/profile", ProfilePage, filters=filters, opened=opened):
+        for page in self.profile_pages(job_id, filters=filters, opened=opened):
             yield from page.operators
+
+    def profile_pages(
+        self, job_id: str, *, filters: Filters = "secret", opened: Opened = "multiplied"
+    ) -> Iterator[ProfilePage]:
+        """Yield the pages of `profile`, with the problems that have no row (`left_out`). Raises `NotFound`."""
+        return self._pages(f"{_job_path(job_id)}/profile", ProfilePage, filters=filters, opened=opened)
 
     def _pages(self, path: str, kind: type[_Page], **options: str | None) -> Iterator[_Page]:
         cursor = None

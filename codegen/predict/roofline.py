@@ -126,6 +126,11 @@ def predict(candidate: Candidate, resources: Resources, target: Target) -> Predi
     )
 
 
+def imad_us(imads: float, target: Target) -> float:
+    """Microseconds of so many integer multiply-adds of 32 bits alone, on all multiprocessors."""
+    return imads / (IMAD_LANES * target.sm_count * target.clock_mhz)
+
+
 def launch_times(prediction: Prediction, work: Work, target: Target, functions: Sequence[str]) -> list[float | None]:
     """Microseconds of each launch, of which `run` is the predicted kernel's and the others are `work.others`, in their
     order; None of those that have no work of their own."""

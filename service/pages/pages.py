@@ -151,7 +151,12 @@ def get_job_page(job: str, request: Request, service: ServiceDep) -> HTMLRespons
 
 @router.get("/jobs/{job}/profile", response_class=HTMLResponse, dependencies=[ReportTurn])
 def get_profile_page(
-    job: str, request: Request, service: ServiceDep, filters: Filters = "secret", opened: Opened = "multiplied"
+    job: str,
+    request: Request,
+    service: ServiceDep,
+    filters: Filters = "secret",
+    opened: Opened = "multiplied",
+    cursor: Annotated[str | None, Query(max_length=512)] = None,
 ) -> HTMLResponse:
     """What a run of each of a job's winners does, by operator, kernel and primitive."""
     if caller_of(request) is None:
@@ -159,12 +164,12 @@ def get_profile_page(
     page = None
     if is_job_id(job):
         with service.database.read() as session:
-            page = profile_page(session, job, Openings(filters, opened), limit=PROBLEMS_SHOWN)
+            page = profile_page(session, job, Openings(filters, opened), limit=PROBLEMS_SHOWN, cursor=cursor)
     if page is None:
         return _page("no_job.html", status=404, job=job[:64])
     without = {name for name in OF_RINGS if not any(getattr(row.counts, name) for row in page.operators)}
     sums = [(name, label) for name, label in PROFILE_SUMS if name not in without]
-    return _page("profile.html", job=job, page=page, sums=sums, without=without)
+    return _page("profile.html", job=job, page=page, sums=sums, without=without, first_page=cursor is None, live=LIVE)
 
 
 def _progress(session: Session, service: Service, job: JobSummary) -> Progress | None:

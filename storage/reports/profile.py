@@ -9,41 +9,57 @@ from sqlalchemy import RowMapping, select
 from codegen.counts import LaunchCounts, Openings, Primitive
 from codegen.kernel import Candidate
 from codegen.operators import operator
-from codegen.predict.roofline import Prediction, launch_times, predict
+from codegen.operators.matmul.simt import IMADS
+from codegen.predict.roofline import Prediction, imad_us, launch_times, predict
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
 from codegen.targets import target as data_sheet
 from codegen.text.ptxas_report import Resources
-from cukiln.types import ProfileCounts, ProfileKernel, ProfileOperator, ProfilePage, RankedBy, RingForm
+from cukiln.types import (
+    ProfileCounts,
+    ProfileKernel,
+    ProfileLeftOut,
+    ProfileOperator,
+    ProfilePage,
+    RankedBy,
+    RingForm,
+)
 from storage.database.pages import read_page
 from storage.database.session import Session
 from storage.database.sql import core
 from storage.database.tables import JobProblemRow
 from storage.entities.jobs import MAX_PAGE, job_state
-from storage.reports.job import winner_entries
+from storage.reports.job import WITHDRAWN, winner_entries
 
 
 def profile_page(
     session: Session, job_id: str, openings: Openings, *, limit: int = 100, cursor: str | None = None
 ) -> ProfilePage | None:
-    """Problems in the job's order; those without a winner, or of an operator that is not loaded here, are left out.
-    None if there is no such job. Raises `BadCursor`."""
+    """`limit` problems in the job's order; those without a winner, or of an operator that is not loaded here, are left
+    out. None if there is no such job. Raises `BadCursor`."""
     job = job_state(session, job_id)
     if job is None:
         return None
     job_problem = core(JobProblemRow).c
-    query = select(core(JobProblemRow)).where(job_problem.job_id == job_id, job_problem.winner.is_not(None))
+    query = select(core(JobProblemRow)).where(job_problem.job_id == job_id)
     rows, next_cursor = read_page(
         session, query, (job_problem.position, job_problem.key), (int, str), max(1, min(limit, MAX_PAGE)), cursor
     )
     entries = winner_entries(session, rows, job)
-    made = [_row(row, entries[row["id"]][1], openings) for row in rows if row["id"] in entries]
+    made = [_row(row, entries[row["id"]][1], openings) if row["id"] in entries else _left_out(row) for row in rows]
     return ProfilePage(
         filters=openings.filters,
         opened=openings.operands,
-        operators=[row for row in made if row is not None],
+        operators=[row for row in made if isinstance(row, ProfileOperator)],
+        left_out=[row for row in made if isinstance(row, ProfileLeftOut)],
         next_cursor=next_cursor,
     )
+
+
+def _left_out(row: RowMapping, why: str | None = None) -> ProfileLeftOut:
+    withdrawn = WITHDRAWN if row["winner"] is not None else None
+    why = why or withdrawn or row["error"] or f"it is {row['state']}"
+    return ProfileLeftOut(problem=row["name"], operator=row["operator"], state=row["state"], why=why)
 
 
 def profile_row(
@@ -55,6 +71,7 @@ def profile_row(
     prediction, launches = predict(candidate, resources, target), op.launches(problem, schedule, target)
     functions = [launch.function for launch in launches]
     times_us = launch_times(prediction, op.work(problem, schedule, target), target, functions)
+    element = str(candidate.kernel.signature_dict.get("dtype"))
     counts = _counts(
         op.name,
         launches,
@@ -74,8 +91,8 @@ def profile_row(
         candidate=candidate.id,
         schedule=schedule.as_dict(),
         counts=counts,
-        kernels=[_kernel(launch, us, prediction) for launch, us in zip(launches, times_us, strict=True)],
-        ring_forms=[RingForm(**asdict(form)) for form in op.ring_forms(problem)],
+        kernels=[_kernel(*one, prediction, element, target) for one in zip(launches, times_us, strict=True)],
+        ring_forms=[RingForm(**asdict(form)) for form in op.ring_forms(problem, schedule, openings)],
     )
 
 
@@ -91,33 +108,37 @@ def _counts(
     return ProfileCounts.model_validate({"name": name, **seconds, **sums, **others})
 
 
-def _kernel(launch: LaunchCounts, us: float | None, prediction: Prediction) -> ProfileKernel:
+def _kernel(
+    launch: LaunchCounts, us: float | None, prediction: Prediction, element: str, target: Target
+) -> ProfileKernel:
     """Its seconds are always predicted. Those of a primitive are its roof's alone, which others hide: they do not add
-    up."""
+    up; products of an epilogue alone have those of their own instructions."""
     moved = launch.total.bytes_read + launch.total.bytes_written
     roofs = prediction.roofs_us if launch.function == "run" else {}
     multiplies = max(launch.primitives, key=lambda part: part.multiplications, default=None)
 
     def us_of(part: Primitive) -> float | None:
+        if part.of_epilogue and part.of_epilogue == part.multiplications:
+            return imad_us(IMADS[element] * part.multiplications, target)
         if part.multiplications:
             return roofs.get("mma" if part.name.startswith("mma") else "fma")
         bytes_ = part.bytes_read + part.bytes_written
         return max(roofs["l2"], roofs["dram"]) * bytes_ / moved if roofs and bytes_ else None
 
     def row(part: Primitive) -> ProfileCounts:
-        products = launch.multiplications if part is multiplies else 0
+        products = part.of_epilogue + (launch.multiplications if part is multiplies else 0)
         alone = [LaunchCounts(launch.function, (part,))]
         return _counts(part.name, alone, us_of(part), times=part.times, launches=0, multiplications=products)
 
-    times, products = launch.times, launch.multiplications
+    times, products = launch.times, launch.multiplications + launch.total.of_epilogue
     whole = _counts(
         launch.function, [launch], us, times=times, launches=times, multiplications=products, once_for=launch.once_for
     )
     return ProfileKernel(counts=whole, primitives=[row(part) for part in launch.primitives])
 
 
-def _row(row: RowMapping, entry: Mapping[str, Any], openings: Openings) -> ProfileOperator | None:
-    """None where the operator is not loaded here, or another version of it made the schedule."""
+def _row(row: RowMapping, entry: Mapping[str, Any], openings: Openings) -> ProfileOperator | ProfileLeftOut:
+    """Left out where the operator is not loaded here, or another version of it made the schedule."""
     try:
         kind = operator(row["operator"])
         candidate = kind.candidate(kind.parse(row["problem"]), Schedule.of(entry["schedule"]))
@@ -127,4 +148,4 @@ def _row(row: RowMapping, entry: Mapping[str, Any], openings: Openings) -> Profi
             row["name"], row["device_class"], candidate, target, resources, openings, entry["measured_us"]
         )
     except (ValueError, KeyError):
-        return None
+        return _left_out(row, "its operator, in the version that made its winner, is not loaded here")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from codegen.search.schedule import Schedule
 from codegen.targets import target
 from cukiln.cli.main import main
 from cukiln.types import ProfileOperator, ProfilePage
+from service.pages import pages
 from storage.config.settings import load_settings
 from tests.support.fixtures.api import MATMUL, Api, serving, shared_api
 from tests.support.fixtures.browser import Open, browser, needs_chromium, numbers, open_page, screenshot
@@ -39,12 +42,18 @@ COUNTS = (
     "times", "multiplications", "executed", "limb_products", "truncations", "bytes_read", "bytes_written", "launches",
     "workspace_bytes", "ring_bytes",
 )  # fmt: skip
+MATMUL_16: dict[str, Any] = {"operator": "matmul", "m": 16, "n": 16, "k": 16}
 KEY = "a key of more than 16 characters"
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with embedded(load_settings(data_dir=tmp_path_factory.mktemp("service"), workers=1, port=0)) as running:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("service")
+
+
+@pytest.fixture(scope="module")
+def service(folder: Path) -> Iterator[str]:
+    with embedded(load_settings(data_dir=folder, workers=1, port=0)) as running:
         yield running.url
 
 
@@ -139,6 +148,55 @@ def test_a_job_without_a_winner_has_an_empty_profile(shared_api: Api) -> None:
     assert "No problem of this job has a winner yet" in shared_api.client.get(f"/jobs/{job}/profile").text
 
 
+EMPTY = {"name": "empty", **MATMUL_16, "search": {"tunables": {"tile_m": [256]}}}
+WHY = "tile_m = 256 is mostly padding for m = 16"
+
+
+def test_a_partial_job_says_which_problem_has_no_profile_and_why(
+    service: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with cukiln.Client(service) as client:
+        done = client.wait(client.submit({**REQUEST, "problems": [EMPTY, PROBLEMS[2]]}), timeout=240)
+    assert done.state == "partial"
+    page = page_of(service, done.job)
+    (left_out,) = page.left_out
+    assert [row.problem for row in page.operators] == ["plain"]
+    assert (left_out.problem, left_out.state) == ("empty", "failed") and WHY in left_out.why
+    first = page_of(service, done.job, limit=1)
+    assert (first.operators, len(first.left_out)) == ([], 1) and first.next_cursor is not None
+    text = asked(service, f"/jobs/{done.job}/profile").text
+    assert 'data-left-out="empty"' in text and WHY in text
+    code, text = printed(capsys, "profile", done.job, "--url", service, monkeypatch=monkeypatch)
+    assert code == 0 and "plain on" in text and "empty (matmul) has no profile" in text
+    text = printed(capsys, "profile", done.job, "--url", service, "--json", monkeypatch=monkeypatch)[1]
+    assert [one["problem"] for one in json.loads(text)["left_out"]] == ["empty"]
+
+
+def test_of_a_job_that_failed_no_winner_is_promised(service: str) -> None:
+    with cukiln.Client(service) as client:
+        done = client.wait(client.submit({**REQUEST, "problems": [EMPTY]}), timeout=240)
+    assert done.state == "failed"
+    text = asked(service, f"/jobs/{done.job}/profile").text
+    assert "No problem of this job has a winner." in text and WHY in text
+
+
+def test_the_page_leads_to_the_next_problems_and_says_what_its_sums_are_of(
+    service: str, folder: Path, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "not of the whole job" not in asked(service, f"/jobs/{job}/profile").text
+    monkeypatch.setattr(pages, "PROBLEMS_SHOWN", 2)
+    path, shown = f"/jobs/{job}/profile?filters=public", []
+    with serving(folder) as api:  # a second one, in this process
+        while path:
+            text = api.client.get(path).raise_for_status().text
+            shown.append(re.findall(r'<tbody data-problem="(\w+)">\n<tr data-level', text))
+            assert "on this page, not of the whole job" in text
+            assert "with public filters" in text
+            following = re.search(r'href="([^"]+)">next problems', text)
+            path = html.unescape(following[1]) if following else ""
+    assert shown == [["dense", "f2"], ["plain"]]
+
+
 def test_reading_it_takes_a_key_where_keys_are_needed(tmp_path: Path) -> None:
     with serving(tmp_path, api_key=KEY) as guarded:
         for path in (f"/v1/jobs/{'0' * 32}/profile", f"/jobs/{'0' * 32}/profile"):
@@ -214,6 +272,18 @@ def test_a_file_is_estimated_without_a_service(
     assert [kernel.counts.once_for for kernel in f2.kernels] == ["w", None, None, None]
     text = printed(capsys, "profile", str(file), monkeypatch=monkeypatch)[1]
     assert "(p)" in text and "transform_filters (once for w)" in text
+
+
+def test_a_file_of_which_one_problem_has_no_schedule_shows_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({**REQUEST, "problems": [EMPTY, PROBLEMS[2]]}), encoding="utf-8")
+    code, text = printed(capsys, "profile", str(file), monkeypatch=monkeypatch)
+    assert code == 3 and "plain on" in text and "empty (matmul) has no profile" in text
+    file.write_text(json.dumps({**REQUEST, "problems": [EMPTY]}), encoding="utf-8")
+    code, text = printed(capsys, "profile", str(file), monkeypatch=monkeypatch)
+    assert code == 2 and WHY in text
 
 
 def test_what_is_wrong_with_a_file_is_said_as_the_service_says_it(

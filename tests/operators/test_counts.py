@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from codegen.counts import Openings
+from codegen.counts import Filters, Openings
 from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.search.rules import Accepted
@@ -17,7 +19,8 @@ from tests.support.kernels.counted_runs import Counted, count_runs
 TARGET = target("sm_80")
 MATMUL: dict[str, Any] = {"operator": "matmul", "m": 70, "n": 52, "k": 44, "layout": "nt"}
 RING: dict[str, Any] = {**MATMUL, "dtype": "int64", "fraction_bits": 18}
-EARLY: dict[str, Any] = {**RING, "truncation": {"policy": "tolerance", "ulp": 1000}}
+TOLERANT = {"policy": "tolerance", "ulp": 1000}
+EARLY: dict[str, Any] = {**RING, "truncation": TOLERANT}
 CONV: dict[str, Any] = {
     "operator": "conv2d", "n": 2, "h": 9, "w": 11, "c": 8, "k": 24, "r": 3, "s": 3, "padding": 1, "dtype": "float16",
 }  # fmt: skip
@@ -25,14 +28,20 @@ DGRAD = {**CONV, "operator": "conv2d_dgrad"}
 WGRAD = {**CONV, "operator": "conv2d_wgrad"}
 RING_CONV = {**CONV, "dtype": "int64", "fraction_bits": 18}
 BIAS = [{"op": "bias"}]
+BIAS_N = [{"op": "bias", "axis": "n"}]
+SQUARES = {"where_set": {"op": "square"}, "where_clear": {"op": "square"}}
+TWO_SQUARES = {"op": "masked_activation", **SQUARES}
+CUBE = {"op": "polynomial", "coefficients": [0.0, 0.5, 0.25, 1.0]}
 MASKED: dict[str, Any] = {"operator": "masked_activation", "shape": [5003], "where_set": {"op": "relu"}}
 ATTENTION: dict[str, Any] = {
     "operator": "attention", "batch": 2, "seq_q": 70, "seq_kv": 150, "heads_q": 2, "head_dim_qk": 64, "head_dim_vo": 40,
 }  # fmt: skip
 
+FILTERS: tuple[Filters, Filters] = ("secret", "public")
+
 # Name -> problem, and what of the schedule is asked for: the first of level 2 that has it; nothing: level 0.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "fp32": ({**MATMUL, "epilogue": [{"op": "bias", "axis": "n"}]}, {}),
+    "fp32": ({**MATMUL, "epilogue": BIAS_N}, {}),
     "fp32, bias along m": ({**MATMUL, "epilogue": [{"op": "bias", "axis": "m"}, {"op": "residual"}]}, {}),
     "slices": ({**MATMUL, "dtype": "float16", "k": 700, "n": 54}, {"split": "workspace"}),
     "atomic slices": ({**MATMUL, "dtype": "float16", "k": 700}, {"split": "atomic"}),
@@ -48,6 +57,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**RING, "k": 2100, "epilogue": [{"op": "masked_activation", "where_set": {"op": "square"}}]},
         {"algorithm": "limbs", "split": "workspace"},
     ),
+    "imad, squares on both sides": ({**RING, "epilogue": [TWO_SQUARES]}, {"algorithm": "imad"}),
+    "limbs, squares on both sides": ({**RING, "epilogue": [*BIAS_N, TWO_SQUARES]}, {"algorithm": "limbs"}),
     "convolution, fp32": ({**CONV, "dtype": "float32", "epilogue": BIAS}, {}),
     "convolution": (CONV, {}),
     "convolution, channels first": ({**CONV, "layout": "nchw"}, {}),
@@ -109,6 +120,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**DGRAD, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "winograd_fused", "output_tile": 4},
     ),
     "ring convolution, image's gradient": ({**DGRAD, "dtype": "int64", "fraction_bits": 18, "stride": 2}, {}),
+    "ring convolution, image's gradient, stride, tiles truncated": (
+        {**DGRAD, "dtype": "int64", "fraction_bits": 18, "stride": 2, "truncation": TOLERANT},
+        {"algorithm": "imad", "truncate": "tile"},
+    ),
+    "ring convolution, image's gradient, no taps, products truncated": (
+        {
+            **DGRAD, "dtype": "int32", "fraction_bits": 9, "stride": 2, "r": 1, "s": 1, "padding": 0,
+            "truncation": TOLERANT,
+        },
+        {"algorithm": "imad", "truncate": "product"},
+    ),
     "ring convolution, image's gradient, limbs split ahead": (
         {**DGRAD, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "limbs", "limb_split": "ahead"}
     ),
@@ -119,6 +141,10 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ring convolution, filters' gradient": ({**WGRAD, "dtype": "int64", "fraction_bits": 18}, {}),
     "masked, over a ring": (
         {**MASKED, "where_set": {"op": "square"}, "dtype": "int64", "fraction_bits": 18}, {"algorithm": "vectorised"}
+    ),
+    "masked, over a ring, squares on both sides": (
+        {**MASKED, **SQUARES, "dtype": "int64", "fraction_bits": 18},
+        {"algorithm": "vectorised"},
     ),
     "masked": ({**MASKED, "dtype": "float16"}, {}),
     "masked, bytes": ({**MASKED, "mask": "bytes"}, {}),
@@ -161,6 +187,8 @@ WITHOUT_SUMS = ("masked", "attention")
 # Sums of these differ in length.
 UNEVEN = (
     "ring convolution, image's gradient", "ring convolution, image's gradient, limbs split ahead, stride",
+    "ring convolution, image's gradient, stride, tiles truncated",
+    "ring convolution, image's gradient, no taps, products truncated",
     "image's gradient, stride", "image's gradient, no taps",
 )  # fmt: skip
 
@@ -228,9 +256,31 @@ def test_multiplications_and_truncations_are_those_of_the_run(
             for primitive, count in seen
             if count.multiplications or primitive == "truncate"
         }
-    if one.schedule.as_dict().get("truncate", "once") == "once":
-        truncations = run.of().get("truncate")
-        assert op.cost(one.problem, one.schedule).truncations == (truncations.times if truncations else 0)
+    truncations = run.of().get("truncate")
+    assert op.cost(one.problem, one.schedule).truncations == (truncations.times if truncations else 0)
+
+
+@pytest.mark.parametrize("operator_name", ["matmul", "masked_activation"])
+def test_of_two_functions_the_dearer_one_is_counted(operator_name: str, tmp_path: Path) -> None:
+    """The mask decides by element: a run has the products of its bits, at most what is said."""
+    sides: dict[str, Any] = {"where_set": {"op": "square"}, "where_clear": CUBE, "mask": "bytes"}
+    fields: dict[str, Any] = {
+        "matmul": {**RING, "epilogue": [{"op": "masked_activation", **sides}]},
+        "masked_activation": {**MASKED, **sides, "dtype": "int64", "fraction_bits": 18},
+    }[operator_name]
+    one = candidate(fields, {"matmul": {"algorithm": "limbs"}}.get(operator_name, {"algorithm": "vectorised"}))
+    op = operator(operator_name)
+    outputs = 70 * 52 if operator_name == "matmul" else 5003
+    shape = (70, 52) if operator_name == "matmul" else (5003,)
+    half = (np.arange(outputs) < outputs // 2).reshape(shape).astype(np.uint8)
+    masks = {"set": np.ones_like(half), "clear": np.zeros_like(half), "half": half}
+    runs = count_runs(dict.fromkeys(masks, one), tmp_path, masks)
+    multiplied = {name: run.of()["imad"].multiplications for name, run in runs.items()}
+    assert multiplied == {"set": outputs, "clear": 3 * outputs, "half": 3 * outputs - 2 * (outputs // 2)}
+    assert op.multiplications(one.problem) == 3 * outputs + (outputs * 44 if operator_name == "matmul" else 0)
+    (said,) = (part for part in op.launches(one.problem, one.schedule, TARGET)[-1].primitives if part.name == "imad")
+    assert said.multiplications == multiplied["clear"]
+    assert op.cost(one.problem, one.schedule).truncations == runs["clear"].of()["truncate"].times
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -249,11 +299,15 @@ def test_multiplications_of_the_problem_are_outputs_of_the_run_times_the_length_
 ) -> None:
     one, fields = candidates[name], CASES[name][0]
     length = fields["k"] if fields["operator"] == "matmul" else one.problem.gathered_products  # type: ignore[attr-defined]
-    op = operator(one.problem.operator)
-    assert op.multiplications(one.problem) == written_outputs(one, counted[name]) * length
-    multiplied = [launch.multiplications for launch in op.launches(one.problem, one.schedule, TARGET)]
+    op, outputs = operator(one.problem.operator), written_outputs(one, counted[name])
+    launches = op.launches(one.problem, one.schedule, TARGET)
+    of_epilogue = sum(launch.total.of_epilogue for launch in launches)
+    squares = sum(node["op"] == "masked_activation" for node in fields.get("epilogue", ()))
+    assert of_epilogue == squares * outputs
+    assert op.multiplications(one.problem) == outputs * length + of_epilogue
+    multiplied = sum(launch.multiplications for launch in launches) + of_epilogue
     by_winograd = str(one.schedule.as_dict().get("algorithm")).startswith("winograd")
-    assert (sum(multiplied) < op.multiplications(one.problem)) == by_winograd
+    assert (multiplied < op.multiplications(one.problem)) == by_winograd
 
 
 @pytest.mark.parametrize("name", ["imad", "limbs", "limbs of int32, tiles truncated"])
@@ -274,3 +328,65 @@ def test_ring_bytes_are_operands_and_truncated_numbers_of_the_run(
 def test_floats_send_no_ring_bytes(candidates: dict[str, Candidate]) -> None:
     one = candidates["fp32"]
     assert operator("matmul").ring_bytes(one.problem, one.schedule, Openings()) is None
+
+
+@pytest.mark.parametrize(
+    "fields", [RING, *({**RING_CONV, "operator": name} for name in ("conv2d", "conv2d_dgrad", "conv2d_wgrad"))]
+)
+def test_public_filters_make_a_product_local_where_it_has_filters(fields: dict[str, Any]) -> None:
+    """dy and x of a filters' gradient are both secret, whatever filters are."""
+    one, op = candidate(fields, {}), operator(fields["operator"])
+    secret, public = (op.ring_bytes(one.problem, one.schedule, Openings(filters=f)) for f in FILTERS)
+    assert secret is not None and public is not None
+    truncated = 8 * op.cost(one.problem, one.schedule).truncations  # once for each output
+    assert public == (secret if fields["operator"] == "conv2d_wgrad" else truncated) and secret > truncated
+
+
+@pytest.mark.parametrize(("where_set", "products"), [({"op": "square"}, 1), (CUBE, 3), ({"op": "relu"}, 0)])
+@pytest.mark.parametrize("bits", [0, 18])
+def test_a_masked_activation_alone_sends_what_it_sends_in_an_epilogue(
+    where_set: dict[str, Any], products: int, bits: int
+) -> None:
+    """Each product opens its number, and truncates it where there are fraction bits."""
+    if where_set is CUBE and not bits:
+        where_set = {"op": "polynomial", "coefficients": [0.0, 1.0, 2.0, 1.0]}
+    fields: dict[str, Any] = {"dtype": "int64", "fraction_bits": bits}
+    node: dict[str, Any] = {"op": "masked_activation", "where_set": where_set, "mask": "bytes"}
+    alone = candidate({**MASKED, **fields, "where_set": where_set, "mask": "bytes", "shape": [70, 52]}, {})
+    sent = operator("masked_activation").ring_bytes(alone.problem, alone.schedule, Openings())
+    plain, fused = (candidate({**MATMUL, **fields, "epilogue": chain}, {}) for chain in ([], [node]))
+    of_matmul = [operator("matmul").ring_bytes(one.problem, one.schedule, Openings()) or 0 for one in (plain, fused)]
+    assert sent == of_matmul[1] - of_matmul[0] == 8 * 70 * 52 * products * (1 + (bits > 0))
+
+
+def test_lists_of_a_masked_activation_send_what_they_compute() -> None:
+    fields = {**MASKED, **SQUARES, "dtype": "int64", "fraction_bits": 18}
+    one = candidate(fields, {"algorithm": "gather_scatter"})
+    assert operator("masked_activation").ring_bytes(one.problem, one.schedule, Openings()) == 16 * (5003 + 5003 // 2)
+    floats = candidate(MASKED, {})
+    assert operator("masked_activation").ring_bytes(floats.problem, floats.schedule, Openings()) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent"),
+    [
+        ({"dtype": "int64"}, 0), ({"dtype": "int32", "out_dtype": "int32"}, 0), ({"dtype": "int64", "fn": "max"}, None),
+        ({"dtype": "int64", "fn": "min"}, None), ({"dtype": "int32"}, None), ({"dtype": "float32"}, None),
+    ],
+)  # fmt: skip
+def test_sums_over_a_ring_send_nothing(fields: dict[str, Any], sent: int | None) -> None:
+    """Comparisons are not counted: what `max` and `min` send is none. int32 summed in int64 is no ring."""
+    one = candidate({"operator": "reduce", "shape": [40, 30], "axes": [1], "fn": "sum", **fields}, {})
+    assert operator("reduce").ring_bytes(one.problem, one.schedule, Openings()) == sent
+
+
+def test_of_a_separate_epilogue_the_run_counts_all_but_what_is_read_in_place(tmp_path: Path) -> None:
+    """Sums are read by a plain pointer (docs/profile.md): what is missing is these bytes, of each node."""
+    fields = {**CONV, "epilogue": [{"op": "bias"}, {"op": "relu"}]}
+    one = candidate(fields, {"epilogue": "separate"})
+    run, sums = count_runs({"separate": one}, tmp_path)["separate"], 4 * 2 * 9 * 11 * 24
+    _, *nodes = operator("conv2d").launches(one.problem, one.schedule, TARGET)
+    assert [node.function for node in nodes] == ["node0", "node1"]
+    for node in nodes:
+        read, written = run.moved(node.function)
+        assert (node.total.bytes_read - read, node.total.bytes_written) == (sums, written)

@@ -11,15 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from codegen.counts import Openings
+from codegen.counts import Openings, Operands, RingForm
 from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.conv2d.problem import Conv2dProblem
-from codegen.operators.convolution.ring_forms import ring_forms
+from codegen.operators.convolution.winograd_operator import AS_PRODUCT
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.predict.roofline import LAUNCH_US
-from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.targets import target
 from tests.support.kernels.counted_runs import Counted, count_runs
@@ -29,7 +28,6 @@ from workers.steps.winner_library import build_winner
 
 PAGE = ROOT / "docs" / "profile.md"
 TARGET = target("sm_80")
-SIZE = 8  # bytes of an element of Z/2^64
 # Of ResNet-18 for CIFAR-10: channels, filters, rows.
 LAYERS = ((3, 64, 32), (64, 64, 32), (128, 128, 16), (256, 256, 8), (512, 512, 4))
 # Of an access of SASS.
@@ -38,18 +36,22 @@ ELEMENTS, KEPT, SEED = 491_520, 50_000, 1
 
 
 def layer(channels: int, filters: int, rows: int) -> Conv2dProblem:
-    """3 x 3 with a padding of 1."""
-    problem = operator("conv2d").parse(
-        {"operator": "conv2d", "n": 1, "h": rows, "w": rows, "c": channels, "k": filters, "r": 3, "s": 3, "padding": 1}
-    )
+    """3 x 3 with a padding of 1, over Z/2^64."""
+    fields = {"n": 1, "h": rows, "w": rows, "c": channels, "k": filters, "r": 3, "s": 3, "padding": 1}
+    problem = operator("conv2d").parse({"operator": "conv2d", **fields, "dtype": "int64", "fraction_bits": 18})
     assert isinstance(problem, Conv2dProblem)
     return problem
+
+
+def forms(problem: Conv2dProblem, opened: Operands = "multiplied") -> tuple[RingForm, ...]:
+    """With secret filters; of other systems with public ones."""
+    return operator("conv2d").ring_forms(problem, AS_PRODUCT, Openings("secret", opened))
 
 
 def first_layer() -> str:
     rows = [
         [one.name, one.filters, "ours" if one.ours else "others", one.ring_bytes, one.truncations, one.multiplications]
-        for one in ring_forms(layer(*LAYERS[0]), SIZE)
+        for one in forms(layer(*LAYERS[0]))
     ]
     return markdown(("form", "filters", "of", "ring bytes", "truncations", "multiplications"), rows)
 
@@ -69,20 +71,12 @@ def by_depth() -> str:
     rows = []
     for channels, filters, extent in LAYERS:
         problem = layer(channels, filters, extent)
-        product, *_, once = ring_forms(problem, SIZE)
-        inputs = (
-            once.ring_bytes - SIZE * sum(_opened(problem, inputs=False)) + SIZE * sum(_opened(problem, inputs=True))
-        )
+        product, *_, once = forms(problem)
+        inputs = forms(problem, "inputs")[-1].ring_bytes
         saved = (f"{product.ring_bytes / sent:.2f}" for sent in (once.ring_bytes, inputs))
         rows.append([f"{channels} → {filters} @ {extent}²", product.ring_bytes, once.ring_bytes, inputs, *saved])
     names = ("layer", "product", "F(2), tiles opened", "F(2), inputs opened", "product / tiles", "product / inputs")
     return markdown(names, rows)
-
-
-def _opened(problem: Conv2dProblem, *, inputs: bool) -> tuple[int, int]:
-    op = operator("conv2d")
-    winograd = Schedule.of({"algorithm": "winograd", "output_tile": 2})
-    return op.opened(problem, winograd, inputs=inputs)  # type: ignore[attr-defined, no-any-return]
 
 
 # ---- ReLUs of which some are kept

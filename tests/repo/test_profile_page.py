@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.repo import profile_page
-from tests.repo.profile_page import ELEMENTS, KEPT, LAYERS, PAGE, SIZE, layer, with_table
+from tests.repo.profile_page import ELEMENTS, KEPT, LAYERS, PAGE, layer, with_table
 from tests.support.kernels.counted_runs import Counted
 
 WRITE = "python -m tests.repo.profile_page writes the table"
@@ -21,7 +21,7 @@ def test_the_page_has_the_tables_of_today(name: str) -> None:
 
 def test_the_first_layers_forms_send_what_was_measured_elsewhere() -> None:
     """Ring bytes, truncations, multiplications, and whether filters are secret: logs of a two-party evaluation."""
-    forms = profile_page.ring_forms(layer(*LAYERS[0]), SIZE)
+    forms = profile_page.forms(layer(*LAYERS[0]))
     assert [(one.ring_bytes, one.truncations, one.multiplications, one.filters) for one in forms] == [
         (759_296, 65_536, 1_769_472, "secret"),
         (6_291_456, 786_432, 786_432, "public"),

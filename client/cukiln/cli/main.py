@@ -17,7 +17,7 @@ from cukiln.cli.candidates import accuracy_rows, fastest_first, print_accuracy, 
 from cukiln.cli.console import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path, make_console
 from cukiln.cli.doctor import doctor_report
 from cukiln.cli.folders import described, export_bundle, fetch_record, folder_name, import_results, lookup_request
-from cukiln.cli.profile import estimated, print_profile
+from cukiln.cli.profile import estimated, print_left_out, print_profile
 from cukiln.cli.server import find_client, find_service, quickstart_file, run_proof, server_app
 from cukiln.cli.server import server_module as server
 from cukiln.cli.stored_data import keep_app
@@ -194,18 +194,25 @@ def profile(
     Of FILE nothing is compiled or run: each problem has the schedule of its search that is predicted fastest.
     """
     console = make_console()
-    if re.fullmatch(r"[0-9a-f]{32}", what):
+    of_job = re.fullmatch(r"[0-9a-f]{32}", what) is not None
+    if of_job:
         with find_client(url) as client:
-            operators = list(client.profile(what, filters=filters, opened=opened))
+            pages = list(client.profile_pages(what, filters=filters, opened=opened))
     else:
-        operators = estimated(read_request(what), filters, opened)
+        pages = [estimated(read_request(what), filters, opened)]
+    operators = [row for page in pages for row in page.operators]
+    left_out = [problem for page in pages for problem in page.left_out]
     if as_json:
-        rows = [row.model_dump(mode="json") for row in operators]
-        typer.echo(json.dumps({"filters": filters, "opened": opened, "operators": rows}))
+        rows, others = ([row.model_dump(mode="json") for row in rows] for rows in (operators, left_out))
+        typer.echo(json.dumps({"filters": filters, "opened": opened, "operators": rows, "left_out": others}))
     elif operators:
         print_profile(console, operators, filters, opened)
     else:
         typer.echo("No winners: the job is not done yet, or no candidate was correct.")
+    if not as_json:
+        print_left_out(console, left_out)
+    if left_out and not of_job:
+        raise typer.Exit(EXIT_CODES["partial"])
 
 
 @app.command()

@@ -10,7 +10,7 @@ from cukiln.cli.console import Column, columns_of, print_columns
 from cukiln.cli.server import server_module
 from cukiln.cli.table import microseconds, schedule_text
 from cukiln.errors import UsageError
-from cukiln.types import ProfileCounts, ProfileOperator, RingForm
+from cukiln.types import ProfileCounts, ProfileLeftOut, ProfileOperator, ProfilePage, RingForm
 
 _NOTES = {
     "times": "times: of a primitive by lanes, or by warps where a warp executes it together",
@@ -22,19 +22,24 @@ _NOTES = {
     "comparisons are not in it",
 }
 _OPENED = {"multiplied": "what is multiplied is opened", "inputs": "the raw inputs are opened"}
+FORMS_NOTE = "forms of other systems multiply by public filters, ours by {filters} ones: compare where they are alike"
 INDENT = "  "
 
 
-def estimated(request: dict[str, Any], filters: str, opened: str) -> list[ProfileOperator]:
+def estimated(request: dict[str, Any], filters: str, opened: str) -> ProfilePage:
     """Of a request, without a service. Raises UsageError."""
     module = server_module("service.requests.estimate")
     try:
-        page = module.estimate(request, module.Openings(filters, opened))
+        page: ProfilePage = module.estimate(request, module.Openings(filters, opened))
     except module.Refused as refused:
         faults = [f"{fault.field}: {fault.detail}" if fault.field else fault.detail for fault in refused.faults]
         raise UsageError("\n  ".join(faults)) from refused
-    operators: list[ProfileOperator] = page.operators
-    return operators
+    return page
+
+
+def print_left_out(console: Console, problems: Sequence[ProfileLeftOut]) -> None:
+    for problem in problems:
+        console.print(Text(f"{problem.problem} ({problem.operator}) has no profile: {problem.why}"))
 
 
 def print_profile(console: Console, operators: Sequence[ProfileOperator], filters: str, opened: str) -> None:
@@ -54,6 +59,8 @@ def print_profile(console: Console, operators: Sequence[ProfileOperator], filter
             console.print(Text("the same layer in other forms", style="dim"))
             form, *counts = columns_of(row.ring_forms, _FORM_CELLS, left=("form", "filters"))
             print_columns(console, form, counts)
+    if any(row.ring_forms for row in operators):
+        console.print(Text(FORMS_NOTE.format(filters=filters), style="dim"))
     for heading, note in _NOTES.items():
         if heading in headings:
             console.print(Text(note.format(filters=filters, opened=_OPENED[opened]), style="dim"))

@@ -4,7 +4,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from cukiln.types.jobs import Answer, RankedBy, Seconds, StageSeconds
+from cukiln.types.jobs import Answer, ProblemState, RankedBy, Seconds, StageSeconds
 
 Filters = Literal["secret", "public"]
 Opened = Literal["multiplied", "inputs"]
@@ -61,12 +61,23 @@ class ProfileOperator(Answer):
     ring_forms: list[RingForm] = Field(default_factory=list)
 
 
+class ProfileLeftOut(Answer):
+    """A problem without a row. `state`: of a job's problem; null of an estimate."""
+
+    problem: str  # its name
+    operator: str
+    state: ProblemState | None = None
+    why: str
+
+
 class ProfilePage(Answer):
-    """`filters` and `opened`: what `ring_bytes` are counted for. Problems without a winner have no row."""
+    """`filters` and `opened`: what `ring_bytes` are counted for. Problems without a winner have no row, and are
+    `left_out`."""
 
     filters: Filters
     opened: Opened
     operators: list[ProfileOperator]
+    left_out: list[ProfileLeftOut] = Field(default_factory=list)
     next_cursor: str | None = None
 
 

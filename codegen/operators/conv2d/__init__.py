@@ -11,8 +11,7 @@ from importlib.resources import files as packaged_files
 from typing import Any
 
 from codegen.arrays import Float64, namespace_of
-from codegen.counts import LaunchCounts, RingForm
-from codegen.dtypes import dtype
+from codegen.counts import LaunchCounts
 from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, Work
@@ -23,7 +22,6 @@ from codegen.operators.convolution.channel_planes import ChannelPlanes
 from codegen.operators.convolution.operator import Admit, every_tunable, index_check
 from codegen.operators.convolution.problem import with_axes
 from codegen.operators.convolution.reference import padded, windows
-from codegen.operators.convolution.ring_forms import ring_forms
 from codegen.operators.convolution.winograd_operator import WinogradOperator
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.operators.matmul.product import family
@@ -226,10 +224,6 @@ class Conv2d(WinogradOperator):
         )
         from_dram = run.dram_bytes - p.input_bytes + planes.beyond_l2(target)
         return replace(run, dram_bytes=from_dram, others=(planes.split_work(target), *run.others))
-
-    def ring_forms(self, problem: Problem) -> tuple[RingForm, ...]:
-        p = self.own(problem)
-        return ring_forms(p, dtype(p.dtype).bytes) if over_ring(self.product(p)) else ()
 
     def direct_work(self, p: Conv2dProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
         return direct.work(p, t, least)

@@ -29,7 +29,7 @@ from codegen.operators.convolution.operator import (
 )
 from codegen.operators.convolution.reference import windows
 from codegen.operators.convolution.winograd_operator import WinogradOperator
-from codegen.operators.matmul import counts, split
+from codegen.operators.matmul import split
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.operators.matmul.product import family
 from codegen.problem import Problem
@@ -230,9 +230,6 @@ class Conv2dDgrad(WinogradOperator):
         made = [(number, phase, implicit.image_product(phase, layout, phase.epilogue)) for number, phase in phases(p)]
         return [(number, product.model_copy(update={"k": phase.taps})) for number, phase, product in made]
 
-    def multiplications(self, problem: Problem) -> int:
-        return sum(number * counts.multiplications(product) for number, product in self.products(self.own(problem)))
-
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
         """Of the taps that a pixel has, not of the stride's zeros between them."""
         p = self.own(problem)
@@ -245,7 +242,7 @@ class Conv2dDgrad(WinogradOperator):
             bytes_written=pixels * dtype(p.out_dtype).bytes,
             launches=len(split.functions(t)),
             workspace_bytes=split.workspace_bytes(as_product, t),
-            truncations=work.truncations(p, t),
+            truncations=self.truncations(p, t),
         )
         if channel_planes.ahead(t):
             return replace(cost, workspace_bytes=self.planes(p).workspace_bytes(as_product, t))

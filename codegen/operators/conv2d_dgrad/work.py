@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from codegen.dtypes import dtype
-from codegen.fixed_point import truncations as product_truncations
 from codegen.operator import Cost, Operand, Work
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.residue_classes import Phase, phases
@@ -86,15 +85,6 @@ def of_sums(phase: Phase, own: Cost, t: Mapping[str, Any]) -> Work:
     """The counts of conv2d's direct kernel for a phase."""
     counts = direct.work(phase, t, own)
     return counts if phase.taps else replace(counts, l2_bytes=float(own.bytes_read + own.bytes_written))
-
-
-def truncations(problem: Conv2dDgradProblem, t: Mapping[str, Any]) -> int:
-    """Of all phases, as those of their products: a phase without taps has no parts, but sums that are 0."""
-    return sum(
-        number * product_truncations(image_product(phase, "nn", phase.epilogue), t)
-        for number, phase in phases(problem)
-        if phase.taps or t.get("truncate") == "once"
-    )
 
 
 def bytes_of(operands: Iterable[Operand]) -> int:

@@ -42,6 +42,7 @@ class Conv2dWgrad(ConvolutionOperator):
     files = ("gather.cuh", "direct.cuh", "kernel.cuh")
     align_names = ("align_dy", "align_x", "align_dw")
     turned = False
+    of_filters = False  # filters' gradients are what it computes, of dy and x
     narrow = "row"
     gather_instructions = 14  # the place moves on, two checks, its address
     direct = direct

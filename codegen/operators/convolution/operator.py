@@ -322,10 +322,6 @@ class ConvolutionOperator(ProductOperator):
         unseen = (p.n * p.h * p.w * p.c - p.elements_seen) * dtype(p.dtype).bytes
         return replace(cost, bytes_read=cost.bytes_read - unseen)
 
-    def products(self, p: Any) -> list[tuple[int, MatmulProblem]]:
-        """How many products of each kind a launch computes, and one of them."""
-        return [(1, self.product(p))]
-
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
         """Of the gathered operand lanes ask for what lies in the image, not for its padding."""
         p, t = self.own(problem), self.values(schedule)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codegen.arrays import Float64, namespace_of
-from codegen.counts import LaunchCounts
+from codegen.counts import LaunchCounts, Openings, RingForm
 from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, InputKind, LaunchBounds, Work
@@ -17,6 +17,7 @@ from codegen.operators.convolution import winograd, winograd_fused, winograd_pla
 from codegen.operators.convolution.channel_planes import ChannelPlanes
 from codegen.operators.convolution.operator import ConvolutionOperator
 from codegen.operators.convolution.problem import AllowsWinograd
+from codegen.operators.convolution.ring_forms import forms_of_others
 from codegen.operators.matmul import ring_space
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind
@@ -25,6 +26,10 @@ from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
 from codegen.search.space import Tunable
 from codegen.targets import Target
+
+# What `ring_forms` compares a schedule with: no more of one than tells how it truncates.
+AS_PRODUCT = Schedule.of({"algorithm": "imad", "truncate": "once"})
+AS_WINOGRAD = Schedule.of({"algorithm": "winograd_imad", "output_tile": 2, "truncate": "once"})
 
 
 class WinogradOperator(ConvolutionOperator):
@@ -215,6 +220,32 @@ class WinogradOperator(ConvolutionOperator):
         layer, outputs = self.layer(p), int(schedule.get("output_tile"))
         places = winograd.places(outputs)
         return places * winograd.tiles(layer, outputs) * layer.c, places * layer.k * layer.c
+
+    def ring_forms(self, problem: Problem, schedule: Schedule, openings: Openings) -> tuple[RingForm, ...]:
+        """The schedule's own form, as its row has it; a product and F(2), truncated once, beside it; and those of other
+        systems."""
+        p = self.own(problem)
+        if not over_ring(p):
+            return ()
+        tried = [schedule, AS_PRODUCT, *([AS_WINOGRAD] if p.fits_winograd else [])]
+        ours: dict[str, RingForm] = {}
+        for one in tried:
+            form = self._own_form(p, one, openings)
+            ours.setdefault(form.name.partition(",")[0], form)
+        others = forms_of_others(self.layer(p)) if p.fits_winograd else ()
+        product = ours.pop("product")
+        return (product, *others, *(ours[name] for name in sorted(ours)))
+
+    def _own_form(self, p: Any, schedule: Schedule, openings: Openings) -> RingForm:
+        t, sent = schedule.as_dict(), self.ring_bytes(p, schedule, openings)
+        assert sent is not None, "over a ring"
+        name = "product" if not winograd.computes(t) else "winograd" if t["output_tile"] == 2 else "winograd F(4)"
+        place = {"once": "", "tile": ", each tile truncated", "product": ", each product truncated"}[str(t["truncate"])]
+        products = self.multiplications(p)
+        if winograd.computes(t):
+            name, (tiles, _) = f"{name}, truncated once", self.opened(p, schedule, inputs=False)
+            products = tiles * self.layer(p).k + self.epilogue_products(p)
+        return RingForm(name + place, openings.filters, True, sent, self.truncations(p, t), products)
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         if not winograd.computes(schedule.as_dict()):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from codegen.arrays import as_float64, namespace_of
-from codegen.counts import TRUNCATE, LaunchCounts, Primitive, load, merged, store
+from codegen.counts import TRUNCATE, LaunchCounts, Openings, Primitive, load, merged, store
 from codegen.dtypes import dtype
 from codegen.epilogue import Identity, node_of, words_of_mask
 from codegen.epilogue import MaskedActivation as Node
@@ -223,10 +223,25 @@ class MaskedActivation(Operator):
         n, size = p.elements, dtype(p.dtype).bytes
         mask = INDEX_BYTES * words_of_mask(n) if p.mask == "bits" else n
         launches = 1 if _is_vectorised(t) else 3
-        truncations = n * products((p.node,)) if p.fraction_bits else 0
+        counted = counted_launches(p, _full(t), n // 2) if p.fraction_bits else ()
+        truncations = sum(launch.truncations for launch in counted)
         return Cost(
             round(n * _instructions(p)), n * size + mask, n * size, launches, _workspace_bytes(p, t), truncations
         )
+
+    def multiplications(self, problem: Problem) -> int:
+        """Of a ring's numbers, as a fused node has them."""
+        p = self.own(problem)
+        return p.elements * products((p.node,)) if over_ring(p) else 0
+
+    def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:
+        """As a node of an epilogue: a product opens its number, and is truncated."""
+        p = self.own(problem)
+        if not over_ring(p):
+            return None
+        launches = counted_launches(p, _full(schedule.as_dict()), p.elements // 2)
+        opened = sum(launch.total.of_epilogue for launch in launches)
+        return dtype(p.dtype).bytes * (opened + sum(launch.truncations for launch in launches))
 
     def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
         """Of lists it is not known how long they are: half of the bits count as set."""
@@ -286,9 +301,9 @@ def counted_launches(p: MaskedActivationProblem, t: Mapping[str, Any], listed: i
 
 
 def _multiplied(p: MaskedActivationProblem, elements: int, node: Node) -> list[Primitive]:
-    """Products of a ring, each truncated, also where the mask rejects them."""
+    """Products of a ring, each truncated; of two functions the dearer one's, as if no bit were that of the other."""
     count = elements * products((node,)) if over_ring(p) else 0
-    return [Primitive("imad", count, count), Primitive(TRUNCATE, count if p.fraction_bits else 0)]
+    return [Primitive("imad", count, count, of_epilogue=count), Primitive(TRUNCATE, count if p.fraction_bits else 0)]
 
 
 def _is_vectorised(tunables: Mapping[str, Any]) -> bool:

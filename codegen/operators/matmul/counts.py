@@ -13,6 +13,7 @@ from codegen.operators.matmul.grid import blocks, k_steps, tiles
 from codegen.operators.matmul.kernel_family import is_limbs, is_tensor
 from codegen.operators.matmul.limbs import limb_products
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.truncations import early_truncations
 
 # Products of an mma on 16 x 8 outputs, but for its k.
 MMA_OUTPUTS = 16 * 8
@@ -61,7 +62,7 @@ def _run(
     accesses = [limb_planes.VECTOR] * 2 if limb_planes.planes(t) else [align * size for align in aligns[:2]]
     parts += [load(bytes_, access, copy) for bytes_, access in zip(reads, accesses, strict=True)]
     if over_ring(problem) and problem.fraction_bits:
-        parts.append(Primitive(TRUNCATE, _early_truncations(problem, t)))
+        parts.append(Primitive(TRUNCATE, early_truncations(problem, t)))
     return parts + _handed_on(problem, t, aligns[2])
 
 
@@ -85,13 +86,6 @@ def _products(problem: MatmulProblem, t: Mapping[str, Any]) -> Primitive:
         return Primitive("imad" if over_ring(problem) else "fma", executed, executed)
     name = f"mma_m16n8k{t['mma_k']}_{_MMA_TYPES[problem.dtype]}"
     return Primitive(name, executed // (MMA_OUTPUTS * t["mma_k"]), executed)
-
-
-def _early_truncations(problem: MatmulProblem, t: Mapping[str, Any]) -> int:
-    """Those of whole tiles, where tiles or products are truncated."""
-    outputs: int = blocks(problem, t["tile_m"], t["tile_n"]) * t["tile_m"] * t["tile_n"]
-    steps = k_steps(problem.k, t["tile_k"])
-    return {"once": 0, "tile": outputs * steps, "product": outputs * steps * int(t["tile_k"])}[t["truncate"]]
 
 
 def _handed_on(problem: MatmulProblem, t: Mapping[str, Any], align_c: int) -> list[Primitive]:
@@ -131,7 +125,7 @@ def in_fixed_point(problem: Any, outputs: int, *, whole: bool) -> list[Primitive
     """Products of a ring's epilogue, and truncations: of those, and of `whole` sums."""
     multiplied = outputs * products(problem.epilogue)
     truncated = multiplied + (outputs if whole else 0) if problem.fraction_bits else 0
-    return [Primitive("imad", multiplied, multiplied), Primitive(TRUNCATE, truncated)]
+    return [Primitive("imad", multiplied, multiplied, of_epilogue=multiplied), Primitive(TRUNCATE, truncated)]
 
 
 def epilogue_reads(chain: Sequence[Node], out_dtype: str, outputs: int, width: int) -> list[Primitive]:

@@ -6,12 +6,13 @@ from typing import Any, ClassVar, Protocol
 
 from codegen.counts import Openings
 from codegen.dtypes import dtype
-from codegen.fixed_point import RINGS, over_ring, products
+from codegen.fixed_point import RINGS, over_ring, products, truncated_numbers
 from codegen.kernel import Kernel
 from codegen.operator import GEMM, Config, Constants, Cost, LaunchBounds, Operator, Work, constants, shift_fields
 from codegen.operators.matmul import counts, limbs, ring_space, simt, simt_space, split, tensor, tensor_space
 from codegen.operators.matmul.kernel_family import Stored, is_limbs, is_tensor
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.truncations import truncations
 from codegen.problem import Problem
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule
@@ -78,6 +79,8 @@ class ProductOperator(Operator):
     """An operator says which product it is, and how its operands lie in memory."""
 
     shared: ClassVar[tuple[str, ...]] = GEMM
+    # Whether one of the product's operands is filters, which a two-party evaluation may hold as public numbers.
+    of_filters: ClassVar[bool] = True
 
     @staticmethod
     @abstractmethod
@@ -128,20 +131,37 @@ class ProductOperator(Operator):
 
     # ---- what a schedule does
 
+    def products(self, p: Any) -> list[tuple[int, MatmulProblem]]:
+        """How many products of each kind a launch computes, and one of them."""
+        return [(1, self.product(p))]
+
     @abstractmethod
     def opened(self, p: Any, schedule: Schedule, *, inputs: bool) -> tuple[int, int]:
         """Elements of the operands that a two-party evaluation opens: as they are multiplied, or of the raw inputs."""
 
     def multiplications(self, problem: Problem) -> int:
-        return counts.multiplications(self.product(self.own(problem)))
+        p = self.own(problem)
+        return sum(number * counts.multiplications(of) for number, of in self.products(p)) + self.epilogue_products(p)
+
+    def epilogue_products(self, p: Any) -> int:
+        """Multiplications of a ring's epilogue."""
+        if not over_ring(self.product(p)):
+            return 0
+        return sum(number * of.batch * of.m * of.n * products(of.epilogue) for number, of in self.products(p))
+
+    def truncations(self, p: Any, t: Fields) -> int:
+        """Of a run, in all products."""
+        return sum(number * truncations(of, t) for number, of in self.products(p))
 
     def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:
-        """A product of the epilogue opens its number, as those of matrices open their operands."""
-        p = self.own(problem)
+        """A product of the epilogue opens its number, as those of matrices open their operands. What tiles add is not
+        sent."""
+        p, t = self.own(problem), schedule.as_dict()
         as_product = self.product(p)
         if not over_ring(as_product):
             return None
-        secret = openings.filters == "secret"
+        secret = openings.filters == "secret" or not self.of_filters
         opened = sum(self.opened(p, schedule, inputs=openings.operands == "inputs")) if secret else 0
-        opened += as_product.batch * as_product.m * as_product.n * products(as_product.epilogue)
-        return dtype(as_product.dtype).bytes * (opened + self.cost(p, schedule).truncations)
+        opened += self.epilogue_products(p)
+        truncated = sum(number * truncated_numbers(of, t) for number, of in self.products(p))
+        return dtype(as_product.dtype).bytes * (opened + truncated)

@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from codegen.dtypes import dtype
-from codegen.fixed_point import over_ring, truncations
+from codegen.fixed_point import over_ring
 from codegen.operator import Cost, LaunchBounds, Work
 from codegen.operators.matmul import grid, split, traffic
 from codegen.operators.matmul.kernel_family import Stored
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.traffic import node_seconds
+from codegen.operators.matmul.truncations import truncations
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace, residency_rules
 from codegen.search.schedule import Schedule
 from codegen.targets import Target

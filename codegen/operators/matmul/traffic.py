@@ -6,11 +6,11 @@ from typing import Any
 
 from codegen.dtypes import dtype
 from codegen.epilogue import node_of
-from codegen.fixed_point import truncations
 from codegen.operator import Cost, Operand, Work
 from codegen.operators.matmul import limb_planes, split
 from codegen.operators.matmul.grid import blocks, tiles
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.truncations import truncations
 from codegen.targets import Target
 
 # Per output; activations count their polynomial as the roofline sees it.

@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 
 from codegen.alignment import power_of_two
+from codegen.counts import Openings
 from codegen.dtypes import dtype
 from codegen.epilogue import structures, tensor_nodes
+from codegen.fixed_point import RINGS
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import (
@@ -192,6 +194,11 @@ class Reduce(Operator):
             moved[operand.role] += dtype(operand.dtype).bytes * math.prod(operand.shape)
         flops = p.outputs * p.count * (1 if p.map == "identity" else 2)
         return Cost(flops, moved["in"], moved["out"], 1 if t["split"] == "none" else 2, _workspace_bytes(p, t))
+
+    def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:
+        """Shares are added up locally. `max` and `min` are comparisons throughout, of which nothing is counted."""
+        p = self.own(problem)
+        return 0 if p.dtype in RINGS and p.out_dtype == p.dtype and p.fn == "sum" and p.map == "identity" else None
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         """A stream of loads, `unroll` of them in flight."""

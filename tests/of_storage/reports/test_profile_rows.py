@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from codegen.counts import LaunchCounts, Openings, added, load, merged, store
+from codegen.counts import LaunchCounts, Openings, RingForm, added, load, merged, store
 from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.operators.conv2d.problem import Conv2dProblem
-from codegen.operators.convolution.ring_forms import ring_forms
 from codegen.predict.predict_uncompiled import estimate, predict_before
 from codegen.search.search import Search
 from codegen.targets import target
@@ -91,10 +91,87 @@ def test_launches_of_several_kinds_are_added_by_how_many_there_are() -> None:
     assert {part.name: part.times for part in whole.primitives} == {"load_global": 11, "store_global": 4, "cp_async": 6}
 
 
+SQUARED = [{"op": "masked_activation", "where_set": {"op": "square"}}]
+LAYER: dict[str, Any] = {
+    "operator": "conv2d", "n": 1, "h": 32, "w": 32, "c": 3, "k": 64, "r": 3, "s": 3, "padding": 1, "dtype": "int64",
+    "fraction_bits": 18,
+}  # fmt: skip
+EARLY: dict[str, Any] = {"truncation": {"policy": "tolerance", "ulp": 100}}
+SECRET = Openings()
+
+
+@pytest.mark.parametrize(
+    ("changes", "tunables", "openings", "form"),
+    [
+        ({}, {"algorithm": ["limbs"]}, SECRET, "product"),
+        ({"fraction_bits": 0}, {"algorithm": ["limbs"]}, SECRET, "product"),
+        ({"epilogue": SQUARED}, {"algorithm": ["imad"]}, SECRET, "product"),
+        (EARLY, {"algorithm": ["imad"], "truncate": ["tile"]}, SECRET, "product, each tile truncated"),
+        (EARLY, {"algorithm": ["imad"], "truncate": ["product"]}, SECRET, "product, each product truncated"),
+        ({}, {"algorithm": ["limbs"]}, Openings("public"), "product"),
+        ({}, {"algorithm": ["limbs"]}, Openings("secret", "inputs"), "product"),
+        ({}, {"algorithm": ["winograd_limbs"], "output_tile": [2]}, SECRET, "winograd, truncated once"),
+        ({}, {"algorithm": ["winograd_limbs"], "output_tile": [4]}, SECRET, "winograd F(4), truncated once"),
+        ({"operator": "conv2d_dgrad"}, {"algorithm": ["limbs"]}, SECRET, "product"),
+        (
+            {"operator": "conv2d_dgrad"}, {"algorithm": ["winograd_fused"], "output_tile": [4]}, SECRET,
+            "winograd F(4), truncated once",
+        ),
+        ({"operator": "conv2d_dgrad", "stride": 2}, {"algorithm": ["imad"]}, SECRET, "product"),
+        ({"stride": 2}, {"algorithm": ["imad"]}, Openings("public"), "product"),
+    ],
+)  # fmt: skip
+def test_of_forms_the_schedules_own_one_is_what_its_row_says(
+    changes: dict[str, Any], tunables: dict[str, list[Any]], openings: Openings, form: str
+) -> None:
+    fields = {**LAYER, **changes}
+    op = operator(fields["operator"])
+    found = lower(op.parse(fields), SM_80, Search(tunables=tunables)).candidates
+    one = next(c for c in found if all(c.schedule.get(name) == value for name, (value,) in tunables.items()))
+    row = profile_row("p", "predicted:sm_80", one, SM_80, estimate(one, SM_80), openings)
+    (own,) = (each for each in row.ring_forms if each.name == form)
+    assert own.ours and own.filters == openings.filters
+    assert (own.ring_bytes, own.truncations) == (row.counts.ring_bytes, row.counts.truncations)
+    assert own.multiplications == sum(kernel.counts.multiplications for kernel in row.kernels)
+
+
+@pytest.mark.parametrize("algorithm", ["imad", "limbs", "winograd_limbs", "winograd_fused"])
+def test_products_of_an_epilogue_are_the_problems_and_take_their_own_instructions(algorithm: str) -> None:
+    op = operator("conv2d")
+    plain, squared = (op.parse({**LAYER, "epilogue": epilogue}) for epilogue in ([], SQUARED))
+    found = lower(squared, SM_80, Search(tunables={"algorithm": [algorithm]})).candidates
+    one = next(c for c in found if c.schedule.get("algorithm") == algorithm)
+    row, outputs = of(one), 65_536
+    assert row.counts.multiplications == op.multiplications(plain) + outputs
+    for kernel in row.kernels:
+        assert kernel.counts.multiplications == sum(part.multiplications for part in kernel.primitives)
+        for part in kernel.primitives:
+            assert part.executed >= part.multiplications
+    alone = [part for kernel in row.kernels for part in kernel.primitives if part.executed == outputs]
+    assert len(alone) == (algorithm in ("limbs", "winograd_limbs"))
+    for part in alone:  # 4 instructions for a product of Z/2^64, 64 a clock on each of 108 multiprocessors
+        assert part.multiplications == outputs
+        assert part.seconds == pytest.approx(outputs * 4 / (64 * 108 * SM_80.clock_mhz) * 1e-6)
+
+
+def test_forms_of_other_systems_multiply_by_public_filters_and_have_the_layers_epilogue() -> None:
+    def others(**changes: Any) -> list[RingForm]:
+        op, fields = operator("conv2d"), {**LAYER, **changes}
+        problem = op.parse(fields)
+        (one,) = lower(problem, SM_80, Search(level=0)).candidates
+        return [form for form in op.ring_forms(problem, one.schedule, SECRET) if not form.ours]
+
+    plain, squared = others(), others(epilogue=SQUARED)
+    assert {form.filters for form in plain} == {"public"} and len(plain) == 3
+    for form, more in zip(plain, squared, strict=True):
+        assert more.truncations == form.truncations + 65_536
+        assert more.ring_bytes == form.ring_bytes + 2 * 8 * 65_536
+    assert others(fraction_bits=0) == [] == others(stride=2)
+
+
 def test_a_convolution_that_winograd_does_not_compute_has_one_form() -> None:
-    problem = operator("conv2d").parse(
-        {"operator": "conv2d", "n": 1, "h": 8, "w": 8, "c": 4, "k": 6, "r": 1, "s": 1, "stride": 2}
-    )
-    assert isinstance(problem, Conv2dProblem)
-    (form,) = ring_forms(problem, 8)
+    op = operator("conv2d")
+    fields = {"n": 1, "h": 8, "w": 8, "c": 4, "k": 6, "r": 1, "s": 1, "stride": 2, "dtype": "int64", "fraction_bits": 9}
+    (one,) = lower(op.parse({"operator": "conv2d", **fields}), SM_80, Search(level=0)).candidates
+    (form,) = op.ring_forms(one.problem, one.schedule, SECRET)
     assert form.ring_bytes == 8 * (16 * 4 + 4 * 6 + 16 * 6) and form.ours
