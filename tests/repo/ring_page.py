@@ -5,9 +5,13 @@ from __future__ import annotations
 
 from functools import partial
 
+from codegen.fixed_point import bits_of
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.operators.matmul.limbs import limb_products
+from codegen.operators.matmul.simt import IMADS
 from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.roofline import IMAD_LANES
 from codegen.search.search import Search
 from codegen.targets import target
 from tests.support.run.places import ROOT
@@ -75,7 +79,42 @@ def layers(way: Way) -> str:
     return "\n".join(rows) + "\n"
 
 
+# Multiply-adds of float64 per clock and multiprocessor: on CUDA cores (CUDA C++ Programming Guide 13.0, "Arithmetic
+# Instructions"), on tensor cores (white papers: A100, 19.5 TFLOPS; H100, 67 TFLOPS).
+FLOAT64 = {"sm_80": (32, 64), "sm_90a": (64, 128)}
+SIGNIFICANT_BITS = 53
+LENGTHS = (128, 4096, 65536)
+
+
+def float64_limbs(bits: int, k: int) -> int:
+    """The fewest limbs of a number whose products float64 adds up exactly: a diagonal has at most so many for each of
+    k, and its sum must be below 2^53."""
+    for count in range(1, bits + 1):
+        largest = 2 ** -(-bits // count) - 1
+        if count * k * largest**2 < 2**SIGNIFICANT_BITS:
+            return count
+    raise ValueError(f"float64 holds no sum of {k} products")
+
+
+def rates() -> str:
+    """Products of a ring per clock and multiprocessor where nothing but multiplying takes time, in Markdown."""
+    heads = ["IMAD", "bytes, tensor cores"]
+    heads += [f"float64, k = {k:,}: CUDA cores, tensor cores" for k in LENGTHS]
+    rows = [f"| target | ring | {' | '.join(heads)} |", f"|---|---|{'---|' * len(heads)}"]
+    for arch, lanes in FLOAT64.items():
+        for dtype, ring in (("int32", "Z/2³²"), ("int64", "Z/2⁶⁴")):
+            cells = [IMAD_LANES / IMADS[dtype], target(arch).mma_macs("int8") / limb_products(dtype)]
+            text = [f"{cell:.3g}" for cell in cells]
+            for k in LENGTHS:
+                count = float64_limbs(bits_of(dtype), k)
+                products = count * (count + 1) // 2
+                text.append(", ".join(f"{each / products:.3g}" for each in lanes))
+            rows.append(f"| {arch} | {ring} | {' | '.join(text)} |")
+    return "\n".join(rows) + "\n"
+
+
 TABLES = {
+    "<!-- predicted of float64 -->\n": rates,
     "<!-- predicted -->\n": products,
     "<!-- predicted of Winograd -->\n": partial(layers, ("conv2d", "int64", "nhwc", "winograd_limbs")),
     "<!-- predicted of gradients -->\n": partial(layers, ("conv2d_dgrad", "int32", "nchw", "limbs")),
