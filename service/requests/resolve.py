@@ -40,8 +40,9 @@ LISTED_OF_A_LOOK = 25
 class SearchChecks:
     """Of one request, whose searches are kept alive by it: equal ids are equal searches."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, *, several: bool) -> None:
+        """`several`: problems, of which a fault names its own."""
+        self._settings, self._several = settings, several
         self._looks: dict[tuple[str, str, str, int], Fault | None] = {}
         self._looks_left = MOST_LOOKS
         self._listed = 0  # by signature; each takes 40 us to look at
@@ -78,7 +79,7 @@ class SearchChecks:
             fault = replace(
                 fault_of_codegen(error, at), kind="search-space-too-large" if too_large else "invalid-value"
             )
-            if at:
+            if at or not self._several:
                 return fault
             return replace(fault, detail=f"For problems[{position}]: {fault.detail}")
         return None
@@ -163,7 +164,7 @@ def predicted_class(target: str) -> str:
 def resolve_jobs(request: JobRequest, known: Known, settings: Settings) -> list[Resolved]:
     """The problems of a job, each once for every class that it is measured on. Raises Refused."""
     resolved = []
-    for p in _Resolver(request, known, SearchChecks(settings)).all():
+    for p in _Resolver(request, known, SearchChecks(settings, several=len(request.problems) > 1)).all():
         live = known.live_classes(p.target) or [predicted_class(p.target)]
         for name in [p.device_class] if p.device_class else live:
             resolved.append(replace(p, device_class=name, key=_key_on(p, name)))

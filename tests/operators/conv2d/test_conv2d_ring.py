@@ -193,7 +193,7 @@ def searches(name: str) -> declare.Searches:
             *(of_winograd if name != "conv2d_wgrad" else ()),
             *(
                 Rejection(
-                    {**LAYER, "layout": "nchw", "n": 2**20, "c": 8192, "k": 16, "h": 1, "w": 1, "padding": 22},
+                    {**LAYER, "layout": "nchw", "n": 2**20, "c": 8192, "k": 64, "h": 1, "w": 1, "padding": 22},
                     BY_LIMBS, "grid", "a transform has",
                 ) for _ in range(name == "conv2d")
             ),
