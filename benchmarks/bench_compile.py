@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.keep_result import keep_result, options
-from benchmarks.shapes import public_shape, shape_sets
+from benchmarks.shapes import begins, public_shape, shape_sets
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
@@ -372,7 +372,7 @@ def main() -> None:
         toolchain = find_toolchain(processes)
         ways = Ways(toolchain, sheet, processes, cores)
         for name, case in CASES.items():
-            if not name.startswith(tuple(arguments.only) or ("",)):
+            if not begins(name, arguments.only):
                 continue
             case = replace(case, kernels=arguments.kernels or case.kernels)
             kernels, candidates = first_kernels(case, sheet)

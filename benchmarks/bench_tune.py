@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.harness import TARGET, count, query, require_verified, scratch_folder, started, timed_job
 from benchmarks.keep_result import keep_result, options
-from benchmarks.shapes import shape_sets, shapes_of
+from benchmarks.shapes import begins, shape_sets, shapes_of
 from codegen.operators import operators
 from cukiln.types import Job
 from storage.config.settings import Settings, load_settings
@@ -49,7 +49,7 @@ def problems_of(models: Iterable[str], operator_names: Iterable[str], only: Sequ
     for a model that `shapes.json` lacks."""
     names = set(operator_names)
     of_models = [problem for model in models for problem in shape_sets()[model] if problem["operator"] in names]
-    return [problem for problem in of_models if problem["name"].startswith(tuple(only) or ("",))]
+    return [problem for problem in of_models if begins(problem["name"], only)]
 
 
 def measure(
@@ -140,8 +140,7 @@ def main() -> None:
         models = arguments.models or MODELS
         problems = problems_of(models, operators(), arguments.only)
     else:
-        begins = tuple(arguments.only) or ("",)
-        problems = [shape for shape in shapes_of(arguments.operator) if shape["name"].startswith(begins)]
+        problems = [shape for shape in shapes_of(arguments.operator) if begins(shape["name"], arguments.only)]
     if not problems:
         parser.error(f"none of these public shapes has a name that begins with {' or '.join(arguments.only)}")
     with scratch_folder() as folder:

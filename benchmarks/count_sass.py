@@ -67,9 +67,9 @@ def read(sass: str) -> tuple[list[Instruction], dict[str, int]]:
     for line in sass.splitlines():
         if label := _LABEL.match(line.strip()):
             labels[label[1]] = len(instructions)
-        elif found := _INSTRUCTION.search(line):
-            leads_to = _TARGET_LABEL.search(found[2])
-            instructions.append(Instruction(found[1].partition(".")[0], leads_to[1] if leads_to else None))
+        elif instruction := _INSTRUCTION.search(line):
+            leads_to = _TARGET_LABEL.search(instruction[2])
+            instructions.append(Instruction(instruction[1].partition(".")[0], leads_to[1] if leads_to else None))
     return instructions, labels
 
 
@@ -91,13 +91,13 @@ def main_loop(sass: str) -> Loop:
 
 def _branches(names: Sequence[str]) -> list[tuple[int, int]]:
     """What lies between the branch behind each BSSY and its BSYNC, where it neither multiplies nor copies."""
-    found = []
+    branches = []
     for start, name in enumerate(names):
         if name == "BSSY" and "BSYNC" in names[start:] and "BRA" in names[start:]:
             first, end = names.index("BRA", start) + 1, names.index("BSYNC", start)
             if first < end and not {PRODUCT, COPY} & set(names[first:end]):
-                found.append((first, end))
-    return found
+                branches.append((first, end))
+    return branches
 
 
 def candidate_of(arch: str, head_dim: int) -> Candidate:

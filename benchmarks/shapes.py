@@ -10,6 +10,7 @@ no operator yet, and benchmarks do not get it.
 """
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,11 @@ def shape_sets() -> dict[str, list[dict[str, Any]]]:
         ]
         for name, entries in stored_sets().items()
     }
+
+
+def begins(name: str, only: Sequence[str]) -> bool:
+    """Whether the name begins as one of `only` does; every name where that is empty."""
+    return not only or name.startswith(tuple(only))
 
 
 def public_shape(name: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from codegen.operators.attention.problem import PAGE_SIZES, AttentionProblem
 from codegen.search.search import Search
 from tests.operators.attention import test_attention as dense
 from tests.operators.attention import test_attention_ragged as ragged
-from tests.operators.attention.kernels import LLAMA, NAME, OP, attention, definition, in_fp32, kernel
+from tests.operators.attention.kernels import LLAMA, NAME, OP, attention, kernel
 from tests.operators.attention.random_cases import SPREAD_OF_PAGES, draws, of_sequences
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
@@ -200,14 +200,6 @@ def reads_page_numbers_by_4_bytes(kernel: Kernel, code: Any) -> None:
 CLAIMS = (*dense.CLAIMS, reads_page_numbers_by_4_bytes)
 
 
-def planned() -> list[Candidate]:
-    problem = attention(**{**PAGED, **UNEVEN, "causal": True, "lse": True})
-    one, two = (
-        lower(problem, SM_90A, Search(level=level, limit=limit)).candidates for level, limit in ((1, 3), (2, 3))
-    )
-    return [*one, *two]
-
-
 # ---- winners
 
 
@@ -281,20 +273,7 @@ DECLARED = (
         problem=PAGED,
         problems=PROBLEMS,
         searches=SEARCHES,
-        references=declare.References(
-            definition=partial(paged_of, definition),
-            defined=REFERENCED,
-            exact=False,
-            rtol=1e-10,
-            atol=1e-13,
-            in_fp32=partial(paged_of, in_fp32),
-            bounded=BOUNDED,
-            wrong=8,
-            on_device=[
-                (kind, {**fields, "lse": True}) for kind, fields in product(("integer", "normal"), REFERENCED.values())
-            ],
-            on_device_rtol=1e-12,
-        ),
+        references=ragged.references(paged_of, REFERENCED, BOUNDED),
         proofs=declare.Proofs(
             kernels=proved,
             sanitized=list,  # those of test_attention.py
@@ -304,7 +283,7 @@ DECLARED = (
             draws=partial(draws, lengths="paged"), properties=of_sequences, spread=SPREAD_OF_PAGES, each_run=6
         ),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
-        launches=declare.Launches(planned={"level 1 and some of level 2": planned}),
+        launches=declare.Launches(planned={"level 1 and some of level 2": partial(ragged.planned, PAGED)}),
         calls=CALLS,
         without=dict.fromkeys(("mutations", "job"), "those of the operator are in test_attention.py"),
     ),

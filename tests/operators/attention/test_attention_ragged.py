@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -259,8 +260,8 @@ def reads_tables_by_4_bytes(kernel: Kernel, code: Any) -> None:
 CLAIMS = (*dense.CLAIMS, reads_tables_by_4_bytes)
 
 
-def planned() -> list[Candidate]:
-    problem = attention(**{**RAGGED, **UNEVEN, "causal": True, "lse": True})
+def planned(of: Mapping[str, Any] = RAGGED) -> list[Candidate]:
+    problem = attention(**{**of, **UNEVEN, "causal": True, "lse": True})
     one, two = (
         lower(problem, SM_90A, Search(level=level, limit=limit)).candidates for level, limit in ((1, 3), (2, 3))
     )
@@ -324,26 +325,34 @@ CALLS = {
     ),
 }  # fmt: skip
 
+
+def references(
+    sequence_by_sequence: Callable[..., Array], defined: Mapping[str, Any], bounded: Mapping[str, Any]
+) -> declare.References:
+    """`sequence_by_sequence` has each computed by the reference of a dense problem."""
+    return declare.References(
+        definition=partial(sequence_by_sequence, definition),
+        defined=defined,
+        exact=False,
+        rtol=1e-10,
+        atol=1e-13,
+        in_fp32=partial(sequence_by_sequence, in_fp32),
+        bounded=bounded,
+        wrong=8,
+        on_device=[
+            (kind, {**fields, "lse": True}) for kind, fields in product(("integer", "normal"), defined.values())
+        ],
+        on_device_rtol=1e-12,
+    )
+
+
 DECLARED = (
     declare.Declarations(
         operator=NAME,
         problem=RAGGED,
         problems=PROBLEMS,
         searches=SEARCHES,
-        references=declare.References(
-            definition=partial(ragged_of, definition),
-            defined=REFERENCED,
-            exact=False,
-            rtol=1e-10,
-            atol=1e-13,
-            in_fp32=partial(ragged_of, in_fp32),
-            bounded=BOUNDED,
-            wrong=8,
-            on_device=[
-                (kind, {**fields, "lse": True}) for kind, fields in product(("integer", "normal"), REFERENCED.values())
-            ],
-            on_device_rtol=1e-12,
-        ),
+        references=references(ragged_of, REFERENCED, BOUNDED),
         proofs=declare.Proofs(
             kernels=proved,
             sanitized=list,  # those of test_attention.py
