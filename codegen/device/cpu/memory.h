@@ -10,8 +10,11 @@ constexpr int max_buffers = 32;
 constexpr unsigned char canary = 0xFF;  // read as any float type it is NaN
 constexpr size_t min_canary_bytes = 64;
 
-// A global buffer:  [untouchable page][canary ... ][ bytes ][canary, a few bytes][untouchable page]
-// Its end lies as close to the second page as its alignment allows, so that even a raw access just behind it traps.
+// A global buffer:  [guard][canary ... ][ bytes ][canary, a few bytes][guard]
+// Its end lies as close to the second guard as its alignment allows, so that even a raw access just behind it traps.
+// Guards are untouchable and take address space alone: so wide that an index that is wrong by a few rows, pages or images,
+// or that wrapped at 32 bits, falls into one of them and not into another operand.
+constexpr size_t guard_of_buffer = size_t{4} << 30;
 struct Buffer {
   char name[32];
   char* mapped;
@@ -43,8 +46,8 @@ inline bool was_written(const Buffer& buffer, size_t offset, size_t bytes) {
 
 inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
-inline char* canary_begin(const Buffer& buffer) { return buffer.mapped + page_bytes(); }
-inline char* canary_end(const Buffer& buffer) { return buffer.mapped + buffer.mapped_bytes - page_bytes(); }
+inline char* canary_begin(const Buffer& buffer) { return buffer.mapped + guard_of_buffer; }
+inline char* canary_end(const Buffer& buffer) { return buffer.mapped + buffer.mapped_bytes - guard_of_buffer; }
 
 // Maps a buffer and fills its canaries. It starts at a multiple of `alignment` and of nothing better, up to the 16 bytes
 // of the widest access: a vector access that the operand's alignment does not promise must not work by luck.
@@ -52,19 +55,19 @@ inline char* canary_end(const Buffer& buffer) { return buffer.mapped + buffer.ma
 // or room for buffers ran out.
 inline void* allocate_buffer(const char* name, size_t bytes, size_t alignment, bool writable) {
   if (buffer_count == max_buffers) return nullptr;
-  const size_t page = page_bytes();
-  const size_t inner = round_up(round_up(bytes, alignment) + alignment + min_canary_bytes, page);
-  void* mapped = mmap(nullptr, inner + 2 * page, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  const size_t inner = round_up(round_up(bytes, alignment) + alignment + min_canary_bytes, page_bytes());
+  const size_t all = inner + 2 * guard_of_buffer;
+  void* mapped = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
-  char* inner_begin = static_cast<char*>(mapped) + page;
+  char* inner_begin = static_cast<char*>(mapped) + guard_of_buffer;
   if (mprotect(inner_begin, inner, PROT_READ | PROT_WRITE) != 0) {
-    munmap(mapped, inner + 2 * page);
+    munmap(mapped, all);
     return nullptr;
   }
   Buffer& buffer = buffers[buffer_count++];
   snprintf(buffer.name, sizeof(buffer.name), "%s", name);
   buffer.mapped = static_cast<char*>(mapped);
-  buffer.mapped_bytes = inner + 2 * page;
+  buffer.mapped_bytes = all;
   buffer.begin = inner_begin + inner - round_up(bytes, alignment);
   if (alignment < 16 && reinterpret_cast<uintptr_t>(buffer.begin) % (2 * alignment) == 0) buffer.begin -= alignment;
   buffer.bytes = bytes;
@@ -119,7 +122,7 @@ inline bool broken_canary(const Buffer& buffer, ptrdiff_t* offset) {
   return false;
 }
 
-// The buffer whose mapping, untouchable pages included, holds `address`; null where none does.
+// The buffer whose mapping, guards included, holds `address`; null where none does.
 inline const Buffer* buffer_near(const void* address) {
   const char* at = static_cast<const char*>(address);
   for (int i = 0; i < buffer_count; ++i)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -49,13 +51,18 @@ def kernel_of(problem: MatmulProblem) -> Kernel:
 
 
 @pytest.fixture(scope="module")
-def call(tmp_path_factory: pytest.TempPathFactory) -> Call:
-    """Runs a problem's kernel. One library for all tests."""
+def library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
+    """The kernels of all tests."""
     problems = [strided(name, layout) for name in STRIDES for layout in LAYOUTS]
     kernels = list({kernel_of(problem).id: kernel_of(problem) for problem in [*problems, NOT_NUMBERS]}.values())
     build = build_cpu(kernels, toolchain(), processes(), LIMITS, folder=tmp_path_factory.mktemp("cpu"))
     ((path, _),) = build.libraries
-    library = CpuLibrary(path)
+    return CpuLibrary(path)
+
+
+@pytest.fixture(scope="module")
+def call(library: CpuLibrary) -> Call:
+    """Runs a problem's kernel."""
 
     def run(problem: MatmulProblem, inputs: Mapping[str, Array], **changed: int) -> tuple[Outcome, Array]:
         tensors = library.allocate(OP.operands(problem))
@@ -154,3 +161,24 @@ def test_launch_code_refuses_extents_that_it_cannot_index(changed: dict[str, int
     assert outcome.status == "runtime_error"
     assert "the number of launches is 0" in outcome.message
     assert np.isnan(out).all()
+
+
+def test_a_wrong_index_does_not_reach_another_operand(library: CpuLibrary) -> None:
+    """Operands lie 4 GiB apart and more: an index that wrapped at 32 bits lies behind one, not in the next."""
+    problem = strided("rows apart", "nn")
+    tensors = library.allocate(OP.operands(problem))
+    try:
+        addresses = sorted(tensor.view.ctypes.data for tensor in tensors)
+    finally:
+        tensors = []
+        library.free()
+    assert min(after - before for before, after in pairwise(addresses)) > 2**32
+
+
+@pytest.mark.parametrize("rows", [2**10, 2**16, 2**20, 2**22])
+def test_a_wrong_stride_is_reported_with_the_operand_that_it_left(rows: int, call: Call) -> None:
+    problem = strided("rows apart", "nn")
+    inputs = OP.make_inputs(problem, "integer", np.random.default_rng(3))
+    outcome, _ = call(problem, inputs, lda=rows * 4)
+    assert outcome.status == "runtime_error"
+    assert re.search(r"read of \d+ bytes at offset \d+ of a \(\d+ bytes\): outside of it", outcome.message)
