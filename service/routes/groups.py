@@ -28,15 +28,15 @@ NO_PTX = (
 )
 
 
-@router.get("/{group}", response_model=GroupReport)
+@router.get("/{group}", operation_id="get_group", response_model=GroupReport)
 def get_group(group: str, service: ServiceDep) -> Response:
     """The kernels of one .cu file, with nvcc's phases, resources and states."""
     return json_response(_report(service, group))
 
 
-@router.get("/{group}/source", **FILE)
-@router.get("/{group}/ptx", **FILE)
-@router.get("/{group}/log", **FILE)
+@router.get("/{group}/source", operation_id="get_group_source", **FILE)
+@router.get("/{group}/ptx", operation_id="get_group_ptx", **FILE)
+@router.get("/{group}/log", operation_id="get_group_log", **FILE)
 def get_file(group: str, request: Request, service: ServiceDep) -> Response:
     """The rendered .cu, the input of ptxas, nvcc's messages. Kept compressed, sent so where gzip is accepted."""
     file = request.url.path.rpartition("/")[2]

@@ -94,6 +94,7 @@ def job_notfound(job: str) -> Refused:
 
 @router.post(
     "",
+    operation_id="submit_job",
     status_code=202,
     response_model=Job,
     responses={
@@ -113,6 +114,7 @@ async def post_job(request: Request, body: Body, service: ServiceDep) -> Respons
 
 @router.post(
     "/{job}/retry",
+    operation_id="retry_job",
     status_code=202,
     response_model=Job,
     responses={
@@ -144,7 +146,12 @@ def _answer(job: Job) -> Response:
     return json_response(job, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
 
 
-@router.get("", response_model=JobPage, responses=problems("invalid-cursor", "invalid-value", "database-unavailable"))
+@router.get(
+    "",
+    operation_id="list_jobs",
+    response_model=JobPage,
+    responses=problems("invalid-cursor", "invalid-value", "database-unavailable"),
+)
 def get_jobs(
     service: ServiceDep,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
@@ -158,6 +165,7 @@ def get_jobs(
 
 @router.get(
     "/{job}",
+    operation_id="get_job",
     response_model=Job,
     responses=problems("job-not-found", "database-unavailable"),
     dependencies=[ReportTurn],
@@ -171,6 +179,7 @@ def get_job(job: KnownJob, service: ServiceDep) -> Response:
 
 @router.delete(
     "/{job}",
+    operation_id="cancel_job",
     response_model=Job,
     responses=problems("job-not-found", "job-finished", "database-unavailable"),
     dependencies=[ReportTurn],
@@ -189,6 +198,7 @@ def delete_job(job: KnownJob, service: ServiceDep) -> Response:
 
 @router.get(
     "/{job}/candidates",
+    operation_id="list_candidates",
     response_model=CandidatePage,
     responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
 )
@@ -212,6 +222,7 @@ def get_candidates(
 
 @router.get(
     "/{job}/profile",
+    operation_id="get_job_profile",
     response_model=ProfilePage,
     responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
     dependencies=[ReportTurn],
@@ -231,7 +242,12 @@ def get_profile(
     return json_response(found(job, page))
 
 
-@router.get("/{job}/rejections", response_model=Rejections, responses=problems("job-not-found", "database-unavailable"))
+@router.get(
+    "/{job}/rejections",
+    operation_id="get_job_rejections",
+    response_model=Rejections,
+    responses=problems("job-not-found", "database-unavailable"),
+)
 def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
     """How many schedules each rule rejected before any compile, with one example each."""
     with service.database.read() as session:
@@ -240,6 +256,7 @@ def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
 
 @router.get(
     "/{job}/timeline",
+    operation_id="get_job_timeline",
     response_model=Timeline,
     responses=problems("job-not-found", "database-unavailable"),
     dependencies=[ReportTurn],

@@ -30,6 +30,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 @router.get(
     "/kernels/{key}",
+    operation_id="get_winner",
     response_model=WinnerRecord,
     responses=problems("kernel-not-found", "database-unavailable"),
 )
@@ -64,6 +65,7 @@ MOST_ELSEWHERE = 8
 
 @router.post(
     "/lookups",
+    operation_id="look_up_winners",
     response_model=Lookups,
     responses=problems(*BODY_PROBLEMS, "database-unavailable"),
     openapi_extra=body_of("LookupRequest", EXAMPLE),
