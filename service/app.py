@@ -10,7 +10,7 @@ from cukiln.types import Job
 from service import openapi
 from service.auth import Gate, may_call
 from service.context import Service
-from service.http import handle_errors
+from service.http import handle_errors, request_ids
 from service.http.head import HeadAsGet
 from service.http.parameters import known_parameters
 from service.http.turns import Turns
@@ -75,5 +75,6 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
     handle_errors.install(app, [route for module in ROUTERS for route in module.router.routes])
     app.add_middleware(HeadAsGet)
     app.add_middleware(Gate)
+    request_ids.install(app)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     return app

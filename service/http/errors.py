@@ -122,7 +122,7 @@ def refuse(
     return Refused((Fault(kind, detail, field, allowed),), headers or {})
 
 
-def problem_detail(refused: Refused, instance: str | None = None) -> ProblemDetail:
+def problem_detail(refused: Refused, instance: str | None = None, request_id: str | None = None) -> ProblemDetail:
     """The body of the answer; a list of errors only where there is more than one."""
     first, count = refused.faults[0], len(refused.faults)
     kind = KINDS[first.kind]
@@ -135,6 +135,7 @@ def problem_detail(refused: Refused, instance: str | None = None) -> ProblemDeta
         status=kind.status,
         detail=detail,
         instance=instance,
+        request_id=request_id,
         field=first.field,
         allowed=first.allowed,
         errors=[fault.as_error() for fault in refused.faults[:MAX_FAULTS]] if count > 1 else None,

@@ -1,6 +1,7 @@
 """/v1/jobs: send, list, look at, cancel; a job's candidates, rejections, profile and timeline."""
 
 import asyncio
+import contextvars
 import re
 from collections.abc import AsyncIterator, Callable
 from typing import Annotated, TypeVar
@@ -129,7 +130,8 @@ async def post_retry(job: KnownJob, service: ServiceDep) -> Response:
 
 
 async def _in_thread(write: Callable[[Service, T], Job], service: Service, asked: T) -> Job:
-    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, write, service, asked))
+    run = contextvars.copy_context().run  # its log names the request
+    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, run, write, service, asked))
 
 
 def _accept_alone(service: Service, body: bytes) -> Job:

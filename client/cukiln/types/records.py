@@ -224,6 +224,7 @@ class ProblemDetail(Answer):
     status: int
     detail: str
     instance: str | None = None
+    request_id: str | None = None  # the X-Request-ID of the answer, which the service's log has, too
     field: str | None = None
     allowed: Any | None = None
     errors: list[dict[str, Any]] | None = None
