@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import Depends, FastAPI
 
@@ -28,7 +29,7 @@ from service.routes import (
     traces,
     winners,
 )
-from service.routes.accept_job import accept_jobs
+from service.routes.accept_job import Submission, accept_jobs
 from service.threads import Together
 from storage.config.settings import Settings
 
@@ -50,7 +51,8 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = open_service(settings)
-        submissions = Together[bytes, Job]("submissions", lambda bodies: accept_jobs(service, bodies), MOST_SUBMISSIONS)
+        accept = partial(accept_jobs, service)
+        submissions = Together[Submission, Job]("submissions", accept, MOST_SUBMISSIONS)
         app.state.service, app.state.submissions, app.state.event_turns = service, submissions, Turns()
         app.state.reports = asyncio.Semaphore(jobs.REPORTS_AT_ONCE)
         try:

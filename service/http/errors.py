@@ -48,6 +48,7 @@ KINDS: Mapping[str, Kind] = {
     "method-not-allowed": Kind(405, "The path does not know this method"),
     "body-too-slow": Kind(408, "The body came too slowly"),
     "import-withdrawn": Kind(409, "The import was withdrawn while it was written"),
+    "idempotency-key-reused": Kind(422, "Another request was sent under this Idempotency-Key"),
     "job-finished": Kind(409, "The job has already ended"),
     "job-unfinished": Kind(409, "The job has not ended yet"),
     "nothing-to-retry": Kind(409, "Nothing of the job is left to be tried again"),
