@@ -12,6 +12,7 @@ from service import openapi
 from service.auth import Gate, may_call
 from service.context import Service
 from service.http import handle_errors, request_ids
+from service.http.compressed import CompressJson
 from service.http.head import HeadAsGet
 from service.http.parameters import known_parameters
 from service.http.turns import Turns
@@ -76,6 +77,7 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
     app.router.routes.insert(0, winners.DIRECT)
     handle_errors.install(app, [route for module in ROUTERS for route in module.router.routes])
     app.add_middleware(HeadAsGet)
+    app.add_middleware(CompressJson)
     app.add_middleware(Gate)
     request_ids.install(app)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]

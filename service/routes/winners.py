@@ -7,10 +7,11 @@ import re
 from collections.abc import Iterator, Sequence
 
 from fastapi import APIRouter, Request
+from pydantic_core import from_json, to_json
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cukiln.types import Lookups, WinnerRecord
+from cukiln.types import Lookups, PartialLookups, WinnerRecord
 from service.auth import may_call, needs
 from service.context import ServiceDep, service_of
 from service.http.answers import PiecesResponse, none_match
@@ -66,7 +67,7 @@ MOST_ELSEWHERE = 8
 @router.post(
     "/lookups",
     operation_id="look_up_winners",
-    response_model=Lookups,
+    response_model=Lookups | PartialLookups,
     responses=problems(*BODY_PROBLEMS, "database-unavailable"),
     openapi_extra=body_of("LookupRequest", EXAMPLE),
 )
@@ -83,12 +84,29 @@ def post_lookups(body: Body, service: ServiceDep) -> Response:
     return PiecesResponse(list(search.answer()), media_type="application/json")
 
 
+class _Fields:
+    """What of a record was asked for: `revision`, or `front.so_sha256` of each kernel in its front."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._own = [name for name in names if not name.startswith("front.")]
+        self._of_kernels = [name.removeprefix("front.") for name in names if name.startswith("front.")]
+
+    def of(self, record: bytes) -> bytes:
+        """The JSON of these fields."""
+        whole = from_json(record)
+        part = {name: whole.get(name) for name in self._own}
+        if self._of_kernels and "front" not in part:
+            part["front"] = [{name: kernel.get(name) for name in self._of_kernels} for kernel in whole["front"]]
+        return to_json(part)
+
+
 class _Search:
     """The first record of each problem with a kernel that the request allows: see `post_lookups` for the order."""
 
     def __init__(self, winners: WinnerCache, wanted: Sequence[Wanted], request: LookupRequest) -> None:
         self._winners, self._wanted = winners, wanted
         self._policy = request.workspace_limit_bytes, request.deterministic
+        self._fields = _Fields(request.fields) if request.fields else None
         self._found: dict[int, tuple[str, bytes]] = {}
         for level in range(max((len(problem.keys) for problem in wanted), default=0)):
             self._try({place: problem.keys[level] for place, problem in self._open() if level < len(problem.keys)})
@@ -105,7 +123,7 @@ class _Search:
                 json.dumps(problem.name).encode(),
                 key.encode(),
             )
-            yield record
+            yield self._fields.of(record) if self._fields and place in self._found else record
             yield b"}"
         hits = len(self._found)
         yield b'],"hits":%d,"misses":%d}' % (hits, len(self._wanted) - hits)

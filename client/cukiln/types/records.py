@@ -152,6 +152,20 @@ class Lookups(Answer):
     misses: int
 
 
+class PartialResult(Answer):
+    """Of a lookup that named fields: the record has these alone."""
+
+    name: str | None
+    key: str
+    record: dict[str, Any] | None
+
+
+class PartialLookups(Answer):
+    results: list[PartialResult]
+    hits: int
+    misses: int
+
+
 class ImportReport(ImportHead):
     """Results that were measured elsewhere. `records`: the winner records that they have a part in."""
 

@@ -1,0 +1,100 @@
+"""Compact answers: fields of records, gzip."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from typing import Any
+
+import httpx
+import pytest
+
+from cukiln.types import FrontEntry, WinnerRecord
+from tests.support.fixtures.api import MATMUL, Api, publish, serving
+
+PREFIX = "urn:cukiln:problem:"
+
+
+@pytest.fixture(scope="module")
+def published(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with serving(tmp_path_factory.mktemp("api")) as api:
+        yield api, publish(api.database)
+
+
+def looked_up(api: Api, **fields: Any) -> Any:
+    body = {"target": "sm_80", "problems": [MATMUL, {**MATMUL, "m": 65}], **fields}
+    return api.client.post("/v1/lookups", json=body)
+
+
+def test_a_lookup_answers_the_fields_that_are_named(published: tuple[Api, WinnerRecord]) -> None:
+    api, record = published
+    whole = json.loads(record.model_dump_json())
+    named = ["revision", "front.so_sha256", "front.launch"]
+    hit, miss = looked_up(api, fields=named).json()["results"]
+    kernels = [{name: kernel[name] for name in ("so_sha256", "launch")} for kernel in whole["front"]]
+    assert hit["record"] == {"revision": whole["revision"], "front": kernels}
+    assert hit["key"] == record.key and miss["record"] is None
+
+
+def test_every_field_may_be_named_and_all_of_them_are_the_record(published: tuple[Api, WinnerRecord]) -> None:
+    api, record = published
+    whole = json.loads(record.model_dump_json())
+    assert looked_up(api, fields=list(WinnerRecord.model_fields)).json()["results"][0]["record"] == whole
+    of_kernels = [f"front.{name}" for name in FrontEntry.model_fields]
+    assert looked_up(api, fields=of_kernels).json()["results"][0]["record"] == {"front": whole["front"]}
+    both = looked_up(api, fields=["front", "front.kernel"]).json()["results"][0]["record"]
+    assert both == {"front": whole["front"]}
+
+
+@pytest.mark.parametrize("fields", [[], ["fronts"], ["front."], ["front.front"], [7], "front", {"front": 1}])
+def test_what_is_no_field_is_refused_with_those_that_are(fields: Any, published: tuple[Api, WinnerRecord]) -> None:
+    answer = looked_up(published[0], fields=fields)
+    assert answer.status_code == 422 and answer.json()["field"].startswith("fields"), answer.text
+    if fields == ["fronts"]:
+        assert {"revision", "front", "front.so_sha256"} <= set(answer.json()["allowed"])
+
+
+def sent(api: Api, path: str, **headers: str) -> httpx.Response:
+    """The answer as it is on the wire."""
+    with httpx.Client(base_url=api.url, headers=headers, trust_env=False) as client:
+        if "accept-encoding" not in headers:
+            del client.headers["accept-encoding"]
+        with client.stream("GET", path) as answer:
+            answer._content = b"".join(answer.iter_raw())
+            return answer
+
+
+@pytest.mark.parametrize("accepted", ["gzip", "br, GZIP;q=0.5", "x-gzip"])
+def test_a_large_answer_is_gzip_where_that_is_accepted(accepted: str, published: tuple[Api, WinnerRecord]) -> None:
+    api, _ = published
+    plain, small = sent(api, "/v1/operators"), sent(api, "/v1/operators", **{"accept-encoding": accepted})
+    assert small.headers["content-encoding"] == "gzip" and "content-length" not in small.headers
+    assert gzip.decompress(small.content) == plain.content and len(small.content) < len(plain.content) / 4
+    assert plain.headers["vary"] == small.headers["vary"] == "Accept-Encoding"
+    assert int(plain.headers["content-length"]) == len(plain.content)
+
+
+@pytest.mark.parametrize("accepted", ["", "identity", "br", "gzip;q=0", "gzip; q=0.000", "*"])
+def test_it_is_plain_where_that_is_not(accepted: str, published: tuple[Api, WinnerRecord]) -> None:
+    answer = sent(published[0], "/v1/operators", **{"accept-encoding": accepted})
+    assert "content-encoding" not in answer.headers and answer.content.startswith(b"{")
+
+
+def test_small_answers_and_those_with_a_tag_are_sent_as_they_are(published: tuple[Api, WinnerRecord]) -> None:
+    api, record = published
+    for path in ("/healthz", f"/v1/kernels/{record.key}"):
+        assert "content-encoding" not in sent(api, path, **{"accept-encoding": "gzip"}).headers
+    assert "etag" in sent(api, f"/v1/kernels/{record.key}").headers
+
+
+def test_a_lookup_of_many_is_gzip_in_parts(published: tuple[Api, WinnerRecord]) -> None:
+    api, record = published
+    body = {"target": "sm_80", "problems": [{**MATMUL, "name": f"p{n}"} for n in range(500)]}
+    with httpx.Client(base_url=api.url, trust_env=False) as client:
+        answer = client.post("/v1/lookups", json=body)
+        head = client.head("/v1/operators")
+    assert answer.headers["content-encoding"] == "gzip"
+    assert (
+        answer.json()["hits"] == 500 and WinnerRecord.model_validate(answer.json()["results"][499]["record"]) == record
+    )
+    assert "content-encoding" not in head.headers and int(head.headers["content-length"]) > 4096
