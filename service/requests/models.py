@@ -35,8 +35,13 @@ class LookupRequest(JobRequest):
     fields: Annotated[list[RecordField], Field(min_length=1)] | None = Field(
         None, description="Of a record, and as `front.…` of its kernels: what the answer holds of them. Default: all."
     )
+    on_miss: Literal["none", "tune"] = Field(
+        "none", description="`tune`: a job is made of the misses that no job is trying, and that none has failed at."
+    )
 
 
+LOOKUP_FIELDS = LookupRequest.model_fields.keys() - JobRequest.model_fields.keys()
+"""What a job's body does not have."""
 RequestModel = TypeVar("RequestModel", bound=JobRequest)
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -4,7 +4,8 @@ A record by its key on the event loop: one that memory cannot answer is read by 
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request
 from pydantic_core import from_json, to_json
@@ -12,17 +13,19 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cukiln.types import Lookups, PartialLookups, WinnerRecord
-from service.auth import may_call, needs
-from service.context import ServiceDep, service_of
+from service.auth import admitted, may_call, needs, require_scope
+from service.context import Service, ServiceDep, service_of
 from service.http.answers import PiecesResponse, none_match
-from service.http.errors import refuse
+from service.http.errors import Refused, refuse
 from service.http.parameters import known_parameters
 from service.http.strict_json import read_json
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
-from service.requests.models import LookupRequest, read_request
+from service.requests.models import LOOKUP_FIELDS, LookupRequest, read_request
 from service.requests.resolve import Wanted, resolve_lookups
+from service.routes.accept_job import Submission, accept_jobs
 from service.routes.body import Body
 from service.winner_cache import WinnerCache
+from storage.entities.jobs import tried_keys
 from storage.entities.winners import Elsewhere
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
@@ -68,20 +71,48 @@ MOST_ELSEWHERE = 8
     "/lookups",
     operation_id="look_up_winners",
     response_model=Lookups | PartialLookups,
-    responses=problems(*BODY_PROBLEMS, "database-unavailable"),
+    responses=problems(*BODY_PROBLEMS, "storage-full", "database-unavailable"),
     openapi_extra=body_of("LookupRequest", EXAMPLE),
 )
 @needs("read")
-def post_lookups(body: Body, service: ServiceDep) -> Response:
-    """The winner record of each problem, null where there is none. Nothing is queued.
+def post_lookups(body: Body, request: Request, service: ServiceDep) -> Response:
+    """The winner record of each problem, null where there is none; nothing is queued unless `on_miss` says so.
 
     Where no device class is named, the record is that of a class with a live GPU, else of any that was measured, else
     the predicted one; `device_class` says which."""
     settings = service.settings
-    request = read_request(LookupRequest, read_json(body, settings.max_json_depth), settings.max_problems)
-    wanted = resolve_lookups(request, service.known())
-    search = _Search(service.winners, wanted, request)
-    return PiecesResponse(list(search.answer()), media_type="application/json")
+    value = read_json(body, settings.max_json_depth)
+    lookup = read_request(LookupRequest, value, settings.max_problems)
+    if lookup.on_miss == "tune":
+        require_scope(admitted(request), "submit", "on_miss: tune")
+    wanted = resolve_lookups(lookup, service.known())
+    search = _Search(service.winners, wanted, lookup)
+    queued = _queue(service, value, wanted, search.misses()) if lookup.on_miss == "tune" else {}
+    return PiecesResponse(list(search.answer(queued)), media_type="application/json")
+
+
+def _queue(service: Service, value: dict[str, Any], wanted: Sequence[Wanted], misses: Sequence[int]) -> dict[str, Any]:
+    """Make a job of those that none has tried: what the answer says of it."""
+    places = {wanted[place].key: place for place in reversed(misses)}
+    with service.database.read() as session:
+        tried = tried_keys(session, places)
+    problems, names = [], set[str]()
+    for key, place in sorted(places.items(), key=lambda item: item[1]):
+        if key not in tried:
+            problem = {name: part for name, part in value["problems"][place].items() if name != "name"}
+            if (name := wanted[place].name) not in names:
+                problem["name"] = name
+            names.add(name)
+            problems.append(problem)
+    if not problems:
+        return {}
+    body = {name: part for name, part in value.items() if name not in LOOKUP_FIELDS} | {"problems": problems}
+    (outcome,) = accept_jobs(service, [Submission(json.dumps(body).encode())])
+    if isinstance(outcome, Refused) and outcome.status in (429, 503, 507):
+        return {"not_queued": str(outcome)}
+    if isinstance(outcome, Exception):
+        raise outcome
+    return {"job": outcome.job}
 
 
 class _Fields:
@@ -113,7 +144,11 @@ class _Search:
         self._try_elsewhere()
         self._try({place: p.predicted for place, p in self._open() if p.predicted is not None})
 
-    def answer(self) -> Iterator[bytes]:
+    def misses(self) -> list[int]:
+        """Places of the problems without a record."""
+        return [place for place, _ in self._open()]
+
+    def answer(self, queued: Mapping[str, str]) -> Iterator[bytes]:
         """The JSON of `Lookups`, put together from records that are JSON already."""
         yield b'{"results":['
         for place, problem in enumerate(self._wanted):
@@ -126,7 +161,9 @@ class _Search:
             yield self._fields.of(record) if self._fields and place in self._found else record
             yield b"}"
         hits = len(self._found)
-        yield b'],"hits":%d,"misses":%d}' % (hits, len(self._wanted) - hits)
+        yield b'],"hits":%d,"misses":%d' % (hits, len(self._wanted) - hits)
+        yield b"".join(b',"%b":%b' % (name.encode(), json.dumps(text).encode()) for name, text in queued.items())
+        yield b"}"
 
     def _open(self) -> Iterator[tuple[int, Wanted]]:
         return ((place, problem) for place, problem in enumerate(self._wanted) if place not in self._found)

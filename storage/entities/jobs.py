@@ -1,6 +1,6 @@
 """Jobs and their problems: their rows, states and pages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import Row, exists, func, or_, select
@@ -108,6 +108,12 @@ def problems_to_plan(session: Session, lease: Lease) -> list[JobProblem]:
         .order_by(JobProblemRow.position)
     )
     return list(rows)
+
+
+def tried_keys(session: Session, keys: Iterable[str]) -> set[str]:
+    """Those of winner records that a job waits for, or has failed to make."""
+    tried = select(JobProblemRow.key).where(JobProblemRow.state.in_((*LIVE, "failed"))).distinct()
+    return {key for (key,) in rows_among(session, tried, JobProblemRow.key, keys)}
 
 
 def candidates_of_job(session: Session, job_id: str) -> int:

@@ -147,9 +147,13 @@ class LookupResult(Answer):
 
 
 class Lookups(Answer):
+    """`job`: of the misses, where `on_miss` is `tune` and a job was made; `not_queued`: why none could be made."""
+
     results: list[LookupResult]
     hits: int
     misses: int
+    job: str | None = None
+    not_queued: str | None = None
 
 
 class PartialResult(Answer):
@@ -164,6 +168,8 @@ class PartialLookups(Answer):
     results: list[PartialResult]
     hits: int
     misses: int
+    job: str | None = None
+    not_queued: str | None = None
 
 
 class ImportReport(ImportHead):

@@ -1,15 +1,19 @@
-"""Compact answers: fields of records, gzip."""
+"""Lookups of frameworks: fields of records, gzip, jobs of what is missing."""
 
 from __future__ import annotations
 
 import gzip
 import json
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import update
 
 from cukiln.types import FrontEntry, WinnerRecord
+from storage.database.tables import JobProblemRow
+from storage.entities.keys import create_key
 from tests.support.fixtures.api import MATMUL, Api, publish, serving
 
 PREFIX = "urn:cukiln:problem:"
@@ -98,3 +102,58 @@ def test_a_lookup_of_many_is_gzip_in_parts(published: tuple[Api, WinnerRecord]) 
         answer.json()["hits"] == 500 and WinnerRecord.model_validate(answer.json()["results"][499]["record"]) == record
     )
     assert "content-encoding" not in head.headers and int(head.headers["content-length"]) > 4096
+
+
+def missing(api: Api, *problems: dict[str, Any], **fields: Any) -> Any:
+    answer = api.client.post("/v1/lookups", json={"target": "sm_80", "problems": problems, "on_miss": "tune", **fields})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def problems_of(api: Api, job: str) -> list[tuple[str, int]]:
+    return [
+        (problem["name"], problem["problem"]["m"]) for problem in api.client.get(f"/v1/jobs/{job}").json()["problems"]
+    ]
+
+
+def test_misses_become_one_job_and_what_is_tried_is_not_sent_again(api: Api) -> None:
+    publish(api.database)
+    wide, wider = {**MATMUL, "m": 65, "name": "wide"}, {**MATMUL, "m": 66}
+    first = missing(api, MATMUL, wide, wide, {**wider, "name": "wide"}, search={"level": 0}, priority="high")
+    assert (first["hits"], first["misses"]) == (1, 3)
+    assert problems_of(api, first["job"]) == [("wide", 65), ("problem1", 66)]
+    assert api.client.get(f"/v1/jobs/{first['job']}").json()["priority"] == "high"
+    again = missing(api, MATMUL, wide, wider)
+    assert again["misses"] == 2 and "job" not in again and api.rows()["jobs"] == 1
+    assert problems_of(api, missing(api, wide, {**MATMUL, "m": 67})["job"]) == [("problem1", 67)]
+    assert "job" not in looked_up(api).json() and api.rows()["jobs"] == 2
+
+
+def test_a_cancelled_problem_is_sent_again_and_a_failed_one_is_not(api: Api) -> None:
+    job = missing(api, MATMUL)["job"]
+    api.client.delete(f"/v1/jobs/{job}")
+    second = missing(api, MATMUL)["job"]
+    assert second != job
+    with api.database.write() as session:
+        session.execute(update(JobProblemRow).where(JobProblemRow.job_id == second).values(state="failed"))
+    assert "job" not in missing(api, MATMUL)
+
+
+def test_a_full_queue_answers_hits_and_says_why_nothing_was_queued(tmp_path: Path) -> None:
+    with serving(tmp_path, max_queued_jobs=1) as api:
+        publish(api.database)
+        missing(api, {**MATMUL, "m": 65})
+        answer = missing(api, MATMUL, {**MATMUL, "m": 66})
+    assert answer["hits"] == 1 and answer["not_queued"].startswith("Waiting or running: 1 job, of at most 1.")
+
+
+def test_a_key_that_may_only_read_queues_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path) as api:
+        with api.database.write() as session:
+            key = create_key(session, "reader", ["read"])
+        body = {"target": "sm_80", "problems": [MATMUL]}
+        headers = {"Authorization": f"Bearer {key}"}
+        assert api.client.post("/v1/lookups", json=body, headers=headers).status_code == 200
+        answer = api.client.post("/v1/lookups", json={**body, "on_miss": "tune"}, headers=headers)
+        assert (answer.status_code, answer.json()["type"]) == (403, PREFIX + "forbidden")
+        assert "on_miss: tune needs submit" in answer.json()["detail"] and api.rows()["jobs"] == 0
