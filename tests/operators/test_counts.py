@@ -423,6 +423,30 @@ def test_ring_bytes_are_operands_and_truncated_numbers_of_the_run(
     assert op.ring_bytes(one.problem, one.schedule, Openings(filters="public")) == truncated
 
 
+# Of Winograd's forms, how many tiles there are, and how many the matrix of a place has with what fills it up.
+@pytest.mark.parametrize(
+    ("name", "tiles"),
+    [
+        ("ring convolution, imad", None), ("ring convolution, limbs", None),
+        ("ring convolution, F(2) by limbs", (60, 64)), ("ring convolution of int32, F(2)", (60, 64)),
+        ("ring convolution, F(4) by imad", (18, 24)),
+    ],
+)  # fmt: skip
+def test_ring_bytes_of_a_convolution_are_what_the_run_multiplies_and_truncates(
+    name: str, tiles: tuple[int, int] | None, candidates: dict[str, Candidate], counted: dict[str, Counted]
+) -> None:
+    """The im2col matrix, a row for each pixel that was written, or the tiles that a launch transformed; the filters."""
+    one, run = candidates[name], counted[name]
+    op, size = operator("conv2d"), 4 if one.problem.dtype == "int32" else 8
+    taps, filters, truncated = 9 * 8, 24, run.of()["truncate"].times
+    opened = written_outputs(one, run) // filters * taps + filters * taps
+    if tiles is not None:  # an access writes an element
+        of_filters, of_image = (run.of(f)["store_global"].times for f in ("transform_filters", "transform_image"))
+        opened = of_filters + of_image * tiles[0] // tiles[1]
+    assert op.ring_bytes(one.problem, one.schedule, Openings()) == size * (opened + truncated)
+    assert op.ring_bytes(one.problem, one.schedule, Openings(filters="public")) == size * truncated
+
+
 def test_floats_send_no_ring_bytes(candidates: dict[str, Candidate]) -> None:
     one = candidates["fp32"]
     assert operator("matmul").ring_bytes(one.problem, one.schedule, Openings()) is None
