@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from cukiln.blob_cache import BlobCache, verify
 from cukiln.counted import counted
 from cukiln.errors import DeviceError, NotLoadable, UsageError
+from cukiln.local_cache import LocalCache, verify
 from cukiln.settings import ClientSettings
 from cukiln.types import FrontEntry, WinnerRecord
 from cukiln.workspace_pool import POOL
@@ -204,9 +204,7 @@ def load(
     and for a file that is not named after its digest. No GPU is needed to load; `Kernel.prepare` is what needs one.
     Raises `DigestMismatch` before anything of the library runs, `NotLoadable`, `UsageError`.
     """
-    if cache_dir is None:
-        cache_dir = client.blobs.folder.parent if client else ClientSettings.from_environment().cache_dir
-    cache = BlobCache(Path(cache_dir))
+    cache = _cache(client, cache_dir)
     entry: FrontEntry | None = None
     if isinstance(source, WinnerRecord):
         source = choose(source, workspace_limit_bytes=workspace_limit_bytes, deterministic=deterministic)
@@ -241,7 +239,14 @@ def read_record(folder: Path) -> WinnerRecord:
         raise UsageError(f"{path} is not a winner record; write it again with `cukiln fetch`") from error
 
 
-def _fetched(digest: str, client: Client | None, cache: BlobCache) -> bytes:
+def _cache(client: Client | None, folder: Path | str | None) -> LocalCache:
+    if folder is None and client is not None:
+        return client.cache
+    settings = ClientSettings.from_environment()
+    return LocalCache(settings.cache_dir if folder is None else Path(folder), settings.cache_bytes)
+
+
+def _fetched(digest: str, client: Client | None, cache: LocalCache) -> bytes:
     data = cache.get(digest)
     if data is not None:
         return data
@@ -249,7 +254,7 @@ def _fetched(digest: str, client: Client | None, cache: BlobCache) -> bytes:
         return client.blob(digest)
     from cukiln.client import Client
 
-    with Client(cache_dir=cache.folder.parent) as default:
+    with Client(cache_dir=cache.folder) as default:
         return default.blob(digest)
 
 

@@ -342,7 +342,7 @@ def with_winner(scripted: ScriptedService) -> ScriptedService:
 
 
 def two_problems() -> None:
-    problems = [REQUEST["problems"][0], {**REQUEST["problems"][0], "name": "other/../x"}]  # type: ignore[index, dict-item]
+    problems = [REQUEST["problems"][0], {**REQUEST["problems"][0], "name": "other/../x", "m": 8}]  # type: ignore[index, dict-item]
     Path("request.json").write_text(json.dumps({**REQUEST, "problems": problems}))
 
 

@@ -170,7 +170,7 @@ def test_without_a_client_the_service_of_the_environment_is_asked(
 ) -> None:
     scripted.on("GET", f"/v1/blobs/sha256/{digest}", Response(library))
     monkeypatch.setenv("CUKILN_URL", scripted.url)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CUKILN_CACHE", str(tmp_path / "cukiln"))
     kernel = load(WinnerRecord.model_validate(record_json(digest)))
     assert kernel.path == tmp_path / "cukiln/blobs" / f"{digest}.so"
 

@@ -147,7 +147,9 @@ ProblemName = Annotated[str | None, typer.Option(help="The name of the problem. 
 Url = Annotated[
     str | None,
     typer.Option(
-        "--url", help="The service. Default: CUKILN_URL, else a `cukiln serve` that runs over this data folder."
+        "--url",
+        help="The service's address; `private`: one of the data folder, for this command. Default: CUKILN_URL, `url` "
+        "in ~/.config/cukiln/config.toml, else http://127.0.0.1:8765.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, as the last line.")]

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cukiln.blob_cache import write_atomically
 from cukiln.client import Client
 from cukiln.counted import counted
 from cukiln.errors import UsageError
 from cukiln.load_kernel import RECORD_FILE
-from cukiln.types import Job, LookupResult, WinnerRecord
+from cukiln.local_cache import write_atomically
+from cukiln.types import Job, LookedUp, WinnerRecord
 
 
 def fetch_record(client: Client, record: WinnerRecord, folder: Path) -> Path:
@@ -28,7 +28,7 @@ def fetch_record(client: Client, record: WinnerRecord, folder: Path) -> Path:
     return path
 
 
-def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookupResult]:
+def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookedUp]:
     """Look up the problems of a job request; where it names targets, each problem is looked up for its own."""
     return client.lookup(
         request["problems"],
@@ -40,7 +40,7 @@ def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookupRes
     )
 
 
-def folder_name(result: LookupResult) -> str:
+def folder_name(result: LookedUp) -> str:
     """A problem's name where it is a plain file name, else the start of its key."""
     name = result.name or ""
     plain = name and len(name) <= 100 and all(c.isalnum() or c in "._- " for c in name) and not name.startswith(".")

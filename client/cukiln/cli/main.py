@@ -18,15 +18,15 @@ from cukiln.cli.console import AsJson, JobId, ProblemName, RequestFile, Url, giv
 from cukiln.cli.doctor import doctor_report
 from cukiln.cli.folders import described, export_bundle, fetch_record, folder_name, import_results, lookup_request
 from cukiln.cli.profile import estimated, print_left_out, print_profile
-from cukiln.cli.server import find_client, find_service, quickstart_file, run_proof, server_app
+from cukiln.cli.server import PRIVATE, find_client, find_service, open_client, quickstart_file, run_proof, server_app
 from cukiln.cli.server import server_module as server
 from cukiln.cli.stored_data import keep_app
 from cukiln.cli.table import print_job, print_lookups
 from cukiln.cli.tune import EXIT_CODES, Tuning, job_json
-from cukiln.client import Client
 from cukiln.errors import BadRequest, CukilnError, NotFound, ServiceUnreachable, UsageError
 from cukiln.job_request import read_request
 from cukiln.printable import printable
+from cukiln.settings import BY_DEFAULT, ClientSettings
 from cukiln.types import Filters, Opened
 
 FAILED, WRONG_USE, PARTIAL = 1, 2, 3
@@ -81,7 +81,8 @@ def tune(
 ) -> None:
     """Find the best kernel for each problem in FILE.
 
-    Without a service, one runs for this command. Its results stay in the data folder (CUKILN_DATA, default .cukiln).
+    `--url private`: by a service of the data folder (CUKILN_DATA, default .cukiln), which runs for this command where
+    none does; its results stay there.
     """
     tuning = Tuning(read_request(file), as_json=as_json, again=again)
     raise typer.Exit(_follow(tuning, url, cancel_on_interrupt))
@@ -117,13 +118,14 @@ def quickstart() -> None:
 
     On a GPU of another architecture than the file's, for that architecture.
     """
-    raise typer.Exit(_follow(Tuning(read_request(str(quickstart_file())), again=True, on_any_gpu=True)))
+    url = PRIVATE if ClientSettings.from_environment().url_from == BY_DEFAULT else None
+    raise typer.Exit(_follow(Tuning(read_request(str(quickstart_file())), again=True, on_any_gpu=True), url))
 
 
 def _follow(tuning: Tuning, url: str | None = None, cancel: bool = False) -> int:
     """The exit code of a job that may outlive the services that it was sent to."""
     for losses in range(LOSSES + 1):
-        with find_service(url, tuning.progress) as service, Client(service.url, service.api_key) as client:
+        with find_service(url, tuning.progress) as service, open_client(service) as client:
             try:
                 return tuning.run(client, cancel=cancel or service.embedded)
             except ServiceUnreachable:
