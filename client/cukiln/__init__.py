@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from cukiln.client import AsyncClient, Client
     from cukiln.events import Event
     from cukiln.load_kernel import Kernel, choose, load
+    from cukiln.lock import Lock
     from cukiln.operations import Prepared
     from cukiln.transport import AsyncTransport, Transport
     from cukiln.types import Job, LookedUp, Progress, WinnerRecord
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["AsyncClient", "AsyncTransport", "Client", "Event", "Job", "Kernel", "LookedUp", "Prepared", "Progress"]
+__all__ = ["AsyncClient", "AsyncTransport", "Client", "Event", "Job", "Kernel", "Lock", "LookedUp", "Prepared", "Progress"]
 __all__ += ["Transport", "WinnerRecord", "__version__", "choose", "load", "release_workspaces"]
 __all__ += errors.__all__
 
@@ -41,6 +42,7 @@ _MODULES = {
     "cukiln.client": ["AsyncClient", "Client"],
     "cukiln.events": ["Event"],
     "cukiln.load_kernel": ["Kernel", "choose", "load"],
+    "cukiln.lock": ["Lock"],
     "cukiln.operations": ["Prepared"],
     "cukiln.transport": ["AsyncTransport", "Transport"],
     "cukiln.types": ["Job", "LookedUp", "Progress", "WinnerRecord"],

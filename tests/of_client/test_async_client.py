@@ -12,9 +12,20 @@ import pytest
 from starlette.responses import JSONResponse
 
 from cukiln import AsyncClient, AsyncTransport, BadRequest, Client, Progress, ServiceUnreachable, WaitTimeout
-from tests.of_client.test_client_events import DONE, EVENTS, message, stream
-from tests.of_client.test_never_in_the_way import MATMUL, closed_port, hits, silent_server
-from tests.support.fixtures.client import ScriptedService, job_json, problem_json, progress_json
+from tests.support.fixtures.client import (
+    DONE,
+    EVENTS,
+    MATMUL,
+    ScriptedService,
+    closed_port,
+    hits,
+    job_json,
+    message,
+    problem_json,
+    progress_json,
+    silent_server,
+    stream,
+)
 
 
 def run(steps: Coroutine[Any, Any, Any]) -> Any:

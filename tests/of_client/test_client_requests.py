@@ -32,7 +32,7 @@ from cukiln.client import Client
 from cukiln.operations import LARGEST_LOOKUP
 from cukiln.settings import DEFAULT_URL, ClientSettings
 from cukiln.transport import delay
-from tests.support.fixtures.client import ScriptedService, job_json, problem_json, record_json
+from tests.support.fixtures.client import ScriptedService, closed_port, job_json, problem_json, record_json
 
 BY_ID: dict[str, Callable[[Client, str], object]] = {
     "job": lambda client, id: client.job(id),
@@ -57,11 +57,6 @@ Clients = Callable[..., Client]
 def busy(status: int, retry_after: str | None = None) -> Response:
     headers = {"Retry-After": retry_after} if retry_after else None
     return problem_json(status, "too-many-jobs", "Too many jobs are waiting", headers=headers)
-
-
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("status", [429, 503, 507])

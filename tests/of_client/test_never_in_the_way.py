@@ -8,8 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,57 +20,17 @@ from cukiln.breaker import Breaker
 from cukiln.client import Client
 from cukiln.errors import BadRequest, ServiceUnreachable
 from cukiln.transport import Transport
-from tests.support.fixtures.client import ScriptedService, problem_json, record_json
+from tests.support.fixtures.client import (
+    MATMUL,
+    ScriptedService,
+    closed_port,
+    hits,
+    problem_json,
+    record_json,
+    silent_server,
+)
 
 Clients = Callable[..., Client]
-MATMUL: Any = {"operator": "matmul", "m": 64, "n": 4, "k": 4, "target": "sm_80"}
-
-
-def hits(revision: int = 1) -> Callable[[Request], Response]:
-    def answer(request: Request) -> Response:
-        problems = json.loads(request._body)["problems"]
-        results = [{"name": None, "key": "a" * 64, "record": record_json(revision=revision)} for _ in problems]
-        return JSONResponse({"results": results, "hits": len(results), "misses": 0})
-
-    return answer
-
-
-@contextmanager
-def silent_server(answer: bytes = b"") -> Iterator[tuple[str, list[socket.socket]]]:
-    """A server that accepts, sends `answer` byte by byte, and never ends it: its address, and its connections."""
-    listener = socket.create_server(("127.0.0.1", 0))
-    accepted: list[socket.socket] = []
-    over = threading.Event()
-
-    def drip(connection: socket.socket) -> None:
-        for byte in answer:
-            if over.wait(0.05):
-                return
-            connection.sendall(bytes([byte]))
-
-    def accept() -> None:
-        while True:
-            try:
-                connection, _ = listener.accept()
-            except OSError:
-                return
-            accepted.append(connection)
-            threading.Thread(target=drip, args=[connection], daemon=True).start()
-
-    threading.Thread(target=accept, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}", accepted
-    finally:
-        over.set()
-        listener.shutdown(socket.SHUT_RDWR)
-        listener.close()
-        for connection in accepted:
-            connection.close()
-
-
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1000], ids=["silent", "byte by byte"])

@@ -10,6 +10,7 @@ from cukiln.counted import counted
 from cukiln.errors import UsageError
 from cukiln.load_kernel import RECORD_FILE
 from cukiln.local_cache import write_atomically
+from cukiln.lock import Lock, make_lock
 from cukiln.types import Job, LookedUp, WinnerRecord
 
 
@@ -38,6 +39,26 @@ def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookedUp]
         deterministic=request.get("deterministic", False),
         refresh=True,
     )
+
+
+def lock_request(client: Client, request: Mapping[str, Any], path: Path) -> tuple[Lock, list[str]]:
+    """The lock of a request's winners, and the names of problems that have none; then nothing is written."""
+    results = lookup_request(client, request)
+    missing = [result.name or result.key for result in results if result.record is None]
+    records = [result.record for result in results if result.record is not None]
+    if missing:
+        return Lock(path, ()), missing
+    lock = make_lock(path, request["problems"], records)
+    lock.write()
+    return lock, missing
+
+
+def fetch_locked(client: Client, lock: Lock) -> int:
+    """Bring the libraries of the lock into the local cache; returns their number."""
+    libraries = {entry.so_sha256 for entry in lock.entries()}
+    for digest in sorted(libraries):
+        client.blob(digest)
+    return len(libraries)
 
 
 def folder_name(result: LookedUp) -> str:

@@ -16,15 +16,26 @@ from cukiln import __version__
 from cukiln.cli.candidates import accuracy_rows, fastest_first, print_accuracy, print_candidates
 from cukiln.cli.console import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path, make_console
 from cukiln.cli.doctor import doctor_report
-from cukiln.cli.folders import described, export_bundle, fetch_record, folder_name, import_results, lookup_request
+from cukiln.cli.folders import (
+    described,
+    export_bundle,
+    fetch_locked,
+    fetch_record,
+    folder_name,
+    import_results,
+    lock_request,
+    lookup_request,
+)
 from cukiln.cli.profile import estimated, print_left_out, print_profile
 from cukiln.cli.server import PRIVATE, find_client, find_service, open_client, quickstart_file, run_proof, server_app
 from cukiln.cli.server import server_module as server
 from cukiln.cli.stored_data import keep_app
 from cukiln.cli.table import print_job, print_lookups
 from cukiln.cli.tune import EXIT_CODES, Tuning, job_json
+from cukiln.counted import counted
 from cukiln.errors import BadRequest, CukilnError, NotFound, ServiceUnreachable, UsageError
 from cukiln.job_request import read_request
+from cukiln.lock import LOCK_FILE, Lock
 from cukiln.printable import printable
 from cukiln.settings import BY_DEFAULT, ClientSettings
 from cukiln.types import Filters, Opened
@@ -239,21 +250,42 @@ def accuracy(
 @app.command()
 def fetch(
     what: Annotated[
-        str, typer.Argument(metavar="KEY|FILE", parser=given, help="A problem's key, or a job request in JSON.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="KEY|FILE",
+            parser=given,
+            help="A problem's key, or its first 8 or more digits; or a job request in JSON. With --lock: the lock "
+            f"file, default {LOCK_FILE}.",
+        ),
+    ] = None,
     out: Annotated[
-        Path, typer.Option("--out", parser=given_path, help="The folder; each problem gets one of its own in it.")
-    ],
+        Path | None,
+        typer.Option("--out", parser=given_path, help="The folder; each problem gets one of its own in it."),
+    ] = None,
+    locked: Annotated[
+        bool, typer.Option("--lock", help="Bring the libraries of a lock file into the local cache.")
+    ] = False,
     url: Url = None,
 ) -> None:
     """Download winner records with their libraries (.so), cubins, CUDA sources, PTX and SASS.
 
     `cukiln.load("OUT/NAME")` loads such a folder. Exit code 3 when some problems have no winner.
     """
+    if locked:
+        lock = Lock.read(what)
+        with find_client(url) as client:
+            libraries = fetch_locked(client, lock)
+            if out is not None:
+                for problem in lock.problems:
+                    typer.echo(fetch_record(client, problem.record, out / problem.record.key[:16]))
+        typer.echo(f"{lock.path}: {counted(libraries, 'library')} in {client.cache.folder}")
+        return
+    if what is None or out is None:
+        raise UsageError("KEY|FILE and --out are needed, or --lock")
     misses = 0
     with find_client(url) as client:
-        if len(what) == 64 and all(digit in "0123456789abcdef" for digit in what):
-            typer.echo(fetch_record(client, client.kernel(what), out / what[:16]))
+        if re.fullmatch(r"[0-9a-f]{8,64}", what) and not Path(what).exists():
+            typer.echo(fetch_record(client, record := client.kernel(what), out / record.key[:16]))
         else:
             for result in lookup_request(client, read_request(what)):
                 if result.record is None:
@@ -263,6 +295,29 @@ def fetch(
                 else:
                     typer.echo(fetch_record(client, result.record, out / folder_name(result)))
     raise typer.Exit(PARTIAL if misses else 0)
+
+
+@app.command()
+def lock(
+    file: RequestFile,
+    out: Annotated[
+        Path | None, typer.Option("--out", parser=given_path, help=f"The lock file. Default: {LOCK_FILE}.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Pin the winners of FILE's problems, by the digests of their records, in a lock file.
+
+    `cukiln fetch --lock` brings their libraries, `cukiln.load(problem, locked=True)` loads them and no others. Exit
+    code 3, and nothing is written, when some have no winner.
+    """
+    request = read_request(file)
+    with find_client(url) as client:
+        written, missing = lock_request(client, request, out or Path(LOCK_FILE))
+    for name in missing:
+        typer.echo(f"{printable(name)}: no winner yet; `cukiln tune` finds one", err=True)
+    if missing:
+        raise typer.Exit(PARTIAL)
+    typer.echo(f"{written.path}: {counted(len(written.problems), 'record')}")
 
 
 @app.command("export-bundle")
