@@ -46,7 +46,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels clean host
+.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -98,6 +98,9 @@ bench-fairness: host $(RUN_STAMP) ## whether large jobs hold up small ones; the 
 
 bench-lookup: host $(RUN_STAMP) ## how fast winners are looked up beside 100,000, alone and while compilers run; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_lookup
+
+bench-client: host $(RUN_STAMP) ## what the client costs its caller: hits, from the disk too, a dead service, the import; the last line is JSON
+	@$(BIN)/python -m benchmarks.bench_client
 
 bench-small-jobs: host $(DEV_STAMP) ## what many small jobs cost that arrive at once; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_small_jobs

@@ -34,7 +34,18 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["AsyncClient", "AsyncTransport", "Client", "Event", "Job", "Kernel", "Lock", "LookedUp", "Prepared", "Progress"]
+__all__ = [
+    "AsyncClient",
+    "AsyncTransport",
+    "Client",
+    "Event",
+    "Job",
+    "Kernel",
+    "Lock",
+    "LookedUp",
+    "Prepared",
+    "Progress",
+]
 __all__ += ["Transport", "WinnerRecord", "__version__", "choose", "load", "release_workspaces"]
 __all__ += errors.__all__
 

@@ -404,10 +404,10 @@ class Operations:
 
     def _of_disk(self, digest: str) -> LookedUp | None:
         answer = self.cache.answer(digest)
-        record = answer and self._cached_record(answer)
+        record = None if answer is None else self._cached_record(answer)
         if answer is None or record is None:
             return None
-        return LookedUp.model_construct(name=None, key=answer.key, record=record, at=answer.at)
+        return LookedUp(name=None, key=answer.key, record=record, at=answer.at)
 
     def _cached_record(self, answer: CachedAnswer) -> WinnerRecord | None:
         data = self.cache.get(answer.record, RECORD)

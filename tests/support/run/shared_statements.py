@@ -7,7 +7,6 @@ from functools import cache, partial
 from typing import Any
 
 from httpx._transports import default
-from httpx2._transports import default as default2
 from sqlalchemy import create_engine
 
 from storage.database import session
@@ -25,8 +24,7 @@ class Statements(dict[Any, Any]):
 
 def share_certificates() -> None:
     """Of the certificate authorities: each client of httpx reads them in 20 ms, also where it asks over http."""
-    for transports in (default, default2):
-        transports.create_ssl_context = cache(transports.create_ssl_context)  # type: ignore[attr-defined]
+    default.create_ssl_context = cache(default.create_ssl_context)  # type: ignore[attr-defined]
 
 
 def share_statements() -> None:
