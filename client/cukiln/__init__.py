@@ -30,23 +30,13 @@ if TYPE_CHECKING:
     from cukiln.operations import Prepared
     from cukiln.transport import AsyncTransport, Transport
     from cukiln.types import Job, LookedUp, Progress, WinnerRecord
+    from cukiln.types.problems import Problem
     from cukiln.workspace_pool import release_workspaces
 
     __version__: str
 
-__all__ = [
-    "AsyncClient",
-    "AsyncTransport",
-    "Client",
-    "Event",
-    "Job",
-    "Kernel",
-    "Lock",
-    "LookedUp",
-    "Prepared",
-    "Progress",
-]
-__all__ += ["Transport", "WinnerRecord", "__version__", "choose", "load", "release_workspaces"]
+__all__ = ["AsyncClient", "AsyncTransport", "Client", "Event", "Job", "Kernel", "Lock", "LookedUp", "Prepared"]
+__all__ += ["Problem", "Progress", "Transport", "WinnerRecord", "__version__", "choose", "load", "release_workspaces"]
 __all__ += errors.__all__
 
 _MODULES = {
@@ -57,6 +47,7 @@ _MODULES = {
     "cukiln.operations": ["Prepared"],
     "cukiln.transport": ["AsyncTransport", "Transport"],
     "cukiln.types": ["Job", "LookedUp", "Progress", "WinnerRecord"],
+    "cukiln.types.problems": ["Problem"],
     "cukiln.workspace_pool": ["release_workspaces"],
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}

@@ -29,7 +29,7 @@ from cukiln.errors import (
 )
 from cukiln.events import Event
 from cukiln.gpu import local_target
-from cukiln.job_request import Problem, encode
+from cukiln.job_request import encode
 from cukiln.local_cache import RECORD, CachedAnswer, LocalCache, check_digest, verify
 from cukiln.settings import ClientSettings
 from cukiln.transport import AsyncTransport, Call, Transport
@@ -60,6 +60,7 @@ from cukiln.types import (
     Targets,
     WinnerRecord,
 )
+from cukiln.types.problems import Problem
 
 LARGEST_LOOKUP = 10_000  # problems in one request
 LARGEST_PAGE = 1_000  # candidates, or imports, in one answer
