@@ -162,6 +162,11 @@ class LocalCache:
     def _answer_path(self, request: str) -> Path:
         return self.folder / "answers" / f"{check_digest(request)}.json"
 
+    def answers(self) -> list[CachedAnswer]:
+        """All answers that are kept."""
+        of_answers = [path for path, _ in self._files() if path.parent.name == "answers"]
+        return [answer for path in of_answers if (answer := self.answer(path.stem)) is not None]
+
     def usage(self) -> Usage:
         usage = Usage()
         for path, stat in self._files():

@@ -29,6 +29,7 @@ from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
 from service.routes.accept_job import accept_jobs, retry_job
 from service.routes.body import Body
 from service.threads import Together, to_its_end
+from storage.database.pages import ids_beginning
 from storage.database.tables import LIVE
 from storage.entities.jobs import job_state, list_jobs
 from storage.reports.candidates import candidate_page, has_problem, rejections
@@ -52,20 +53,30 @@ SUBMIT_PROBLEMS = (
     "too-many-jobs",
     "storage-full",
 )
+JOB_PROBLEMS = ("job-not-found", "ambiguous-prefix")
 RETRY_PROBLEMS = ("too-many-jobs", "storage-full")
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _ID = re.compile(r"[0-9a-f]{32}")
+_PREFIX = re.compile(r"[0-9a-f]{8,31}")
 
 Cursor = Annotated[str | None, Query(max_length=512)]
 
 
 def known_job(job: str, service: ServiceDep) -> str:
-    """The id of a job that exists. Raises Refused (404)."""
+    """The id of a job that exists; `job` is all of it, or its first 8 or more digits. Raises Refused (404, 409)."""
     if is_job_id(job):
         with service.database.read() as session:
             if job_state(session, job) is not None:
                 return job
+    elif _PREFIX.fullmatch(job):
+        with service.database.read() as session:
+            ids = ids_beginning(session, "job", job)
+        if len(ids) > 1:
+            detail = f"{len(ids)} or more jobs begin with {job!r}: give more digits."
+            raise refuse("ambiguous-prefix", detail, field="job", allowed=ids)
+        if ids:
+            return ids[0]
     raise job_notfound(job)
 
 
@@ -116,7 +127,7 @@ async def post_job(request: Request, body: Body, service: ServiceDep) -> Respons
     status_code=202,
     response_model=Job,
     responses={
-        **problems("job-not-found", "job-unfinished", "nothing-to-retry", *RETRY_PROBLEMS, "database-unavailable"),
+        **problems(*JOB_PROBLEMS, "job-unfinished", "nothing-to-retry", *RETRY_PROBLEMS, "database-unavailable"),
         200: {"model": Job, "description": "All was cached: the job is done"},
     },
 )
@@ -159,7 +170,7 @@ def get_jobs(
 @router.get(
     "/{job}",
     response_model=Job,
-    responses=problems("job-not-found", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "database-unavailable"),
     dependencies=[ReportTurn],
 )
 def get_job(job: KnownJob, service: ServiceDep) -> Response:
@@ -172,7 +183,7 @@ def get_job(job: KnownJob, service: ServiceDep) -> Response:
 @router.delete(
     "/{job}",
     response_model=Job,
-    responses=problems("job-not-found", "job-finished", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "job-finished", "database-unavailable"),
     dependencies=[ReportTurn],
 )
 @needs("submit")
@@ -190,7 +201,7 @@ def delete_job(job: KnownJob, service: ServiceDep) -> Response:
 @router.get(
     "/{job}/candidates",
     response_model=CandidatePage,
-    responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "invalid-cursor", "invalid-value", "database-unavailable"),
 )
 def get_candidates(
     job: KnownJob,
@@ -213,7 +224,7 @@ def get_candidates(
 @router.get(
     "/{job}/profile",
     response_model=ProfilePage,
-    responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "invalid-cursor", "invalid-value", "database-unavailable"),
     dependencies=[ReportTurn],
 )
 def get_profile(
@@ -231,7 +242,7 @@ def get_profile(
     return json_response(found(job, page))
 
 
-@router.get("/{job}/rejections", response_model=Rejections, responses=problems("job-not-found", "database-unavailable"))
+@router.get("/{job}/rejections", response_model=Rejections, responses=problems(*JOB_PROBLEMS, "database-unavailable"))
 def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
     """How many schedules each rule rejected before any compile, with one example each."""
     with service.database.read() as session:
@@ -241,7 +252,7 @@ def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
 @router.get(
     "/{job}/timeline",
     response_model=Timeline,
-    responses=problems("job-not-found", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "database-unavailable"),
     dependencies=[ReportTurn],
 )
 def get_timeline(job: KnownJob, service: ServiceDep) -> Response:

@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from cukiln import __version__
+from cukiln.cli.cache import cache_app
 from cukiln.cli.candidates import accuracy_rows, fastest_first, print_accuracy, print_candidates
 from cukiln.cli.console import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path, make_console
 from cukiln.cli.doctor import doctor_report
@@ -26,6 +27,7 @@ from cukiln.cli.folders import (
     lock_request,
     lookup_request,
 )
+from cukiln.cli.jobs import jobs_app
 from cukiln.cli.profile import estimated, print_left_out, print_profile
 from cukiln.cli.server import PRIVATE, find_client, find_service, open_client, quickstart_file, run_proof, server_app
 from cukiln.cli.server import server_module as server
@@ -45,20 +47,22 @@ REMOVED = (
     "Jobs that ended long ago are removed with their candidates, a winner's too: to have one again, send its problem "
     "with a wider search, or after `cukiln forget` of the winner"
 )
+JOB_ID = r"[0-9a-f]{8,32}"  # whole, or as many of its first digits as name it
 LOSSES = 8  # services of other commands that may end during one `tune`
 
 app = typer.Typer(
     name="cukiln",
     help="Compile, verify and rank CUDA kernels in batches, and look the winners up.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 failed, 2 wrong use, 3 some problems have no winner, 78 a worker cannot start, "
     "130 interrupted.",
 )
 app.add_typer(server_app)
+app.add_typer(jobs_app)
 app.add_typer(keep_app)
+app.add_typer(cache_app, name="cache")
 
 
 def main() -> None:
@@ -71,13 +75,19 @@ def main() -> None:
         sys.exit(_complain(error, FAILED))
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"cukiln {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -191,7 +201,12 @@ def list_candidates(
 @app.command()
 def profile(
     what: Annotated[
-        str, typer.Argument(metavar="JOB|FILE", parser=given, help="A job's id, or a job request in JSON.")
+        str,
+        typer.Argument(
+            metavar="JOB|FILE",
+            parser=given,
+            help="A job's id, or its first 8 or more digits; or a job request in JSON.",
+        ),
     ],
     filters: Annotated[
         Filters, typer.Option(help="Of two-party evaluation: whether the filters are shared, too.")
@@ -207,7 +222,7 @@ def profile(
     Of FILE nothing is compiled or run: each problem has the schedule of its search that is predicted fastest.
     """
     console = make_console()
-    of_job = re.fullmatch(r"[0-9a-f]{32}", what) is not None
+    of_job = re.fullmatch(JOB_ID, what) is not None and not Path(what).exists()
     if of_job:
         with find_client(url) as client:
             pages = list(client.profile_pages(what, filters=filters, opened=opened))
@@ -403,11 +418,13 @@ def reproduce(
 
     `python FOLDER/run.py` does so without cukiln; see docs/reproducing.md.
     """
-    if job is not None and not re.fullmatch(r"[0-9a-f]{32}", job):
+    if job is not None and not re.fullmatch(JOB_ID, job):
         raise UsageError(
-            f"there is no job {job!r}: a job's id is 32 lower-case hexadecimal digits, as `cukiln tune` prints it"
+            f"there is no job {job!r}: a job's id is 32 lower-case hexadecimal digits, as `cukiln tune` prints it, or "
+            "the first 8 or more of them"
         )
     with find_client(url) as client:
+        job = client.job(job).job if job is not None else None
         write_folder = server("workers.reproduce.write_folder")
         try:
             facts = client.candidate(candidate, job=job)
