@@ -46,7 +46,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels wheel clean host
+.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels wheel test-wheel clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -138,6 +138,9 @@ wheel: $(VENV)/.made pyproject.toml ## the client as a wheel and an sdist, in di
 	@rm -rf dist
 	@$(BIN)/python -m build --no-isolation --outdir dist . >$(VENV)/.wheel.log 2>&1 || { cat $(VENV)/.wheel.log; exit 1; }
 	@ls dist
+
+test-wheel: $(DEV_STAMP) ## the client's tests over the wheel alone, in new environments of every Python that is here
+	@$(BIN)/python -m tests.wheel
 
 clean: ## remove what make made: .venv, .cukiln (the data folder), test artifacts, caches
 	rm -rf $(VENV) .cukiln .test-artifacts build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,15 +44,6 @@ def pytest_collection_finish() -> None:
 def umask() -> str:
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(line for line in lines if line.startswith("Umask:"))
-
-
-@pytest.fixture(autouse=True)
-def _own_client_files(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Of this user neither the client's cache nor the configuration; each test has its own, made with its first file.
-    Services of several tests have the same address at times."""
-    folder = tmp_path_factory.getbasetemp() / f"client-{uuid.uuid4().hex}"
-    monkeypatch.setenv("CUKILN_CACHE", str(folder / "cache"))
-    monkeypatch.setenv("CUKILN_CONFIG", str(folder / "config.toml"))
 
 
 @pytest.fixture(autouse=True)
