@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -135,9 +138,16 @@ def test_the_version_is_printed(cukiln: Run) -> None:
     assert cukiln("--version") == (0, f"cukiln {package.__version__}\n", "")
 
 
-def test_commands_are_completed(cukiln: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_are_completed(cukiln: Run) -> None:
     assert "--install-completion" in cukiln("--help")[1]
-    monkeypatch.setenv("_CUKILN_COMPLETE", "complete_bash")
-    monkeypatch.setenv("COMP_WORDS", "cukiln can")
-    monkeypatch.setenv("COMP_CWORD", "1")
-    assert set(cukiln()[1].split()) == {"candidates", "cancel"}
+    code = "import sys; from cukiln.cli.main import main; sys.argv = ['cukiln']; main()"
+    asked = {"_CUKILN_COMPLETE": "complete_bash", "COMP_WORDS": "cukiln can", "COMP_CWORD": "1"}
+    path = os.pathsep.join([str(Path(package.__file__).parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **asked, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert set(done.stdout.split()) == {"candidates", "cancel"}, done.stderr

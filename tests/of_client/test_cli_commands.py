@@ -243,6 +243,7 @@ def targets_json(**classes: list[str]) -> dict[str, Any]:
     return {"targets": targets, "toolchains": []}
 
 
+@pytest.mark.checkout
 @pytest.mark.parametrize(
     ("classes", "target"),
     [
@@ -378,6 +379,7 @@ def test_a_job_that_cannot_be_one_is_said_before_anything_is_asked(cukiln: Run, 
     assert scripted.calls("GET", f"/v1/candidates/{'c' * 8}") == []
 
 
+@pytest.mark.checkout
 def test_a_candidate_whose_job_was_removed_is_said_with_what_to_do(cukiln: Run, scripted: ScriptedService) -> None:
     path = f"/v1/candidates/{'c' * 8}"
     scripted.on("GET", path, problem_json(404, "candidate-not-found", "There is no candidate 'cccccccc'."))
