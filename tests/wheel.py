@@ -33,7 +33,9 @@ def lay_out(folder: Path) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, place)
     (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "pytest.ini").write_text("[pytest]\naddopts = --import-mode=importlib\npythonpath = .\ntimeout = 300\n")
+    (folder / "pytest.ini").write_text(
+        "[pytest]\naddopts = --import-mode=importlib\npythonpath = .\nmarkers = checkout\n"
+    )
 
 
 def check(python: str, wheel: Path, folder: Path) -> int:
