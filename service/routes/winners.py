@@ -14,7 +14,7 @@ from starlette.routing import Route
 
 from cukiln.types import Lookups, PartialLookups, WinnerRecord
 from service.auth import admitted, may_call, needs, require_scope
-from service.context import ServiceDep, service_of
+from service.context import Service, ServiceDep, service_of
 from service.http.answers import PiecesResponse, none_match
 from service.http.errors import refuse
 from service.http.parameters import known_parameters
