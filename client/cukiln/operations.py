@@ -4,6 +4,7 @@ two ways to take the steps, blocking and `async`; each operation is written here
 import hashlib
 import threading
 import time
+import uuid
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -123,6 +124,11 @@ class Prepared:
     shared: Mapping[str, Any]
 
 
+def _once() -> dict[str, str]:
+    """Headers of a request that makes a job: sent again, it makes no second one."""
+    return {"Idempotency-Key": uuid.uuid4().hex}
+
+
 class Operations:
     """The state of a client, and its operations."""
 
@@ -187,14 +193,13 @@ class Operations:
     def _submit(self, request: Mapping[str, Any]) -> Operation[Job]:
         """Send a whole job request (the body of `POST /v1/jobs`); returns at once. Without a target it is tuned for
         this machine's GPU."""
-        # Not repeatable: a request whose answer was lost would become two jobs.
-        response = yield Call("POST", "/v1/jobs", encode(with_target(request)), repeatable=False)
+        response = yield Call("POST", "/v1/jobs", encode(with_target(request)), headers=_once())
         return parse(response, Job)
 
     def _retry(self, job_id: str) -> Operation[Job]:
         """A new job of what failed, was cancelled or was not tried as a whole of one that has ended; returns at once.
         Raises `BadRequest` where it has not ended, or nothing of it is left to try."""
-        response = yield Call("POST", f"{job_path(job_id)}/retry", repeatable=False)
+        response = yield Call("POST", f"{job_path(job_id)}/retry", headers=_once())
         return parse(response, Job)
 
     def _forget(self, what: str) -> Operation[Forgotten]:

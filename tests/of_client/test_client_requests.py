@@ -8,6 +8,7 @@ import pickle
 import socket
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,11 +77,22 @@ def test_a_submission_is_repeated_when_it_was_refused_with_a_time(
     assert waits == [2.0]
 
 
-def test_a_submission_that_names_no_time_is_not_repeated(scripted: ScriptedService, client_of: Clients) -> None:
+def test_a_submission_is_repeated_under_one_key_and_the_next_has_another(
+    scripted: ScriptedService, client_of: Clients, waits: list[float]
+) -> None:
     scripted.on("POST", "/v1/jobs", busy(503), job_json("queued"))
+    client = client_of(scripted.url)
+    for _ in "12":
+        client.submit({"problems": [MATMUL]})
+    keys = [seen.headers["idempotency-key"] for seen in scripted.calls("POST", "/v1/jobs")]
+    assert len(keys) == 3 and keys[0] == keys[1] != keys[2] and len(waits) == 1
+
+
+def test_what_may_not_happen_twice_is_not_repeated(scripted: ScriptedService, client_of: Clients) -> None:
+    scripted.on("DELETE", "/v1/kernels/k1", busy(503), job_json("queued"))
     with pytest.raises(ServiceBusy):
-        client_of(scripted.url).submit({"problems": [MATMUL]})
-    assert len(scripted.calls("POST", "/v1/jobs")) == 1
+        client_of(scripted.url).forget("k1")
+    assert len(scripted.calls("DELETE", "/v1/kernels/k1")) == 1
 
 
 def test_a_wait_longer_than_the_patience_is_left_to_the_caller(
@@ -119,7 +131,7 @@ def test_a_refused_connection_is_repeated_then_reported(client_of: Clients, wait
     assert caught.value.url == f"{url}/v1/jobs"
 
 
-@pytest.mark.parametrize(("call", "attempts"), [("job", 3), ("submit", 1)])
+@pytest.mark.parametrize(("call", "attempts"), [("job", 3), ("submit", 3), ("forget", 1)])
 def test_a_connection_that_breaks_after_sending_is_repeated_only_where_that_is_safe(
     call: str, attempts: int, client_of: Clients
 ) -> None:
@@ -141,7 +153,11 @@ def test_a_connection_that_breaks_after_sending_is_repeated_only_where_that_is_s
     thread.start()
     client = client_of(f"http://127.0.0.1:{listener.getsockname()[1]}", attempts=3)
     with pytest.raises(ServiceUnreachable):
-        client.job("job1") if call == "job" else client.submit({"problems": [MATMUL]})
+        {
+            "job": partial(client.job, "job1"),
+            "submit": partial(client.submit, {"problems": [MATMUL]}),
+            "forget": partial(client.forget, "k1"),
+        }[call]()
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
     thread.join(5)
