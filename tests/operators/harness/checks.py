@@ -53,7 +53,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         cases = _cases(metafunc.function, having)
         ids = [" ".join([each.operator] * several + [name] * bool(table)) or each.operator for each, name, _ in cases]
         if table:
-            metafunc.parametrize(("declared", table), [(each, row) for each, _, row in cases], ids=ids)
+            long = getattr(_module_of(metafunc.function), "LONG", {}).get(table)
+            rows = [
+                pytest.param(each, row, marks=pytest.mark.long if name in some else ())
+                for each in having
+                for some in [long(each) if long else ()]
+                for _, name, row in [case for case in cases if case[0] is each]
+            ]
+            metafunc.parametrize(("declared", table), rows, ids=ids)
         else:
             metafunc.parametrize("declared", [each for each, _, _ in cases], ids=ids)
 
