@@ -18,14 +18,14 @@ from workers.cpu.verify import CpuVerdict
 
 TABLES = {"kernel": lambda declared: declared.proofs.kernels()}
 PATH = ("algorithm", "limb_split")
-TOGETHER = ("layout", "dtype", "align", "split")
+TOGETHER = ("layout", "dtype", "out_dtype", "align", "split")
 SHARED = ("fraction_bits", "rounding")  # of the text that all paths share, as nodes of an epilogue are
 Classes = set[tuple[object, ...]]
 
 
 def classes(kernel: Kernel) -> Classes:
     """What a kernel is one of: each value of a tunable and of the signature on the path of its algorithm; any two of
-    layout, dtype, alignments and split; of the text that all paths share, each value and each node of an epilogue."""
+    layout, dtypes, alignments and split; of the text that all paths share, each value and each node of an epilogue."""
     tunables, signature = kernel.tunables.as_dict(), dict(kernel.signature_dict)
     nodes = signature.pop("epilogue", [])
     shared = [(name, str(signature.pop(name))) for name in SHARED if name in signature]
