@@ -1,4 +1,4 @@
-"""Every operator of the package has declarations, and its problems run the whole way over HTTP."""
+"""Every operator of the package has declarations, and its job runs the whole way over HTTP."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 
 from codegen.operators import operators
 from cukiln.client import Client
-from cukiln.types import Job
 from tests.operators.harness.declarations import Declarations
-from tests.operators.harness.jobs import SEARCH, client, problems_of, require_failures, require_winners
-from tests.operators.harness.proofs import classes, of_every_class
+from tests.operators.harness.jobs import client, require_failures, require_winners
+from tests.operators.harness.proofs import classes, kernels_of, of_every_class
 from tests.support.kernels.cpu_helpers import verify
 from tests.support.run.places import ROOT
 
@@ -36,54 +35,48 @@ def test_an_operator_has_declarations(name: str) -> None:
     )
 
 
-LAYER: dict[str, Any] = {"operator": "conv2d", "n": 1, "h": 8, "w": 8, "c": 8, "k": 8, "r": 3, "s": 3, "padding": 1}
-RING: dict[str, Any] = {"dtype": "int64", "fraction_bits": 12, "epilogue": [{"op": "bias"}, {"op": "relu"}]}
-
-
-def by(algorithm: str) -> dict[str, Any]:
-    return {**SEARCH, "tunables": {"algorithm": [algorithm]}}
-
-
-RINGS_AND_WINOGRAD: list[dict[str, Any]] = [
-    {"name": "product", "operator": "matmul", "m": 24, "n": 16, "k": 40, **RING, "search": {"level": 1, "limit": 2}},
-    {"name": "layer", **LAYER, **RING, "search": {"level": 1, "limit": 2}},
-    {"name": "exact", **LAYER, **RING, "search": by("winograd_limbs")},
-    {
-        "name": "exact in one launch", **LAYER, "operator": "conv2d_dgrad", "dtype": "int32",
-        "search": by("winograd_fused"),
-    },
-    {"name": "floats", **LAYER, "dtype": "float32", "winograd": "f2", "search": by("winograd")},
-    {
-        "name": "gradient", **LAYER, "operator": "conv2d_dgrad", "dtype": "float16", "winograd": "f2",
-        "search": by("winograd"),
-    },
-]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def answer(client: Client) -> Job:
-    problems = [problem for name in WITH_JOBS for problem in problems_of(DECLARED[name])]
-    return client.tune([*problems, *RINGS_AND_WINOGRAD], target="sm_90a")
-
-
-@pytest.mark.parametrize("name", WITH_JOBS)
-def test_an_operators_problems_end_with_verified_winners_that_are_found_again(
-    name: str, client: Client, answer: Job
-) -> None:
-    require_winners(client, answer, problems_of(DECLARED[name]))
-
-
-def test_rings_and_winograd_end_with_verified_winners_that_are_found_again(client: Client, answer: Job) -> None:
-    require_winners(client, answer, RINGS_AND_WINOGRAD)
-
-
 def test_kernels_that_make_test_verifies_have_every_class_of_those_that_are_declared() -> None:
     for declared in DECLARED.values():
-        if declared.proofs is not None:
-            kernels = declared.proofs.kernels()
+        if kernels := kernels_of([declared]):
             chosen = of_every_class(kernels)
             assert set.union(*(classes(kernels[name]) for name in chosen)) == set.union(*map(classes, kernels.values()))
             assert chosen < kernels.keys(), declared.operator
+
+
+@pytest.mark.parametrize("name", WITH_JOBS)
+def test_a_job_ends_with_verified_winners_that_are_found_again(name: str, client: Client) -> None:
+    require_winners(client, DECLARED[name])
+
+
+def test_a_job_of_rings_and_of_winograd_ends_with_verified_winners(client: Client) -> None:
+    layer = {"operator": "conv2d", "n": 1, "h": 8, "w": 8, "c": 8, "k": 8, "r": 3, "s": 3, "padding": 1}
+    ring: dict[str, Any] = {"dtype": "int64", "fraction_bits": 12, "epilogue": [{"op": "bias"}, {"op": "relu"}]}
+    winograd = {"tunables": {"algorithm": ["winograd"]}, "limit": 1}
+    problems: list[dict[str, Any]] = [
+        {"name": "product", "operator": "matmul", "m": 24, "n": 16, "k": 40, **ring},
+        {"name": "layer", **layer, **ring},
+        {"name": "exact", **layer, **ring, "search": {"tunables": {"algorithm": ["winograd_limbs"]}, "limit": 1}},
+        {
+            "name": "exact in one launch",
+            **layer,
+            "operator": "conv2d_dgrad",
+            "dtype": "int32",
+            "search": {"tunables": {"algorithm": ["winograd_fused"]}, "limit": 1},
+        },
+        {"name": "floats", **layer, "dtype": "float32", "winograd": "f2", "search": winograd},
+        {
+            "name": "gradient",
+            **layer,
+            "operator": "conv2d_dgrad",
+            "dtype": "float16",
+            "winograd": "f2",
+            "search": winograd,
+        },
+    ]
+    answer = client.tune(problems, target="sm_90a", search={"level": 1, "limit": 2})
+    assert answer.state == "done"
+    verdicts = {problem.name: problem.verdicts for problem in answer.problems}
+    assert verdicts == {p["name"]: {"ok": p.get("search", {}).get("limit", 2)} for p in problems}
 
 
 @pytest.mark.parametrize("name", [name for name in WITH_JOBS if DECLARED[name].job.failing])  # type: ignore[union-attr]

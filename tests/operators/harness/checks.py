@@ -54,11 +54,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         ids = [" ".join([each.operator] * several + [name] * bool(table)) or each.operator for each, name, _ in cases]
         if table:
             long = getattr(_module_of(metafunc.function), "LONG", {}).get(table)
+            some = long(having) if long else ()
             rows = [
-                pytest.param(each, row, marks=pytest.mark.long if name in some else ())
-                for each in having
-                for some in [long(each) if long else ()]
-                for _, name, row in [case for case in cases if case[0] is each]
+                pytest.param(each, row, marks=pytest.mark.long if (each.operator, name) in some else ())
+                for each, name, row in cases
             ]
             metafunc.parametrize(("declared", table), rows, ids=ids)
         else:

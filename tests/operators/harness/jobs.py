@@ -1,14 +1,12 @@
-"""Problems of each operator the whole way over HTTP, in one job: operators share calls of the compilers."""
+"""A job of each operator, the whole way over HTTP, all by one service."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
 from cukiln.client import Client
-from cukiln.types import Job
 from storage.config.settings import load_settings
 from tests.operators.harness.declarations import Declarations
 from workers.supervisor.serve import embedded
@@ -22,22 +20,18 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
-SEARCH = {"level": 1, "limit": 1}
-
-
-def problems_of(declared: Declarations) -> list[dict[str, Any]]:
-    """Of the operator's job, each under a name that no other operator has."""
-    assert declared.job is not None
-    fields = {"operator": declared.operator, "search": SEARCH}
-    return [{**fields, **own, "name": f"{declared.operator}: {name}"} for name, own in declared.job.problems.items()]
-
-
-def require_winners(client: Client, answer: Job, problems: Sequence[Mapping[str, Any]]) -> None:
-    """Verified winners of these problems of a job, as many as each tried, which are found again."""
-    reports = {problem.name: problem for problem in answer.problems}
-    ended = {p["name"]: (reports[p["name"]].state, reports[p["name"]].verdicts) for p in problems}
-    assert ended == {p["name"]: ("done", {"ok": p["search"]["limit"]}) for p in problems}
-    assert client.tune(list(problems), target="sm_90a").cached
+def require_winners(client: Client, declared: Declarations) -> None:
+    """Verified winners, which are found again."""
+    job = declared.job
+    assert job is not None
+    problems = [{"operator": declared.operator, **fields, "name": name} for name, fields in job.problems.items()]
+    search = {"level": 1, "limit": 1}
+    answer = client.tune(problems, target="sm_90a", search=search)
+    assert answer.state == "done"
+    assert {problem.name: problem.state for problem in answer.problems} == dict.fromkeys(job.problems, "done")
+    verdicts = {problem.name: problem.verdicts for problem in answer.problems}
+    assert verdicts == {name: {"ok": 1} for name in job.problems}
+    assert client.tune(problems, target="sm_90a", search=search).cached
 
 
 def require_failures(client: Client, declared: Declarations) -> None:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import combinations
 from typing import Any
 
@@ -24,25 +24,37 @@ Classes = set[tuple[object, ...]]
 
 
 def classes(kernel: Kernel) -> Classes:
-    """What a kernel is one of: each value of a tunable and of the signature on the path of its algorithm; any two of
-    layout, dtypes, alignments and split; of the text that all paths share, each value and each node of an epilogue."""
+    """What a kernel is one of: each value of a tunable on the path of its algorithm; of its operator each value of the
+    signature on that path, and any two of layout, dtypes, alignments and split; of the text that all paths share, each
+    value and each node of an epilogue."""
     tunables, signature = kernel.tunables.as_dict(), dict(kernel.signature_dict)
     nodes = signature.pop("epilogue", [])
     shared = [(name, str(signature.pop(name))) for name in SHARED if name in signature]
+    signature["has an epilogue"] = bool(nodes)
     values = sorted((name, str(value)) for name, value in {**signature, **tunables}.items())
     path = (*sorted(tunables), *(tunables.get(name) for name in PATH))
     return {
         *shared,
         *(("node", str(node)) for node in nodes),
-        *((path, *value) for value in [*values, ("epilogue", str(bool(nodes)))]),
-        *combinations([value for value in values if value[0].startswith(TOGETHER)], 2),
+        *((path, *value) for value in values if value[0] in tunables),
+        *((kernel.operator, path, *value) for value in values if value[0] in signature),
+        *((kernel.operator, *two) for two in combinations([v for v in values if v[0].startswith(TOGETHER)], 2)),
     }
 
 
-def of_every_class(kernels: Mapping[str, Kernel]) -> set[str]:
-    """Names of a part of the kernels that has all their classes: again and again the one that adds most."""
+Names = set[tuple[str, str]]
+"""Of kernels: their operators, and what their declarations call them."""
+
+
+def kernels_of(declarations: Iterable[Declarations]) -> dict[tuple[str, str], Kernel]:
+    proofs = {declared.operator: declared.proofs for declared in declarations if declared.proofs is not None}
+    return {(operator, name): kernel for operator, of in proofs.items() for name, kernel in of.kernels().items()}
+
+
+def of_every_class(kernels: Mapping[tuple[str, str], Kernel]) -> Names:
+    """A part of the kernels that has all their classes: again and again the one that adds most."""
     having = {name: classes(kernel) for name, kernel in kernels.items()}
-    missing, chosen = Classes().union(*having.values()), set[str]()
+    missing, chosen = Classes().union(*having.values()), Names()
     while missing:
         best = max(having, key=lambda name: len(having[name] & missing))
         chosen.add(best)
@@ -50,10 +62,9 @@ def of_every_class(kernels: Mapping[str, Kernel]) -> set[str]:
     return chosen
 
 
-def repeats(declared: Declarations) -> set[str]:
-    """Names of the kernels that `make test-long` verifies."""
-    assert declared.proofs is not None
-    kernels = declared.proofs.kernels()
+def repeats(having: Iterable[Declarations]) -> Names:
+    """Of a module's kernels those that `make test-long` verifies."""
+    kernels = kernels_of(having)
     return kernels.keys() - of_every_class(kernels)
 
 
@@ -63,17 +74,14 @@ LONG = {"kernel": repeats}
 @pytest.fixture(scope="module")
 def proofs(request: pytest.FixtureRequest) -> Mapping[Kernel, CpuVerdict]:
     """Of the kernels that this run's selection of tests asks for; where it has none, those of every class."""
-    having = [declared for declared in request.module.DECLARED if declared.proofs is not None]
     asked = [
         item.callspec.params["kernel"]
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.module is request.module
         and item.originalname == test_a_kernel_passes_the_whole_plan.__name__
     ]  # fmt: skip
-    for declared in having if not asked else ():
-        kernels = declared.proofs.kernels()
-        asked += [kernels[name] for name in kernels if name in of_every_class(kernels)]
-    asked = list(dict.fromkeys(asked))
+    kernels = kernels_of(request.module.DECLARED)
+    asked = list(dict.fromkeys(asked or [kernels[name] for name in sorted(of_every_class(kernels))]))
     return dict(zip(asked, verify(asked, seed=20_26), strict=True))
 
 
