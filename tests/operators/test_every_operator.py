@@ -12,6 +12,7 @@ from codegen.operators import operators
 from cukiln.client import Client
 from tests.operators.harness.declarations import Declarations
 from tests.operators.harness.jobs import client, require_failures, require_winners
+from tests.operators.harness.proofs import classes, kernels_of, of_every_class
 from tests.support.kernels.cpu_helpers import verify
 from tests.support.run.places import ROOT
 
@@ -32,6 +33,14 @@ def test_an_operator_has_declarations(name: str) -> None:
     assert name in DECLARED, (
         f"write tests/operators/{name}/test_{name}.py with DECLARED, as tests/operators/harness says"
     )
+
+
+def test_kernels_that_make_test_verifies_have_every_class_of_those_that_are_declared() -> None:
+    for declared in DECLARED.values():
+        if kernels := kernels_of([declared]):
+            chosen = of_every_class(kernels)
+            assert set.union(*(classes(kernels[name]) for name in chosen)) == set.union(*map(classes, kernels.values()))
+            assert chosen < kernels.keys(), declared.operator
 
 
 @pytest.mark.parametrize("name", WITH_JOBS)

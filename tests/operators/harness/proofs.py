@@ -1,8 +1,12 @@
-"""Kernels pass the whole verification plan on the CPU, all of a module built together."""
+"""Kernels pass the whole verification plan on the CPU, all of a module built together.
+
+`make test` verifies a part of them that has every class of the whole; the rest, which repeats classes, is `long`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -13,13 +17,71 @@ from tests.support.kernels.cpu_helpers import verify
 from workers.cpu.verify import CpuVerdict
 
 TABLES = {"kernel": lambda declared: declared.proofs.kernels()}
+PATH = ("algorithm", "limb_split")
+TOGETHER = ("layout", "dtype", "out_dtype", "align", "split")
+SHARED = ("fraction_bits", "rounding")  # of the text that all paths share, as nodes of an epilogue are
+Classes = set[tuple[object, ...]]
+
+
+def classes(kernel: Kernel) -> Classes:
+    """What a kernel is one of: each value of a tunable on the path of its algorithm; of its operator each value of the
+    signature on that path, and any two of layout, dtypes, alignments and split; of the text that all paths share, each
+    value and each node of an epilogue."""
+    tunables, signature = kernel.tunables.as_dict(), dict(kernel.signature_dict)
+    nodes = signature.pop("epilogue", [])
+    shared = [(name, str(signature.pop(name))) for name in SHARED if name in signature]
+    signature["has an epilogue"] = bool(nodes)
+    values = sorted((name, str(value)) for name, value in {**signature, **tunables}.items())
+    path = (*sorted(tunables), *(tunables.get(name) for name in PATH))
+    return {
+        *shared,
+        *(("node", str(node)) for node in nodes),
+        *((path, *value) for value in values if value[0] in tunables),
+        *((kernel.operator, path, *value) for value in values if value[0] in signature),
+        *((kernel.operator, *two) for two in combinations([v for v in values if v[0].startswith(TOGETHER)], 2)),
+    }
+
+
+Names = set[tuple[str, str]]
+"""Of kernels: their operators, and what their declarations call them."""
+
+
+def kernels_of(declarations: Iterable[Declarations]) -> dict[tuple[str, str], Kernel]:
+    proofs = {declared.operator: declared.proofs for declared in declarations if declared.proofs is not None}
+    return {(operator, name): kernel for operator, of in proofs.items() for name, kernel in of.kernels().items()}
+
+
+def of_every_class(kernels: Mapping[tuple[str, str], Kernel]) -> Names:
+    """A part of the kernels that has all their classes: again and again the one that adds most."""
+    having = {name: classes(kernel) for name, kernel in kernels.items()}
+    missing, chosen = Classes().union(*having.values()), Names()
+    while missing:
+        best = max(having, key=lambda name: len(having[name] & missing))
+        chosen.add(best)
+        missing -= having[best]
+    return chosen
+
+
+def repeats(having: Iterable[Declarations]) -> Names:
+    """Of a module's kernels those that `make test-long` verifies."""
+    kernels = kernels_of(having)
+    return kernels.keys() - of_every_class(kernels)
+
+
+LONG = {"kernel": repeats}
 
 
 @pytest.fixture(scope="module")
 def proofs(request: pytest.FixtureRequest) -> Mapping[Kernel, CpuVerdict]:
-    having = [declared for declared in request.module.DECLARED if declared.proofs is not None]
-    asked = [kernel for declared in having for kernel in declared.proofs.kernels().values()]
-    asked = list(dict.fromkeys(asked))
+    """Of the kernels that this run's selection of tests asks for; where it has none, those of every class."""
+    asked = [
+        item.callspec.params["kernel"]
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and item.module is request.module
+        and item.originalname == test_a_kernel_passes_the_whole_plan.__name__
+    ]  # fmt: skip
+    kernels = kernels_of(request.module.DECLARED)
+    asked = list(dict.fromkeys(asked or [kernels[name] for name in sorted(of_every_class(kernels))]))
     return dict(zip(asked, verify(asked, seed=20_26), strict=True))
 
 
@@ -30,8 +92,10 @@ def test_a_kernel_passes_the_whole_plan(
 
 
 def cases_of(declared: Declarations, proofs: Mapping[Kernel, CpuVerdict]) -> dict[str, list[dict[str, Any]]]:
+    """Of the kernels that were verified."""
     assert declared.proofs is not None
-    return {name: proofs[kernel].details["cases"] for name, kernel in declared.proofs.kernels().items()}
+    kernels = declared.proofs.kernels()
+    return {name: proofs[kernel].details["cases"] for name, kernel in kernels.items() if kernel in proofs}
 
 
 def test_exact_cases_are_exact_and_approximate_ones_inside_their_bound(
@@ -47,12 +111,11 @@ def test_exact_cases_are_exact_and_approximate_ones_inside_their_bound(
     assert max(case["max_ratio"] for cases in by_kernel.values() for case in cases) > declared.proofs.nearest
 
 
-def test_test_problems_have_the_kernels_signature(declared: Declarations, kernel: Kernel) -> None:
-    for problem in declared.op.test_problems(kernel):
-        assert declared.op.signature(problem) == kernel.signature_dict
-
-
-def test_kernels_of_these_tests_have_the_signature_of_a_problem(declared: Declarations, kernel: Kernel) -> None:
-    dtype = kernel.signature_dict.get("dtype")
-    problem = declared.parse({"dtype": dtype} if dtype in ("int32", "int64") else {})  # a ring's has further names
-    assert set(declared.op.signature(problem)) == set(kernel.signature_dict)
+def test_kernels_and_their_test_problems_have_the_signature_of_a_problem(declared: Declarations) -> None:
+    assert declared.proofs is not None
+    for name, kernel in declared.proofs.kernels().items():
+        dtype = kernel.signature_dict.get("dtype")
+        problem = declared.parse({"dtype": dtype} if dtype in ("int32", "int64") else {})  # a ring's has further names
+        assert set(declared.op.signature(problem)) == set(kernel.signature_dict), name
+        for reduced in declared.op.test_problems(kernel):
+            assert declared.op.signature(reduced) == kernel.signature_dict, name
