@@ -14,11 +14,12 @@ constexpr size_t min_canary_bytes = 64;
 // Its end lies as close to the second guard as its alignment allows, so that even a raw access just behind it traps.
 // Guards are untouchable and take address space alone: so wide that an index that is wrong by a few rows, pages or images,
 // or that wrapped at 32 bits, falls into one of them and not into another operand.
-constexpr size_t guard_of_buffer = size_t{4} << 30;
+constexpr size_t guard_bytes_of_buffer = size_t{4} << 30;
 struct Buffer {
   char name[32];
   char* mapped;
   size_t mapped_bytes;
+  size_t guard;  // bytes of each of the two
   char* begin;
   size_t bytes;
   bool writable;
@@ -46,8 +47,8 @@ inline bool was_written(const Buffer& buffer, size_t offset, size_t bytes) {
 
 inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to * to; }
 
-inline char* canary_begin(const Buffer& buffer) { return buffer.mapped + guard_of_buffer; }
-inline char* canary_end(const Buffer& buffer) { return buffer.mapped + buffer.mapped_bytes - guard_of_buffer; }
+inline char* canary_begin(const Buffer& buffer) { return buffer.mapped + buffer.guard; }
+inline char* canary_end(const Buffer& buffer) { return buffer.mapped + buffer.mapped_bytes - buffer.guard; }
 
 // Maps a buffer and fills its canaries. It starts at a multiple of `alignment` and of nothing better, up to the 16 bytes
 // of the widest access: a vector access that the operand's alignment does not promise must not work by luck.
@@ -56,10 +57,10 @@ inline char* canary_end(const Buffer& buffer) { return buffer.mapped + buffer.ma
 inline void* allocate_buffer(const char* name, size_t bytes, size_t alignment, bool writable) {
   if (buffer_count == max_buffers) return nullptr;
   const size_t inner = round_up(round_up(bytes, alignment) + alignment + min_canary_bytes, page_bytes());
-  const size_t all = inner + 2 * guard_of_buffer;
+  const size_t all = inner + 2 * guard_bytes_of_buffer;
   void* mapped = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
-  char* inner_begin = static_cast<char*>(mapped) + guard_of_buffer;
+  char* inner_begin = static_cast<char*>(mapped) + guard_bytes_of_buffer;
   if (mprotect(inner_begin, inner, PROT_READ | PROT_WRITE) != 0) {
     munmap(mapped, all);
     return nullptr;
@@ -68,6 +69,7 @@ inline void* allocate_buffer(const char* name, size_t bytes, size_t alignment, b
   snprintf(buffer.name, sizeof(buffer.name), "%s", name);
   buffer.mapped = static_cast<char*>(mapped);
   buffer.mapped_bytes = all;
+  buffer.guard = guard_bytes_of_buffer;
   buffer.begin = inner_begin + inner - round_up(bytes, alignment);
   if (alignment < 16 && reinterpret_cast<uintptr_t>(buffer.begin) % (2 * alignment) == 0) buffer.begin -= alignment;
   buffer.bytes = bytes;

@@ -60,6 +60,7 @@ CUKILN_CPU_EXPORT void fake_announce(const char* name, void* begin, uint64_t byt
   snprintf(buffer.name, sizeof(buffer.name), "%s", name);
   buffer.mapped = static_cast<char*>(begin) - page_bytes();
   buffer.mapped_bytes = bytes + 2 * page_bytes();
+  buffer.guard = page_bytes();
   buffer.begin = static_cast<char*>(begin);
   buffer.bytes = bytes;
   buffer.writable = true;
