@@ -741,7 +741,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "numbers of tiles for whole ones alone": (OWN, "rows / kernel.tile_q + batch", "rows / kernel.tile_q"),
     "packed: every row is of the first head": (BLOCK, "head * per_head", "0 * per_head"),
     "packed: tiles begin with the first head": (BLOCK, "row - first_query * group", "0"),
-    "packed: tiles begin with the first query": (BLOCK, "first_query = row / group", "first_query = 0"),
     "packed: masks are those of the tile's first query": (BLOCK, OF_ROW, "first_query"),
     "packed: masks a row behind": (BLOCK, OF_ROW, "first_query + further(row + 1)"),
     "packed: masks of rows as queries": (BLOCK, OF_ROW, "first + row"),
