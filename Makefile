@@ -25,7 +25,7 @@ OFFLINE := build/offline-wheels
 
 # The driver's device file is there in containers that have no nvidia-smi, and the other way round.
 GPU := $(shell { test -e /dev/nvidiactl || nvidia-smi -L >/dev/null 2>&1; } && echo gpu)
-SERVER_GROUPS := --group server --group postgres --group toolchain $(if $(GPU),--group gpu)
+SERVER_GROUPS := --group postgres --group toolchain $(if $(GPU),--group gpu)
 
 # The stamps' names say what is installed, so that a GPU that appears later is noticed.
 RUN_STAMP := $(VENV)/.installed$(if $(GPU),-gpu)
@@ -46,7 +46,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels clean host
+.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels wheel test-wheel clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -99,6 +99,9 @@ bench-fairness: host $(RUN_STAMP) ## whether large jobs hold up small ones; the 
 bench-lookup: host $(RUN_STAMP) ## how fast winners are looked up beside 100,000, alone and while compilers run; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_lookup
 
+bench-client: host $(RUN_STAMP) ## what the client costs its caller: hits, from the disk too, a dead service, the import; the last line is JSON
+	@$(BIN)/python -m benchmarks.bench_client
+
 bench-small-jobs: host $(DEV_STAMP) ## what many small jobs cost that arrive at once; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_small_jobs
 
@@ -130,6 +133,15 @@ offline-wheels: $(VENV)/.made ## collect what measuring on a machine without a n
 	@echo "$(OFFLINE): $$(ls $(OFFLINE) | wc -l) wheels for Python $(WHEELS_FOR), $$(du -sh $(OFFLINE) | cut -f1)"
 	@echo "there: python3 -m pip install --no-index --no-deps --find-links $(OFFLINE) --target build/offline $(OFFLINE)/*.whl"
 
+wheel: $(VENV)/.made pyproject.toml ## the client as a wheel and an sdist, in dist/
+	@$(PIP) build
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist . >$(VENV)/.wheel.log 2>&1 || { cat $(VENV)/.wheel.log; exit 1; }
+	@ls dist
+
+test-wheel: $(DEV_STAMP) ## the client's tests over the wheel alone, in new environments of every Python that is here
+	@$(BIN)/python -m tests.wheel
+
 clean: ## remove what make made: .venv, .cukiln (the data folder), test artifacts, caches
 	rm -rf $(VENV) .cukiln .test-artifacts build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find client codegen docker storage workers service tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
@@ -152,7 +164,7 @@ $(VENV)/.made: constraints.txt
 
 $(RUN_STAMP): $(VENV)/.made pyproject.toml constraints.txt
 	@echo "installing the service and nvcc$(if $(GPU), and the GPU packages) (first time only)"
-	@$(PIP) --no-build-isolation --editable . $(SERVER_GROUPS)
+	@$(PIP) --no-build-isolation --editable ".[server]" $(SERVER_GROUPS)
 	@touch $@
 
 $(DEV_STAMP): $(RUN_STAMP) pyproject.toml constraints.txt

@@ -36,7 +36,7 @@ def scratch_folder() -> Iterator[Path]:
 @contextmanager
 def started(settings: Settings) -> Iterator[tuple[Client, Running]]:
     """A service on these settings, stopped at the end of the block."""
-    with embedded(settings) as running, Client(running.url) as client:
+    with embedded(settings) as running, Client(running.url, cache_dir=settings.data_dir / "client") as client:
         yield client, running
 
 

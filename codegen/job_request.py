@@ -49,7 +49,9 @@ class JobRequest(BaseModel):
 
     name: Name | None = Field(None, description="Of the job, for people: several may have one.")
     labels: Labels | None = Field(None, description="At most 16, such as a model or a team, to list jobs by.")
-    target: Target | None = Field(None, description="Architecture, as in GET /v1/targets; default: the service's.")
+    target: Target | None = Field(
+        None, description="Architecture, as in GET /v1/targets. Each problem needs one, of its own or this."
+    )
     search: Search | None = Field(None, description='Default: {"level": 1}.')
     priority: Literal["low", "normal", "high"] = "normal"
     budget: Budget | None = None
@@ -75,8 +77,8 @@ class AskedProblem:
     search: Search
 
 
-def asked_problem(request: JobRequest, position: int, default_target: str) -> AskedProblem:
-    """Raises CodegenError, and pydantic.ValidationError for a field that is wrong."""
+def asked_problem(request: JobRequest, position: int, default_target: str | None) -> AskedProblem:
+    """Raises CodegenError, where no target is named, too, and pydantic.ValidationError for a field that is wrong."""
     fields = request.problems[position]
     head = ProblemHead.model_validate({name: fields[name] for name in HEAD_FIELDS & fields.keys()})
     kind = operator(str(fields.get("operator")))

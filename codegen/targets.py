@@ -79,12 +79,11 @@ def targets() -> dict[str, Target]:
     return dict(_TARGETS)
 
 
-def target(name: str) -> Target:
-    """The data sheet of an architecture; raises UnknownTarget, which lists what is allowed."""
-    sheet = _TARGETS.get(name)
+def target(name: str | None) -> Target:
+    """The data sheet of an architecture; raises UnknownTarget, where none is named, too: it lists what is allowed."""
+    sheet = None if name is None else _TARGETS.get(name)
     if sheet is None:
         allowed = sorted(_TARGETS)
-        raise UnknownTarget(
-            f"unknown target {name[:40]!r}; allowed: {', '.join(allowed)}", field="target", allowed=allowed
-        )
+        what = "no target is named" if name is None else f"unknown target {name[:40]!r}"
+        raise UnknownTarget(f"{what}; allowed: {', '.join(allowed)}", field="target", allowed=allowed)
     return sheet

@@ -11,19 +11,17 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
 
-COPY pyproject.toml constraints.txt ./
+COPY pyproject.toml constraints.txt LICENSE CHANGELOG.md ./
+COPY client client
 RUN python -m venv /venv \
     && pip install --constraint constraints.txt pip hatchling editables \
-    && pip install --constraint constraints.txt --group server --group postgres --group toolchain
+    && pip install --constraint constraints.txt --no-build-isolation --editable ".[server]" --group postgres --group toolchain
 
-COPY README.md LICENSE CHANGELOG.md ./
-COPY client client
 COPY codegen codegen
 COPY storage storage
 COPY workers workers
 COPY docker/entrypoint.py docker/entrypoint.py
-RUN pip install --constraint constraints.txt --no-build-isolation --editable . \
-    && useradd --uid 10001 --create-home cukiln \
+RUN useradd --uid 10001 --create-home cukiln \
     && install --directory --mode 700 --owner cukiln /data
 
 USER 10001

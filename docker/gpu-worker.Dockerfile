@@ -6,19 +6,17 @@ FROM python:3.13-slim-bookworm
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 PATH=/venv/bin:$PATH
 WORKDIR /app
 
-COPY pyproject.toml constraints.txt ./
+COPY pyproject.toml constraints.txt LICENSE CHANGELOG.md ./
+COPY client client
 RUN python -m venv /venv \
     && pip install --constraint constraints.txt pip hatchling editables \
-    && pip install --constraint constraints.txt --group server --group postgres --group gpu
+    && pip install --constraint constraints.txt --no-build-isolation --editable ".[server]" --group postgres --group gpu
 
-COPY README.md LICENSE CHANGELOG.md ./
-COPY client client
 COPY codegen codegen
 COPY storage storage
 COPY workers workers
 COPY docker/entrypoint.py docker/entrypoint.py
-RUN pip install --constraint constraints.txt --no-build-isolation --editable . \
-    && useradd --uid 10001 --create-home cukiln \
+RUN useradd --uid 10001 --create-home cukiln \
     && install --directory --mode 700 --owner cukiln /data
 
 USER 10001

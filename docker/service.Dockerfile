@@ -5,21 +5,19 @@ FROM python:3.13-slim-bookworm
 ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1 PATH=/venv/bin:$PATH
 WORKDIR /app
 
-# The packages first: they change less often than the code, so this layer stays.
-COPY pyproject.toml constraints.txt ./
+# The packages first: they change less often than the server, so this layer stays.
+COPY pyproject.toml constraints.txt LICENSE CHANGELOG.md ./
+COPY client client
 RUN python -m venv /venv \
     && pip install --constraint constraints.txt pip hatchling editables \
-    && pip install --constraint constraints.txt --group server --group postgres
+    && pip install --constraint constraints.txt --no-build-isolation --editable ".[server]" --group postgres
 
-COPY README.md LICENSE CHANGELOG.md ./
-COPY client client
 COPY codegen codegen
 COPY storage storage
 COPY workers workers
 COPY service service
 COPY docker/entrypoint.py docker/entrypoint.py
-RUN pip install --constraint constraints.txt --no-build-isolation --editable . \
-    && useradd --uid 10001 --create-home cukiln \
+RUN useradd --uid 10001 --create-home cukiln \
     && install --directory --mode 700 --owner cukiln /data
 
 USER 10001

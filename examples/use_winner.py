@@ -1,6 +1,6 @@
 """Look up a winner, load it and call it on the GPU, with CuPy or PyTorch.
 
-    cukiln tune examples/quickstart.json       # once: finds the winners
+    cukiln tune examples/quickstart.json       # once, beside `make serve`: finds the winners
     python examples/use_winner.py              # needs an NVIDIA GPU, and CuPy or PyTorch
 
 Computes ffn1 of BERT-base, gelu(a · bᵀ + bias), and compares it with the framework's own result.

@@ -42,7 +42,7 @@ class Alive:
     toolchains: list[LiveToolchain]
     devices: list[LiveDevice]
 
-    def known(self, default_target: str) -> Known:
+    def known(self, default_target: str | None) -> Known:
         """What requests may name. Without a live toolchain every data sheet counts: a worker may start later."""
         compiled = {name for toolchain in self.toolchains for name in toolchain.targets}
         sheets = set(targets())

@@ -23,23 +23,31 @@ from cukiln import errors
 from cukiln.errors import *  # noqa: F403
 
 if TYPE_CHECKING:
-    from cukiln.client import Client
+    from cukiln.client import AsyncClient, Client
     from cukiln.events import Event
     from cukiln.load_kernel import Kernel, choose, load
-    from cukiln.types import Job, LookupResult, Progress, WinnerRecord
+    from cukiln.lock import Lock
+    from cukiln.operations import Prepared
+    from cukiln.transport import AsyncTransport, Transport
+    from cukiln.types import Job, LookedUp, Progress, WinnerRecord
+    from cukiln.types.problems import Problem
     from cukiln.workspace_pool import release_workspaces
 
     __version__: str
 
-__all__ = ["Client", "Event", "Job", "Kernel", "LookupResult", "Progress", "WinnerRecord", "__version__"]
-__all__ += ["choose", "load", "release_workspaces"]
+__all__ = ["AsyncClient", "AsyncTransport", "Client", "Event", "Job", "Kernel", "Lock", "LookedUp", "Prepared"]
+__all__ += ["Problem", "Progress", "Transport", "WinnerRecord", "__version__", "choose", "load", "release_workspaces"]
 __all__ += errors.__all__
 
 _MODULES = {
-    "cukiln.client": ["Client"],
+    "cukiln.client": ["AsyncClient", "Client"],
     "cukiln.events": ["Event"],
     "cukiln.load_kernel": ["Kernel", "choose", "load"],
-    "cukiln.types": ["Job", "LookupResult", "Progress", "WinnerRecord"],
+    "cukiln.lock": ["Lock"],
+    "cukiln.operations": ["Prepared"],
+    "cukiln.transport": ["AsyncTransport", "Transport"],
+    "cukiln.types": ["Job", "LookedUp", "Progress", "WinnerRecord"],
+    "cukiln.types.problems": ["Problem"],
     "cukiln.workspace_pool": ["release_workspaces"],
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}

@@ -15,6 +15,7 @@ Every error that cukiln raises on purpose:
   x WaitTimeout               the job is not finished within the time the caller gave
   x LibraryError              a kernel library cannot be used
     + DigestMismatch          its bytes are not the ones that were promised; it was not loaded
+    + NotLocked               the lock file does not pin it
     + NotLoadable             it is not a library that this process can load
     + DeviceError             the driver or the GPU refused
   x ServerMissing             the server packages are not installed here
@@ -39,6 +40,7 @@ __all__ = [
     "NotAuthorised",
     "NotFound",
     "NotLoadable",
+    "NotLocked",
     "ProblemError",
     "ServerFailed",
     "ServerMissing",
@@ -131,6 +133,10 @@ class DigestMismatch(LibraryError):
         super().__init__(message)
         self.expected = expected
         self.found = found
+
+
+class NotLocked(LibraryError):
+    """The lock file does not pin the problem, the record or the library; nothing was loaded."""
 
 
 class NotLoadable(LibraryError):

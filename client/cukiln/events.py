@@ -2,15 +2,14 @@
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-from httpx_sse import EventSource, ServerSentEvent, SSEError
+import httpx2
 
 from cukiln.errors import ServiceBusy, UnexpectedAnswer
-from cukiln.transport import Transport, delay
+from cukiln.transport import AsyncTransport, Transport, delay
 
 # The service sends a comment every 15 s at the latest; three missed ones mean that the connection is dead.
 _IDLE_SECONDS = 45.0
@@ -32,6 +31,72 @@ class Event:
         return self.type == "end"
 
 
+class _Reader:
+    """How far a stream was read, over all its connections; both ways of reading share it."""
+
+    def __init__(
+        self, transport: Transport | AsyncTransport, path: str, last_event_id: str | None, deadline: float | None
+    ) -> None:
+        self._transport, self._path, self._deadline = transport, path, deadline
+        self._last, self._failures = last_event_id or "", 0
+        self._pause: float | None = None
+        self.ended = False
+
+    @property
+    def is_over(self) -> bool:
+        return self.ended or (self._deadline is not None and time.monotonic() >= self._deadline)
+
+    def connection(self) -> dict[str, Any]:
+        """The arguments of the transport's `stream`."""
+        headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
+        if self._last:
+            headers["Last-Event-ID"] = self._last
+        idle = _IDLE_SECONDS
+        if self._deadline is not None:
+            idle = max(0.05, min(_IDLE_SECONDS_WITH_DEADLINE, self._deadline - time.monotonic()))
+        return {"path": self._path, "headers": headers, "idle": idle}
+
+    def took(self, message: httpx2.ServerSentEvent) -> Event | None:
+        """The event, None for a lone id or retry field. Raises `UnexpectedAnswer`."""
+        if message.retry is not None:
+            self._pause = message.retry / 1000
+        if not message.data:
+            return None
+        try:
+            data = json.loads(message.data)
+        except ValueError:
+            data = None
+        if not isinstance(data, dict):
+            raise UnexpectedAnswer(
+                f"an event of {self._path} is not a JSON object: {message.data[:80]!r}", method="GET", url=self._path
+            )
+        event = Event(message.id, message.event, data)
+        self._last, self._failures, self.ended = event.id or self._last, 0, event.final
+        return event
+
+    def broke(self, error: Exception) -> float | None:
+        """Seconds to wait before the stream is opened again; None: at once, to look at the deadline. Raises the error
+        of the transport after its attempts in a row without an event."""
+        if isinstance(error, httpx2.SSEError):
+            url = f"{self._transport.url}{self._path}"
+            raise UnexpectedAnswer(
+                f"{url} did not answer with an event stream ({error})", method="GET", url=url
+            ) from error
+        if isinstance(error, httpx2.ReadTimeout) and self._deadline is not None:
+            return None
+        self._failures += 1
+        if self._failures >= self._transport.attempts:
+            if isinstance(error, ServiceBusy):
+                raise error
+            raise self._transport.unreachable("GET", self._path, error) from error
+        wait = error.retry_after if isinstance(error, ServiceBusy) else self._pause
+        return min(self._transport.patience, wait) if wait is not None else delay(self._failures)
+
+
+_LOST = "the event stream ended before the job did"
+_BREAKS = (ServiceBusy, httpx2.TransportError)
+
+
 def read_events(
     transport: Transport, path: str, last_event_id: str | None = None, deadline: float | None = None
 ) -> Iterator[Event]:
@@ -40,65 +105,37 @@ def read_events(
     A connection that breaks or stays silent is opened again with Last-Event-ID, up to the transport's attempts in a
     row without an event. Raises the errors of the transport.
     """
-    last, failures, pause = last_event_id or "", 0, None
-    while deadline is None or time.monotonic() < deadline:
+    reader = _Reader(transport, path, last_event_id, deadline)
+    while not reader.is_over:
+        problem: Exception = EOFError(_LOST)
         try:
-            for event, retry in _one_connection(transport, path, last, _idle_seconds(deadline)):
-                pause = retry if retry is not None else pause
-                if event is None:
-                    continue
-                last, failures = event.id or last, 0
-                yield event
-                if event.final or (deadline is not None and time.monotonic() >= deadline):
-                    return
-            problem: Exception = EOFError("the event stream ended before the job did")
-        except httpx.ReadTimeout as error:
-            if deadline is not None:
-                continue
+            with transport.stream(**reader.connection()) as response:
+                for message in httpx2.EventSource(response):
+                    if (event := reader.took(message)) is not None:
+                        yield event
+                        if reader.is_over:
+                            return
+        except _BREAKS as error:
             problem = error
-        except (ServiceBusy, httpx.TransportError) as error:
-            problem = error
-        failures += 1
-        if failures >= transport.attempts:
-            if isinstance(problem, ServiceBusy):
-                raise problem
-            raise transport.unreachable("GET", path, problem) from problem
-        wait = problem.retry_after if isinstance(problem, ServiceBusy) else pause
-        transport.sleep(min(transport.patience, wait) if wait is not None else delay(failures))
+        if (wait := reader.broke(problem)) is not None:
+            transport.sleep(wait)
 
 
-def _idle_seconds(deadline: float | None) -> float:
-    if deadline is None:
-        return _IDLE_SECONDS
-    return max(0.05, min(_IDLE_SECONDS_WITH_DEADLINE, deadline - time.monotonic()))
-
-
-def _one_connection(
-    transport: Transport, path: str, last: str, idle: float
-) -> Iterator[tuple[Event | None, float | None]]:
-    """Yield (event or None, the reconnection pause in seconds that the service asked for) until the stream ends."""
-    headers = {"Accept": "text/event-stream", "Cache-Control": "no-store"}
-    if last:
-        headers["Last-Event-ID"] = last
-    with transport.stream(path, headers=headers, idle=idle) as response:
+async def read_events_async(
+    transport: AsyncTransport, path: str, last_event_id: str | None = None, deadline: float | None = None
+) -> AsyncIterator[Event]:
+    """`read_events`, for `AsyncTransport`."""
+    reader = _Reader(transport, path, last_event_id, deadline)
+    while not reader.is_over:
+        problem: Exception = EOFError(_LOST)
         try:
-            for message in EventSource(response).iter_sse():
-                yield _event(message, path), message.retry / 1000 if message.retry is not None else None
-        except SSEError as error:
-            raise UnexpectedAnswer(
-                f"{response.url} did not answer with an event stream ({error})", method="GET", url=str(response.url)
-            ) from error
-
-
-def _event(message: ServerSentEvent, path: str) -> Event | None:
-    if not message.data:  # a comment, or a lone id or retry field
-        return None
-    try:
-        data = json.loads(message.data)
-    except ValueError:
-        data = None
-    if not isinstance(data, dict):
-        raise UnexpectedAnswer(
-            f"an event of {path} is not a JSON object: {message.data[:80]!r}", method="GET", url=path
-        )
-    return Event(message.id, message.event, data)
+            async with transport.stream(**reader.connection()) as response:
+                async for message in httpx2.EventSource(response):
+                    if (event := reader.took(message)) is not None:
+                        yield event
+                        if reader.is_over:
+                            return
+        except _BREAKS as error:
+            problem = error
+        if (wait := reader.broke(problem)) is not None:
+            await transport.sleep(wait)

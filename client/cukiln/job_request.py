@@ -7,8 +7,6 @@ from typing import Any
 
 from cukiln.errors import UsageError
 
-Problem = Mapping[str, Any]
-
 
 def encode(body: Mapping[str, Any]) -> bytes:
     """JSON bytes with sorted keys; raises `UsageError` for values without a JSON form (NaN, sets, arrays, …)."""

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from cukiln.blob_cache import BlobCache, verify
 from cukiln.counted import counted
 from cukiln.errors import DeviceError, NotLoadable, UsageError
+from cukiln.gpu import local_target
+from cukiln.local_cache import LocalCache, verify
+from cukiln.lock import Lock
 from cukiln.settings import ClientSettings
 from cukiln.types import FrontEntry, WinnerRecord
 from cukiln.workspace_pool import POOL
@@ -189,40 +192,54 @@ def choose(
 
 
 def load(
-    source: WinnerRecord | FrontEntry | Path | str | bytes,
+    source: WinnerRecord | FrontEntry | Mapping[str, Any] | Path | str | bytes,
     *,
     sha256: str | None = None,
     client: Client | None = None,
     cache_dir: Path | str | None = None,
     workspace_limit_bytes: int | None = None,
     deterministic: bool = False,
+    locked: bool | Path | str = False,
 ) -> Kernel:
     """Load a kernel, after its SHA-256 was found right.
 
-    `source`: a winner record (or one entry of its front), whose library is taken from the cache folder or through
+    `source`: a winner record (or one entry of its front), whose library is taken from the local cache or through
     `client`; a folder that `cukiln fetch` wrote; a library file; or a library's bytes. `sha256` is needed for bytes,
-    and for a file that is not named after its digest. No GPU is needed to load; `Kernel.prepare` is what needs one.
-    Raises `DigestMismatch` before anything of the library runs, `NotLoadable`, `UsageError`.
+    and for a file that is not named after its digest. `locked`: refuse all but what a lock file pins (True:
+    `CUKILN_LOCK`, else `cukiln.lock`; or its path); then `source` may be a problem, too, whose record is in the file.
+    No GPU is needed to load; `Kernel.prepare` is what needs one.
+    Raises `DigestMismatch` before anything of the library runs, `NotLocked`, `NotLoadable`, `UsageError`.
     """
-    if cache_dir is None:
-        cache_dir = client.blobs.folder.parent if client else ClientSettings.from_environment().cache_dir
-    cache = BlobCache(Path(cache_dir))
+    cache = _cache(client, cache_dir)
+    lock = Lock.read(None if locked is True else locked) if locked else None
     entry: FrontEntry | None = None
+    if isinstance(source, Mapping):
+        if lock is None:
+            raise UsageError("loading a problem needs locked=True: a lock file says which kernel it is")
+        source = lock.record(source, None if "target" in source else local_target())
     if isinstance(source, WinnerRecord):
+        if lock is not None:
+            lock.check_record(source)
         source = choose(source, workspace_limit_bytes=workspace_limit_bytes, deterministic=deterministic)
     if isinstance(source, FrontEntry):
         entry, sha256 = source, sha256 or source.so_sha256
-        data = _fetched(sha256, client, cache)
+        path = None
     elif isinstance(source, bytes):
+        path = None
         if sha256 is None:
             raise UsageError("loading a library from bytes needs sha256=…, the digest it was promised with")
-        data = source
     else:
         path = Path(source)
         if path.is_dir():
             entry = choose(read_record(path), workspace_limit_bytes=workspace_limit_bytes, deterministic=deterministic)
             path, sha256 = path / f"{entry.so_sha256}.so", sha256 or entry.so_sha256
-        data, sha256 = _read(path), sha256 or _digest_of_name(path)
+        elif sha256 is None and path.exists():
+            sha256 = _digest_of_name(path)
+        else:
+            sha256 = sha256 or path.stem  # there is nothing to read, which is said below
+    if lock is not None:
+        lock.check_library(sha256)
+    data = source if isinstance(source, bytes) else _fetched(sha256, client, cache) if path is None else _read(path)
     verify(data, sha256, f"the library {source}" if isinstance(source, str | Path) else "the library")
     # Loaded from the cache folder only: the file there is the one whose bytes were checked.
     return _open(cache.put(sha256, data), entry)
@@ -241,7 +258,14 @@ def read_record(folder: Path) -> WinnerRecord:
         raise UsageError(f"{path} is not a winner record; write it again with `cukiln fetch`") from error
 
 
-def _fetched(digest: str, client: Client | None, cache: BlobCache) -> bytes:
+def _cache(client: Client | None, folder: Path | str | None) -> LocalCache:
+    if folder is None and client is not None:
+        return client.cache
+    settings = ClientSettings.from_environment()
+    return LocalCache(settings.cache_dir if folder is None else Path(folder), settings.cache_bytes)
+
+
+def _fetched(digest: str, client: Client | None, cache: LocalCache) -> bytes:
     data = cache.get(digest)
     if data is not None:
         return data
@@ -249,7 +273,7 @@ def _fetched(digest: str, client: Client | None, cache: BlobCache) -> bytes:
         return client.blob(digest)
     from cukiln.client import Client
 
-    with Client(cache_dir=cache.folder.parent) as default:
+    with Client(cache_dir=cache.folder) as default:
         return default.blob(digest)
 
 

@@ -1,35 +1,103 @@
-"""What the client reads from its environment, in one place.
+"""What the client reads from its environment and its configuration file, in one place.
 
-| variable | meaning |
-|---|---|
-| `CUKILN_URL` | where the service is, such as `http://127.0.0.1:8765` |
-| `CUKILN_API_KEY` | sent as a Bearer token |
-| `XDG_CACHE_HOME` | downloaded libraries go to `$XDG_CACHE_HOME/cukiln`; default `~/.cache/cukiln` |
+| variable | key in the file | meaning |
+|---|---|---|
+| `CUKILN_URL` | `url` | where the service is; default `http://127.0.0.1:8765` |
+| `CUKILN_API_KEY` | `api_key` | sent as a Bearer token |
+| `CUKILN_OFFLINE` | `offline` | `1`: nothing is sent, all comes from the cache |
+| `CUKILN_CACHE` | `cache` | the folder of records and libraries; default `~/.cache/cukiln` |
+| `CUKILN_CACHE_BYTES` | `cache_bytes` | how large it may grow; default 4 GiB |
+| `CUKILN_CONFIG` | | the file, in TOML; default `~/.config/cukiln/config.toml` |
+
+A variable goes before the file; an empty one counts as unset. `XDG_CACHE_HOME` and `XDG_CONFIG_HOME` are honoured.
 """
 
 import os
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+from cukiln.errors import UsageError
+from cukiln.local_cache import DEFAULT_BYTES
+
+DEFAULT_URL = "http://127.0.0.1:8765"
+BY_DEFAULT = "the default"  # what named the address where nothing did
+_TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
+_KINDS: dict[str, type] = {"url": str, "api_key": str, "offline": bool, "cache": str, "cache_bytes": int}
 
 
 @dataclass(frozen=True)
 class ClientSettings:
-    """Where the service is, how to be let in, where to keep downloaded libraries."""
+    """Where the service is, how to be let in, where to keep what it answers. `url_from`: what named the address."""
 
-    url: str | None
+    url: str
+    url_from: str
     api_key: str | None = field(repr=False)
     cache_dir: Path
+    cache_bytes: int
+    offline: bool
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "ClientSettings":
-        """Read the variables above; an empty variable counts as unset."""
+        """Raises `UsageError` for a value that cannot be used."""
         values = os.environ if environment is None else environment
-        cache_home = values.get("XDG_CACHE_HOME") or ""
-        # The XDG specification: a relative path there is invalid and to be ignored.
-        root = Path(cache_home) if Path(cache_home).is_absolute() else Path.home() / ".cache"
+        config = _config_file(values)
+        configured = _read_config(config)
+        named = {name: values.get(f"CUKILN_{name.upper()}") or configured.get(name) for name in _KINDS}
+        of_file = str(config) if named["url"] else BY_DEFAULT
         return cls(
-            url=values.get("CUKILN_URL") or None,
-            api_key=values.get("CUKILN_API_KEY") or None,
-            cache_dir=root / "cukiln",
+            url=named["url"] or DEFAULT_URL,
+            url_from="CUKILN_URL" if values.get("CUKILN_URL") else of_file,
+            api_key=named["api_key"] or None,
+            cache_dir=Path(named["cache"]) if named["cache"] else _home(values, "XDG_CACHE_HOME", ".cache") / "cukiln",
+            cache_bytes=_bytes(named["cache_bytes"]),
+            offline=_flag(named["offline"]),
         )
+
+
+def _home(values: Mapping[str, str], variable: str, default: str) -> Path:
+    """The XDG specification: a relative path in the variable is invalid and to be ignored."""
+    path = Path(values.get(variable) or "")
+    return path if path.is_absolute() else Path.home() / default
+
+
+def _config_file(values: Mapping[str, str]) -> Path:
+    named = values.get("CUKILN_CONFIG")
+    return Path(named) if named else _home(values, "XDG_CONFIG_HOME", ".config") / "cukiln" / "config.toml"
+
+
+def _read_config(path: Path) -> dict[str, Any]:
+    try:
+        read = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError) as error:
+        raise UsageError(f"the configuration file {path} cannot be read ({error})") from error
+    for name, value in read.items():
+        if name not in _KINDS:
+            raise UsageError(f"{path}: there is no setting {name!r}; allowed: {', '.join(_KINDS)}")
+        if type(value) is not _KINDS[name]:
+            raise UsageError(f"{path}: {name} is {value!r}; expected a value of type {_KINDS[name].__name__}")
+    return read
+
+
+def _bytes(value: str | int | None) -> int:
+    if value is None:
+        return DEFAULT_BYTES
+    try:
+        number = int(value)
+    except ValueError:
+        number = -1
+    if number < 0:
+        raise UsageError(f"CUKILN_CACHE_BYTES is {value!r}; expected a whole number of bytes")
+    return number
+
+
+def _flag(value: str | bool | None) -> bool:
+    if isinstance(value, bool) or value is None:
+        return bool(value)
+    if value.lower() not in _TRUE | _FALSE:
+        raise UsageError(f"CUKILN_OFFLINE is {value!r}; allowed: 1 or 0")
+    return value.lower() in _TRUE

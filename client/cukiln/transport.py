@@ -1,22 +1,34 @@
-"""One HTTP conversation: retries, and answers turned into typed errors."""
+"""One HTTP conversation: budgets, retries, the breaker, and answers turned into typed errors.
 
+`Transport` and `AsyncTransport` differ in how they wait alone: what is sent, repeated and raised is said once, in
+`_Rules`.
+"""
+
+import asyncio
 import random
+import ssl
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
-import httpx
+import httpx2
 from pydantic import ValidationError
+from tenacity import AsyncRetrying, RetryCallState, Retrying
 
+from cukiln.breaker import Breaker
 from cukiln.errors import (
     BadRequest,
     NotAuthorised,
     NotFound,
     ProblemError,
     ServiceBusy,
+    ServiceError,
     ServiceFailed,
     ServiceUnreachable,
     UnexpectedAnswer,
@@ -24,31 +36,58 @@ from cukiln.errors import (
 )
 from cukiln.types import ProblemDetail
 
+CONNECT_SECONDS = 0.2
+LOOKUP_SECONDS = 1.0
+CALL_SECONDS = 30.0
+ATTEMPTS = 5
+
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _BUSY = {429, 503, 507}
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds
+_QUICK_ATTEMPTS = 2
 
 # The request never left this machine, so it is safe to send again.
-_NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+# The service closed a connection that was kept open, as it does with idle ones: a new one is made at once.
+_BROKEN = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
+
+_T = TypeVar("_T")
 
 
-class Transport:
-    """An `httpx.Client` that repeats what may be repeated and raises cukiln's errors.
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request. `repeatable`: it is idempotent; any other is sent again only where it was certainly not processed: a
+    refused connection, and 429, 503, 507 with a Retry-After. `seconds`: it stands in a caller's way, so it takes no
+    longer than that, is not repeated but for a connection that broke, and is refused while the breaker is open."""
 
-    `attempts` counts the first try. `patience` is the longest time in seconds that one wait for the service may take:
-    a longer Retry-After is left to the caller. `sleep` is replaced in tests.
-    """
+    method: str
+    path: str
+    content: bytes | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+    repeatable: bool = True
+    seconds: float | None = None
+
+
+class _Rules:
+    """What both transports share. `timeout`: seconds without a byte, of a call that has no budget of its own;
+    `connect_seconds`: to connect, of a call that has one; `attempts` counts the first try; `patience` is the longest
+    time in seconds that one wait for the service may take: a longer Retry-After is left to the caller. `offline`:
+    nothing is sent, every call raises `ServiceUnreachable`."""
 
     def __init__(
         self,
         url: str,
-        api_key: str | None,
-        timeout: float,
+        api_key: str | None = None,
+        timeout: float = CALL_SECONDS,
         *,
-        attempts: int = 5,
+        connect_seconds: float = CONNECT_SECONDS,
+        attempts: int = ATTEMPTS,
         patience: float = 30.0,
-        sleep: Callable[[float], None] = time.sleep,
+        offline: bool = False,
+        breaker: Breaker | None = None,
     ) -> None:
+        if attempts < 1:
+            raise UsageError(f"attempts is {attempts}; at least 1 is needed, which counts the first try")
         parsed = _parse_url(url)
         headers = {"Accept": "application/json"}
         if api_key is not None:
@@ -56,87 +95,218 @@ class Transport:
                 raise UsageError("the API key (CUKILN_API_KEY) holds characters that no HTTP header can carry")
             headers["Authorization"] = f"Bearer {api_key}"
         self.url = str(parsed).rstrip("/")
-        self.attempts = attempts
-        self.patience = patience
-        self.sleep = sleep
+        self.timeout, self.connect_seconds = timeout, connect_seconds
+        self.attempts, self.patience = attempts, patience
+        self.offline = offline
+        self.breaker = breaker or Breaker()
         # A proxy from the environment cannot reach this machine's own loopback.
-        self._client = httpx.Client(
-            base_url=self.url, headers=headers, timeout=timeout, trust_env=parsed.host not in _LOOPBACK
+        self._options: dict[str, Any] = {
+            "base_url": self.url,
+            "headers": headers,
+            "timeout": timeout,
+            "trust_env": parsed.host not in _LOOPBACK,
+        }
+        if parsed.scheme == "http":
+            # Certificate authorities, which take 20 ms to read, are for https; this context trusts none.
+            self._options["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        self._connect()
+
+    def _connect(self) -> None:
+        """Make the client of httpx2, which connects with its first request."""
+        raise NotImplementedError
+
+    def _begin(self, call: Call) -> None:
+        """Raises `ServiceUnreachable` for a call that is not to be made."""
+        if self.offline:
+            raise self._not_asked(call, "the client is offline (CUKILN_OFFLINE, offline=True): nothing is sent")
+        if call.seconds is not None and not self.breaker.admits():
+            pause = self.breaker.pause_seconds
+            raise self._not_asked(
+                call, f"it failed {self.breaker.failures} times in a row, and is asked again after {pause:g} s"
+            )
+
+    def _not_asked(self, call: Call, why: str) -> ServiceUnreachable:
+        return ServiceUnreachable(
+            f"the cukiln service at {self.url} was not asked: {why}", method=call.method, url=self.url + call.path
         )
 
-    def close(self) -> None:
-        self._client.close()
+    def _end(self, call: Call, error: Exception | None) -> None:
+        """Report the outcome to the breaker. Refused requests are answers: the service is there."""
+        if error is None or (isinstance(error, ProblemError) and not isinstance(error, ServiceBusy | ServiceFailed)):
+            self.breaker.succeeded()
+        elif call.seconds is not None:
+            self.breaker.failed()
 
-    def request(
-        self,
-        method: str,
-        path: str,
-        *,
-        repeatable: bool,
-        content: bytes | None = None,
-        headers: Mapping[str, str] | None = None,
-    ) -> httpx.Response:
-        """Send, repeat where that is safe, and return an answer below 400.
-
-        `repeatable`: the request is idempotent. Otherwise it is sent again only where it was certainly not
-        processed: a refused connection, and 429, 503, 507 with a Retry-After.
-        """
-        sent = dict(headers or {})
-        if content is not None:
+    def _of_request(self, call: Call) -> dict[str, Any]:
+        """The arguments of httpx2's `request`."""
+        sent = dict(call.headers)
+        if call.content is not None:
             sent["Content-Type"] = "application/json"
-        for attempt in range(1, self.attempts + 1):
-            last = attempt == self.attempts
-            try:
-                response = self._client.request(method, path, content=content, headers=sent)
-            except httpx.TransportError as error:
-                if last or not may_repeat(error, repeatable):
-                    raise self.unreachable(method, path, error) from error
-                self.sleep(delay(attempt))
-                continue
-            if response.status_code < 400:
-                return response
-            wait = self._wait_before_repeat(response, repeatable, attempt)
-            if last or wait is None:
-                raise problem_error(response)
-            self.sleep(wait)
-        raise AssertionError("attempts must be at least 1")
+        options: dict[str, Any] = {"method": call.method, "url": call.path, "content": call.content, "headers": sent}
+        if call.seconds is not None:
+            options["timeout"] = httpx2.Timeout(call.seconds, connect=min(self.connect_seconds, call.seconds))
+        return options
 
-    def _wait_before_repeat(self, response: httpx.Response, repeatable: bool, attempt: int) -> float | None:
-        """Seconds to wait before the next attempt; None: do not repeat."""
-        if response.status_code not in _BUSY:
-            return None
-        wait = retry_after(response)
-        if wait is None:
-            return delay(attempt) if repeatable else None
-        return wait if wait <= self.patience else None
+    def _policy(self, call: Call) -> dict[str, Any]:
+        """The arguments of tenacity's `Retrying`."""
+        most = self.attempts if call.seconds is None else min(self.attempts, _QUICK_ATTEMPTS)
 
-    @contextmanager
-    def stream(self, path: str, *, headers: Mapping[str, str], idle: float) -> Iterator[httpx.Response]:
-        """Open a GET whose body is read as it comes; `idle` seconds without a byte end it. No repeats.
+        def repeats(state: RetryCallState) -> bool:
+            error = state.outcome.exception() if state.outcome else None
+            if call.seconds is not None:
+                return call.repeatable and isinstance(error, _BROKEN)
+            if isinstance(error, ServiceBusy):
+                wait = error.retry_after
+                return wait <= self.patience if wait is not None else call.repeatable
+            return isinstance(error, httpx2.TransportError) and may_repeat(error, call.repeatable)
 
-        Raises `httpx.TransportError` unchanged: the reader of a stream reconnects.
-        """
-        timeout = httpx.Timeout(self._client.timeout.connect, read=idle)
-        with self._client.stream("GET", path, headers=dict(headers), timeout=timeout) as response:
-            if response.status_code >= 400:
-                response.read()
-                raise problem_error(response)
-            yield response
+        def wait(state: RetryCallState) -> float:
+            error = state.outcome.exception() if state.outcome else None
+            if call.seconds is not None:
+                return 0.0
+            if isinstance(error, ServiceBusy) and error.retry_after is not None:
+                return error.retry_after
+            return delay(state.attempt_number)
+
+        return {"retry": repeats, "wait": wait, "stop": lambda state: state.attempt_number >= most, "reraise": True}
 
     def unreachable(self, method: str, path: str, error: Exception) -> ServiceUnreachable:
         reason = str(error) or type(error).__name__
         return ServiceUnreachable(
             f"no answer from the cukiln service at {self.url} ({reason}); "
-            "check that it runs there (`cukiln serve`) and that CUKILN_URL or --url is right",
+            "check that it runs there (`cukiln serve`) and that CUKILN_URL or --url is right; `--url private` runs one "
+            "for a command",
             method=method,
             url=self.url + path,
         )
 
+    def _stream_timeout(self, idle: float) -> httpx2.Timeout:
+        return httpx2.Timeout(self.timeout, read=idle)
 
-def _parse_url(url: str) -> httpx.URL:
+
+class Transport(_Rules):
+    """An `httpx2.Client` that repeats what may be repeated and raises cukiln's errors. `sleep` is replaced in tests."""
+
+    sleep: Callable[[float], None] = staticmethod(time.sleep)
+
+    def _connect(self) -> None:
+        self._client = httpx2.Client(**self._options)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def send(self, call: Call) -> httpx2.Response:
+        """The answer, below 400. Raises `ServiceError` and its subclasses."""
+        self._begin(call)
+        try:
+            if call.seconds is None:
+                response = self._repeated(call)
+            else:
+                response = within(call.seconds, partial(self._repeated, call))
+        except httpx2.RequestError as error:
+            self._end(call, error)
+            raise self.unreachable(call.method, call.path, error) from error
+        except ServiceError as error:
+            self._end(call, error)
+            raise
+        self._end(call, None)
+        return response
+
+    def _repeated(self, call: Call) -> httpx2.Response:
+        response: httpx2.Response = Retrying(sleep=self.sleep, **self._policy(call))(self._once, call)
+        return response
+
+    def _once(self, call: Call) -> httpx2.Response:
+        return checked(self._client.request(**self._of_request(call)))
+
+    @contextmanager
+    def stream(self, path: str, *, headers: Mapping[str, str], idle: float) -> Iterator[httpx2.Response]:
+        """Open a GET whose body is read as it comes; `idle` seconds without a byte end it. No repeats.
+
+        Raises `httpx2.TransportError` unchanged: the reader of a stream reconnects.
+        """
+        self._begin(Call("GET", path))
+        timeout = self._stream_timeout(idle)
+        with self._client.stream("GET", path, headers=dict(headers), timeout=timeout) as response:
+            if response.status_code >= 400:
+                response.read()
+            yield checked(response)
+
+
+class AsyncTransport(_Rules):
+    """`Transport` over an `httpx2.AsyncClient`."""
+
+    sleep: Callable[[float], Awaitable[None]] = staticmethod(asyncio.sleep)
+
+    def _connect(self) -> None:
+        self._client = httpx2.AsyncClient(**self._options)
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def send(self, call: Call) -> httpx2.Response:
+        """The answer, below 400. Raises `ServiceError` and its subclasses."""
+        self._begin(call)
+        try:
+            async with asyncio.timeout(call.seconds):
+                response: httpx2.Response = await AsyncRetrying(sleep=self.sleep, **self._policy(call))(
+                    self._once, call
+                )
+        except (httpx2.RequestError, TimeoutError) as error:
+            self._end(call, error)
+            raise self.unreachable(call.method, call.path, error) from error
+        except ServiceError as error:
+            self._end(call, error)
+            raise
+        self._end(call, None)
+        return response
+
+    async def _once(self, call: Call) -> httpx2.Response:
+        return checked(await self._client.request(**self._of_request(call)))
+
+    @asynccontextmanager
+    async def stream(self, path: str, *, headers: Mapping[str, str], idle: float) -> AsyncIterator[httpx2.Response]:
+        """As that of `Transport`."""
+        self._begin(Call("GET", path))
+        timeout = self._stream_timeout(idle)
+        async with self._client.stream("GET", path, headers=dict(headers), timeout=timeout) as response:
+            if response.status_code >= 400:
+                await response.aread()
+            yield checked(response)
+
+
+def within(seconds: float, function: Callable[[], _T]) -> _T:
+    """Of a function that may be late, such as a name that is resolved or an answer that comes byte by byte: its result,
+    within this time. Raises `httpx2.ReadTimeout`; the thread then ends by itself, with what it waits for."""
+    outcome: list[_T | BaseException] = []
+    done = threading.Event()
+
+    def run() -> None:
+        try:
+            outcome.append(function())
+        except BaseException as error:  # noqa: BLE001 - raised again by the caller
+            outcome.append(error)
+        done.set()
+
+    threading.Thread(target=run, name="cukiln-call", daemon=True).start()
+    if not done.wait(seconds):
+        raise httpx2.ReadTimeout(f"no answer within {seconds:g} s")
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+def checked(response: httpx2.Response) -> httpx2.Response:
+    """An answer below 400. Raises its typed error."""
+    if response.status_code >= 400:
+        raise problem_error(response)
+    return response
+
+
+def _parse_url(url: str) -> httpx2.URL:
     try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
+        parsed = httpx2.URL(url)
+    except httpx2.InvalidURL as error:
         raise UsageError(
             f"the service address {url!r} (--url, CUKILN_URL) is not a URL ({error}); expected http://host:port"
         ) from error
@@ -147,9 +317,9 @@ def _parse_url(url: str) -> httpx.URL:
     return parsed
 
 
-def may_repeat(error: httpx.TransportError, repeatable: bool) -> bool:
+def may_repeat(error: httpx2.TransportError, repeatable: bool) -> bool:
     """Whether sending again after `error` is safe, and can help."""
-    if isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.ProxyError):
+    if isinstance(error, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError | httpx2.ProxyError):
         return False
     return repeatable or isinstance(error, _NOT_SENT)
 
@@ -160,7 +330,7 @@ def delay(attempt: int) -> float:
     return longest * random.uniform(0.5, 1.0)
 
 
-def retry_after(response: httpx.Response) -> float | None:
+def retry_after(response: httpx2.Response) -> float | None:
     """The Retry-After of an answer in seconds (RFC 9110, 10.2.3: a number or a date), None without a valid one."""
     value = response.headers.get("Retry-After", "").strip()
     if value.isascii() and value.isdigit():
@@ -174,7 +344,7 @@ def retry_after(response: httpx.Response) -> float | None:
     return max(0.0, (when - datetime.now(UTC)).total_seconds())
 
 
-def problem_error(response: httpx.Response) -> ProblemError | UnexpectedAnswer:
+def problem_error(response: httpx2.Response) -> ProblemError | UnexpectedAnswer:
     """The typed error of an answer of 400 or above."""
     request, status = response.request, response.status_code
     where: dict[str, Any] = {"method": request.method, "url": str(request.url)}
@@ -196,7 +366,7 @@ def problem_error(response: httpx.Response) -> ProblemError | UnexpectedAnswer:
     return BadRequest(message, **where) if status < 500 else ServiceFailed(message, **where)
 
 
-def _problem_detail(response: httpx.Response) -> ProblemDetail | None:
+def _problem_detail(response: httpx2.Response) -> ProblemDetail | None:
     if "json" not in response.headers.get("Content-Type", ""):
         return None
     try:

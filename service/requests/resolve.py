@@ -126,7 +126,7 @@ class Known:
     """What a request may name. `targets`: with a data sheet, and of a live toolchain where there is one. `devices`: the
     classes with a live GPU, by compute capability as digits (`90`), in one order."""
 
-    default_target: str
+    default_target: str | None
     targets: Set[str]
     devices: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
@@ -267,7 +267,11 @@ class _Resolver:
         if name in self._known.targets:
             return name
         allowed = sorted(self._known.targets)
-        detail = f"{name!r} is not an architecture that this service compiles for."
+        detail = (
+            "No target is named: name the architecture of the GPU that the kernels are for."
+            if name is None
+            else f"{name!r} is not an architecture that this service compiles for."
+        )
         self._add_once(Fault("unknown-target", detail, json_path(path), allowed))
         return None
 

@@ -12,7 +12,7 @@ from codegen.search.schedule import Schedule
 from codegen.text.render_group import slice_digest
 from service.context import ServiceDep
 from service.openapi import problems
-from service.routes.jobs import KnownJob
+from service.routes.jobs import JOB_PROBLEMS, KnownJob
 from storage.database.tables import COMPILE_FAILURES
 from storage.entities.jobs import job_state
 from storage.reports.candidates import Exported, ExportedCandidate, exported_problems, toolchain_descriptions
@@ -27,7 +27,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     "/{job}/bundle",
     operation_id="get_job_bundle",
     responses={
-        **problems("job-not-found", "database-unavailable"),
+        **problems(*JOB_PROBLEMS, "database-unavailable"),
         200: {"content": {"application/json": {}}, "description": "The content of a bundle.json"},
     },
     response_class=Response,

@@ -32,7 +32,7 @@ from service.http.errors import refuse
 from service.http.turns import Turns
 from service.keyring import Caller
 from service.openapi import problems
-from service.routes.jobs import KnownJob
+from service.routes.jobs import JOB_PROBLEMS, KnownJob
 from storage.database.database_errors import DATABASE_ERRORS
 from storage.database.tables import LIVE
 from storage.reports.progress import JobProgress
@@ -77,7 +77,7 @@ async def place_for_stream(request: Request) -> AsyncIterator[None]:
     "/{job}/events",
     operation_id="watch_job",
     response_class=EventSourceResponse,
-    responses=problems("job-not-found", "invalid-event-id", "busy", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "invalid-event-id", "busy", "database-unavailable"),
     dependencies=[Depends(place_for_stream)],
 )
 async def get_events(

@@ -33,6 +33,7 @@ from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
 from service.routes.accept_job import IDEMPOTENCY_KEY, Submission, accept_jobs, raised, retry_job, sent_under
 from service.routes.body import Body
 from service.threads import Together, to_its_end
+from storage.database.pages import ids_beginning
 from storage.database.tables import LIVE
 from storage.entities.jobs import job_state, list_jobs
 from storage.reports.candidates import candidate_page, has_problem, rejections
@@ -58,10 +59,12 @@ SUBMIT_PROBLEMS = (
     "too-many-jobs",
     "storage-full",
 )
+JOB_PROBLEMS = ("job-not-found", "ambiguous-prefix")
 RETRY_PROBLEMS = ("idempotency-key-reused", "too-many-jobs", "storage-full")
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _ID = re.compile(r"[0-9a-f]{32}")
+_PREFIX = re.compile(r"[0-9a-f]{8,31}")
 
 IdempotencyKey = Annotated[
     str | None,
@@ -85,11 +88,19 @@ def labels_of(wanted: Sequence[str] | None) -> list[tuple[str, str]]:
 
 
 def known_job(job: str, service: ServiceDep) -> str:
-    """The id of a job that exists. Raises Refused (404)."""
+    """The id of a job that exists; `job` is all of it, or its first 8 or more digits. Raises Refused (404, 409)."""
     if is_job_id(job):
         with service.database.read() as session:
             if job_state(session, job) is not None:
                 return job
+    elif _PREFIX.fullmatch(job):
+        with service.database.read() as session:
+            ids = ids_beginning(session, "job", job)
+        if len(ids) > 1:
+            detail = f"{len(ids)} or more jobs begin with {job!r}: give more digits."
+            raise refuse("ambiguous-prefix", detail, field="job", allowed=ids)
+        if ids:
+            return ids[0]
     raise job_notfound(job)
 
 
@@ -145,7 +156,7 @@ async def post_job(
     status_code=202,
     response_model=Job,
     responses={
-        **problems("job-not-found", "job-unfinished", "nothing-to-retry", *RETRY_PROBLEMS, "database-unavailable"),
+        **problems(*JOB_PROBLEMS, "job-unfinished", "nothing-to-retry", *RETRY_PROBLEMS, "database-unavailable"),
         200: {"model": Job, "description": "All was cached: the job is done"},
     },
 )
@@ -206,7 +217,7 @@ def get_jobs(
     "/{job}",
     operation_id="get_job",
     response_model=Job,
-    responses=problems("job-not-found", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "database-unavailable"),
     dependencies=[ReportTurn],
 )
 def get_job(job: KnownJob, service: ServiceDep) -> Response:
@@ -220,7 +231,7 @@ def get_job(job: KnownJob, service: ServiceDep) -> Response:
     "/{job}",
     operation_id="cancel_job",
     response_model=Job,
-    responses=problems("job-not-found", "job-finished", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "job-finished", "database-unavailable"),
     dependencies=[ReportTurn],
 )
 @needs("submit")
@@ -239,7 +250,7 @@ def delete_job(job: KnownJob, service: ServiceDep) -> Response:
     "/{job}/candidates",
     operation_id="list_candidates",
     response_model=CandidatePage,
-    responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "invalid-cursor", "invalid-value", "database-unavailable"),
 )
 def get_candidates(
     job: KnownJob,
@@ -263,7 +274,7 @@ def get_candidates(
     "/{job}/profile",
     operation_id="get_job_profile",
     response_model=ProfilePage,
-    responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "invalid-cursor", "invalid-value", "database-unavailable"),
     dependencies=[ReportTurn],
 )
 def get_profile(
@@ -285,7 +296,7 @@ def get_profile(
     "/{job}/rejections",
     operation_id="get_job_rejections",
     response_model=Rejections,
-    responses=problems("job-not-found", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "database-unavailable"),
 )
 def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
     """How many schedules each rule rejected before any compile, with one example each."""
@@ -297,7 +308,7 @@ def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
     "/{job}/timeline",
     operation_id="get_job_timeline",
     response_model=Timeline,
-    responses=problems("job-not-found", "database-unavailable"),
+    responses=problems(*JOB_PROBLEMS, "database-unavailable"),
     dependencies=[ReportTurn],
 )
 def get_timeline(job: KnownJob, service: ServiceDep) -> Response:

@@ -18,7 +18,7 @@ from starlette.responses import Response
 from cukiln.types import TimelineStep
 from service.context import ServiceDep
 from service.openapi import problems
-from service.routes.jobs import KnownJob, ReportTurn, found
+from service.routes.jobs import JOB_PROBLEMS, KnownJob, ReportTurn, found
 from storage.entities.stage_times import sums
 from storage.queue.new_tasks import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
 from storage.reports.times import JobTrace, TracedTask, job_trace
@@ -37,7 +37,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
     "/{job}/trace",
     operation_id="get_job_trace",
     responses={
-        **problems("job-not-found", "database-unavailable"),
+        **problems(*JOB_PROBLEMS, "database-unavailable"),
         200: {
             "content": {"application/json": {"schema": {"type": "object"}}},
             "description": "Chrome's Trace Event Format, as a JSON object",

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Sequence
 
 from fastapi import APIRouter, Request
 from pydantic_core import from_json, to_json
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.routing import Route
 
 from cukiln.types import Lookups, PartialLookups, WinnerRecord
 from service.auth import admitted, may_call, needs, require_scope
-from service.context import ServiceDep, service_of
+from service.context import Service, ServiceDep, service_of
 from service.http.answers import PiecesResponse, none_match
 from service.http.errors import refuse
 from service.http.parameters import known_parameters
@@ -22,6 +23,7 @@ from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
 from service.requests.models import LookupRequest, read_request
 from service.requests.resolve import Wanted, resolve_lookups
 from service.routes.body import Body
+from service.routes.by_id import require_one
 from service.routes.tune_misses import Queued, tune_misses
 from service.winner_cache import WinnerCache
 from storage.entities.winners import Elsewhere
@@ -34,12 +36,15 @@ _KEY = re.compile(r"[0-9a-f]{64}")
     "/kernels/{key}",
     operation_id="get_winner",
     response_model=WinnerRecord,
-    responses=problems("kernel-not-found", "database-unavailable"),
+    responses=problems("kernel-not-found", "ambiguous-prefix", "database-unavailable"),
 )
 async def get_kernel(key: str, request: Request) -> Response:
-    """The winner record; its ETag is its revision and its content."""
+    """The winner record, by its key or 8 or more digits that no other's begins with; its ETag is its revision and its
+    content."""
     service = service_of(request)
     winner = None
+    if not _KEY.fullmatch(key):
+        key = await run_in_threadpool(_whole_key, service, key)
     if _KEY.fullmatch(key):
         winner = service.winners.fresh(key) or await service.winner_reads.do(key)
     if winner is None:
@@ -48,6 +53,11 @@ async def get_kernel(key: str, request: Request) -> Response:
     if none_match(request.headers.get("if-none-match"), winner.etag):
         return Response(status_code=304, headers=headers)
     return Response(winner.json, headers=headers, media_type="application/json")
+
+
+def _whole_key(service: Service, prefix: str) -> str:
+    with service.database.read() as session:
+        return require_one(session, "kernel", prefix)
 
 
 async def _get_kernel(request: Request) -> Response:

@@ -132,7 +132,7 @@ class LocalObjects(RemoteObjects):
             folder.mkdir(exist_ok=True)
         for folder in (root / prefix, root, root.parent):
             sync(folder)
-        super().__init__(LocalStore(root), root.as_uri())
+        super().__init__(LocalStore(root), root.absolute().as_uri())
 
     def require(self) -> None:
         """It was made, or was there."""

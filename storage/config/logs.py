@@ -25,7 +25,7 @@ def set_up_logging(level: str = "INFO", *filters: logging.Filter) -> None:
     handler.addFilter(LimitRepeats(handler))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)  # logs at INFO each time it reads the schema
-    logging.getLogger("httpx").setLevel(logging.WARNING)  # logs each request at INFO
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # logs each request at INFO
 
 
 class PrintableFormatter(logging.Formatter):

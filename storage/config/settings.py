@@ -62,7 +62,9 @@ class Settings(BaseSettings):
     nvcc: str | None = Field(None, description="default: of the PyPI wheels, else of PATH")
     host_compiler: str | None = Field(None, alias="CUKILN_CXX", description="default: g++")
     tool_folders: str = Field("", description="that compilers may read, by colons")
-    default_target: str = Field("sm_80", alias="CUKILN_TARGET", pattern=r"^sm_[0-9]{2,3}[af]?$")
+    default_target: str | None = Field(
+        None, alias="CUKILN_TARGET", pattern=r"^sm_[0-9]{2,3}[af]?$", description="default: requests name one"
+    )
 
     max_body_bytes: int = Field(8 * 2**20, ge=1_000, le=GIB // 4, description="read and parsed in memory, tenfold")
     max_connections: int = Field(4_096, ge=8, description="of the API; one more ends the longest unfinished one")

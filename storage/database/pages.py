@@ -11,7 +11,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Row, RowMapping, Select, Text, cast, literal, select, tuple_
 
 from storage.database.session import Database, Session
-from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, WinnerRow
+from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, JobRow, WinnerRow
 from storage.errors import BadCursor
 
 LARGEST_POSITION = 2**31 - 1
@@ -76,9 +76,9 @@ def _fits(part: str | int | float) -> bool:
 
 MOST_NAMED = 10
 """Of the ids that a short prefix could mean."""
-IDS = {"build": BuildRow.id, "candidate": CandidateRow.candidate, "kernel": WinnerRow.key}
+IDS = {"build": BuildRow.id, "candidate": CandidateRow.candidate, "job": JobRow.id, "kernel": WinnerRow.key}
 
-Named = Literal["build", "candidate", "kernel"]
+Named = Literal["build", "candidate", "job", "kernel"]
 
 
 def ids_beginning(session: Session, kind: Named, prefix: str, job: str | None = None) -> list[str]:

@@ -171,11 +171,11 @@ def started(data: Path, *arguments: str) -> subprocess.Popen[str]:
     environment.pop("CUKILN_URL", None)
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "client")])
     # A shell that runs the tests in the background may ignore SIGINT, and so would the command.
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "cukiln", *arguments]
+    command = ["env", "--default-signal=INT", sys.executable, "-m", "cukiln", *arguments, "--url", "private"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def test_without_a_service_one_is_started_and_stopped(tmp_path: Path) -> None:
+def test_a_private_service_is_started_and_stopped(tmp_path: Path) -> None:
     (tmp_path / "request.json").write_text(json.dumps({**REQUEST, "problems": REQUEST["problems"][:1]}))
     process = started(tmp_path / "data", "tune", str(tmp_path / "request.json"), "--json", "--again")
     out, err = process.communicate(timeout=240)
@@ -223,10 +223,10 @@ def test_a_service_that_is_stopping_is_waited_for(tmp_path: Path, monkeypatch: p
     console = Console(file=said, width=200)
     with monkeypatch.context() as patch, pytest.raises(cukiln.ServerFailed, match="another cukiln serve"):
         patch.setattr(server, "BUSY_FOLDER_SECONDS", 0.0)
-        server.find_service(None, console).__enter__()
+        server.find_service("private", console).__enter__()
     said.truncate(0)
     threading.Timer(1.0, os.close, [lock]).start()
-    with server.find_service(None, console) as service:
+    with server.find_service("private", console) as service:
         assert service.embedded
     assert said.getvalue().count("waiting for it") == 1
 

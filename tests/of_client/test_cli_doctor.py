@@ -15,6 +15,7 @@ from cukiln.cli.doctor import (
     FIRST_DRIVERS,
     Finding,
     Report,
+    client_gpu,
     disk,
     doctor_report,
     driver,
@@ -44,6 +45,7 @@ def empty_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ours = [name for name in os.environ if name.startswith("CUKILN_")]
     for name in [*ours, "REDIS_URL", "DATABASE_URL", "OPERATOR_PATH"]:
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
 
 
 def findings() -> dict[str, Finding]:
@@ -58,7 +60,8 @@ def test_a_machine_with_everything_is_healthy(
         main()
     out = capsys.readouterr().out
     assert stopped.value.code == 0, out
-    assert [line.split("  ")[0] for line in out.splitlines()] == [
+    assert [line.split("  ")[0] for line in out.splitlines() if not line.startswith(" ")] == [
+        "service",
         "g++",
         "nvcc",
         "pid namespace",
@@ -115,7 +118,7 @@ def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch: pytest.M
     [
         ("REDIS_URL", f"redis://:secret@{CLOSED}/0", "redis", "does not answer"),
         ("DATABASE_URL", f"postgresql://me:secret@{CLOSED}/db", "database", "does not answer"),
-        ("CUKILN_URL", f"http://{CLOSED}", "service", "CUKILN_URL is"),
+        ("CUKILN_URL", f"http://{CLOSED}", "service", "(CUKILN_URL)"),
         ("CUKILN_HOST", "0.0.0.0", "settings", "CUKILN_API_KEY"),
         ("CUKILN_NVCC", "/nowhere/nvcc", "nvcc", "CUKILN_NVCC names /nowhere/nvcc, which is not an executable file"),
         ("CUKILN_CXX", "no-such-g++", "g++", "CUKILN_CXX names no-such-g++, which is not an executable file"),
@@ -269,16 +272,35 @@ def test_a_full_or_unwritable_disk_is_missing(tmp_path: Path) -> None:
     assert "cannot be written" in blocked.detail
 
 
-def test_with_the_client_alone_only_a_service_is_needed(
+def test_a_client_alone_is_healthy_and_says_what_it_lacks(
     scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "storage.config.settings", None)
     alone = doctor_report()
-    assert not alone.healthy
-    assert {finding.name: finding.state for finding in alone.findings}["server"] == "missing"
+    assert alone.healthy
+    assert {finding.name: finding.state for finding in alone.findings} == {
+        "service": "optional",
+        "server": "optional",
+        "gpu": "optional",
+        "cache folder": "found",
+    }
+    found = findings()
+    assert "cukiln serve" in str(found["service"].todo)
+    assert "to run one, install a driver for CUDA 13 (release 580 or later)" in found["gpu"].detail
+    monkeypatch.setenv("CUKILN_URL", f"http://{CLOSED}")  # one that is named has to be there
+    assert not doctor_report().healthy
     scripted.on("GET", "/v1/targets", {"targets": []})
     monkeypatch.setenv("CUKILN_URL", scripted.url)
     assert doctor_report().healthy
+    monkeypatch.setenv("CUKILN_OFFLINE", "1")
+    monkeypatch.setenv("CUKILN_URL", f"http://{CLOSED}")
+    assert doctor_report().healthy
+
+
+def test_a_clients_gpu_has_its_driver_named(tmp_path: Path) -> None:
+    found = list(client_gpu(driver_library(tmp_path, version=12090)))
+    assert [(one.name, one.state) for one in found] == [("gpu", "found"), ("driver", "optional")]
+    assert "for CUDA 13 (release 580 or later)" in str(found[1].todo)
 
 
 def test_one_missing_thing_makes_the_report_unhealthy() -> None:

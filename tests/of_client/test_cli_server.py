@@ -19,7 +19,7 @@ import cukiln
 from cukiln import ServerMissing, UsageError
 from cukiln.cli.main import main
 from cukiln.cli.server import find_service, quickstart_file, running_service, server_module
-from cukiln.client import DEFAULT_URL
+from cukiln.settings import DEFAULT_URL
 from storage.blobs.blob_store import BlobStore
 from storage.config.settings import load_settings
 from storage.database.session import Database
@@ -57,12 +57,16 @@ def lock_file(folder: Path, text: str) -> None:
     (folder / "serve.lock").write_text(text)
 
 
-def test_the_address_given_comes_before_the_environment(
+def test_the_address_given_comes_before_the_environment_the_file_and_the_default(
     scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     lock_file(tmp_path / ".cukiln", f"pid 1, {scripted.url}")
     scripted.on("GET", "/healthz", {"status": "ok"})
-    assert found() == (scripted.url, False)
+    assert found() == (DEFAULT_URL, False)  # the same from every folder, whatever lies in this one
+    assert found("private") == (scripted.url, False)
+    (tmp_path / "config.toml").write_text('url = "http://file:1"')
+    monkeypatch.setenv("CUKILN_CONFIG", str(tmp_path / "config.toml"))
+    assert found() == ("http://file:1", False)
     monkeypatch.setenv("CUKILN_URL", "http://environment:1")
     assert found() == ("http://environment:1", False)
     assert found("http://option:1") == ("http://option:1", False)
@@ -82,7 +86,7 @@ def test_the_default_address_is_that_of_the_server() -> None:
 def test_without_the_server_packages_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "storage.config.settings", None)
     with pytest.raises(ServerMissing, match=r"this is the client alone\. Give the address"):
-        found()
+        found("private")
 
 
 def test_the_help_of_worker_needs_no_server(
@@ -110,7 +114,7 @@ def test_a_server_that_lacks_a_package_names_it() -> None:
     assert done.stdout.startswith("ServerMissing the cukiln server is here, but the package 'pydantic_settings")
 
 
-@pytest.mark.parametrize("command", [["tune", "request.json"], ["serve"]])
+@pytest.mark.parametrize("command", [["tune", "request.json", "--url", "private"], ["serve"]])
 def test_a_setting_that_cannot_be_used_is_one_line(
     command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

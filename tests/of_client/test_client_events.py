@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -12,21 +11,18 @@ from starlette.responses import Response, StreamingResponse
 
 from cukiln import BadRequest, Progress, ServiceUnreachable, UnexpectedAnswer, WaitTimeout
 from cukiln.client import Client
-from tests.support.fixtures.client import ScriptedService, job_json, problem_json, progress_json
+from tests.support.fixtures.client import (
+    DONE,
+    EVENTS,
+    ScriptedService,
+    job_json,
+    message,
+    problem_json,
+    progress_json,
+    stream,
+)
 
 Clients = Callable[..., Client]
-EVENTS = "/v1/jobs/job1/events"
-
-
-def stream(*messages: str) -> Response:
-    return Response("".join(messages), media_type="text/event-stream")
-
-
-def message(id: str, type: str, data: dict[str, Any]) -> str:
-    return f"id: {id}\nevent: {type}\ndata: {json.dumps(data)}\n\n"
-
-
-DONE = message("9-0", "end", {"job": "job1", "state": "done"})
 
 
 def test_a_broken_stream_goes_on_after_the_last_event(

@@ -26,12 +26,13 @@ from cukiln import (
     ServiceUnreachable,
     UnexpectedAnswer,
     UsageError,
+    operations,
 )
-from cukiln import client as client_module
-from cukiln.client import LARGEST_LOOKUP, Client
-from cukiln.settings import ClientSettings
+from cukiln.client import Client
+from cukiln.operations import LARGEST_LOOKUP
+from cukiln.settings import DEFAULT_URL, ClientSettings
 from cukiln.transport import delay
-from tests.support.fixtures.client import ScriptedService, job_json, problem_json, record_json
+from tests.support.fixtures.client import ScriptedService, closed_port, job_json, problem_json, record_json
 
 BY_ID: dict[str, Callable[[Client, str], object]] = {
     "job": lambda client, id: client.job(id),
@@ -56,11 +57,6 @@ Clients = Callable[..., Client]
 def busy(status: int, retry_after: str | None = None) -> Response:
     headers = {"Retry-After": retry_after} if retry_after else None
     return problem_json(status, "too-many-jobs", "Too many jobs are waiting", headers=headers)
-
-
-def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
 @pytest.mark.parametrize("status", [429, 503, 507])
@@ -228,7 +224,7 @@ def test_settings_come_from_the_environment(tmp_path: Path) -> None:
     assert (settings.url, settings.api_key, settings.cache_dir) == ("http://host:1", "secret", tmp_path / "cukiln")
     assert "secret" not in repr(settings)
     empty = ClientSettings.from_environment({"CUKILN_URL": "", "XDG_CACHE_HOME": "relative"})
-    assert (empty.url, empty.cache_dir) == (None, Path.home() / ".cache/cukiln")
+    assert (empty.url, empty.cache_dir) == (DEFAULT_URL, Path.home() / ".cache/cukiln")
 
 
 def test_tune_sends_what_was_asked_for_and_nothing_else(scripted: ScriptedService, client_of: Clients) -> None:
@@ -315,7 +311,7 @@ def test_a_record_is_asked_for_with_its_etag(scripted: ScriptedService, client_o
     assert [seen.headers.get("if-none-match") for seen in scripted.seen] == [None, '"r1"', '"r1"']
 
 
-def test_a_client_drops_what_was_least_recently_used(
+def test_a_client_keeps_what_was_most_recently_used_in_memory(
     scripted: ScriptedService, client_of: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def all_hits(request: Request) -> Response:
@@ -323,22 +319,17 @@ def test_a_client_drops_what_was_least_recently_used(
         results = [{"name": None, "key": f"{p['m']:064x}", "record": record_json()} for p in problems]
         return JSONResponse({"results": results, "hits": len(results), "misses": 0})
 
-    monkeypatch.setattr(client_module, "REMEMBERED_LOOKUPS", 2)
+    monkeypatch.setattr(operations, "REMEMBERED_LOOKUPS", 2)
     scripted.on("POST", "/v1/lookups", all_hits)
     client = client_of(scripted.url)
+    read: list[str] = []
+    monkeypatch.setattr(client.cache, "answer", lambda digest: read.append(digest))  # nothing is on the disk
     for asked in ([1, 2], [1], [3], [1], [2]):  # 3 takes the place of 2, because 1 was used after it
         results = client.lookup([{**MATMUL, "m": m} for m in asked])
         assert [int(result.key, 16) for result in results] == asked
     assert [[p["m"] for p in seen.json["problems"]] for seen in scripted.seen] == [[1, 2], [3], [2]]
+    assert len(read) == 4
     assert len(client.lookup([{**MATMUL, "m": m} for m in (7, 8, 9)])) == 3
-
-    monkeypatch.setattr(client_module, "REMEMBERED_RECORDS", 1)
-    scripted.seen.clear()
-    for key in ("a" * 64, "b" * 64):
-        scripted.on("GET", f"/v1/kernels/{key}", JSONResponse(record_json(), headers={"ETag": '"r1"'}))
-    for key in ("a" * 64, "b" * 64, "b" * 64, "a" * 64):
-        client.kernel(key)
-    assert [seen.headers.get("if-none-match") for seen in scripted.seen] == [None, None, '"r1"', None]
 
 
 def test_a_blob_is_fetched_once_and_kept_verified(scripted: ScriptedService, client_of: Clients) -> None:
@@ -348,9 +339,9 @@ def test_a_blob_is_fetched_once_and_kept_verified(scripted: ScriptedService, cli
     client = client_of(scripted.url)
     assert client.blob(digest) == client.blob(digest) == data
     assert len(scripted.seen) == 1
-    client.blobs.path(digest).write_bytes(b"damaged")
+    client.cache.path(digest).write_bytes(b"damaged")
     assert client.blob(digest) == data
-    assert client.blobs.path(digest).read_bytes() == data
+    assert client.cache.path(digest).read_bytes() == data
     assert len(scripted.seen) == 2
 
 
@@ -362,7 +353,7 @@ def test_a_blob_with_other_content_is_refused_and_not_kept(scripted: ScriptedSer
         client.blob(digest)
     assert caught.value.expected == digest
     assert caught.value.found == hashlib.sha256(b"something else").hexdigest()
-    assert not client.blobs.path(digest).exists()
+    assert not client.cache.path(digest).exists()
 
 
 @pytest.mark.parametrize("digest", ["", "../../etc/passwd", "A" * 64, "0" * 63])

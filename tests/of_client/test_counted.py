@@ -30,6 +30,7 @@ def test_a_noun_follows_its_number(count: int, noun: str, words: str) -> None:
     assert counted(count, noun) == words
 
 
+@pytest.mark.checkout
 def test_no_page_and_no_command_writes_a_plural_behind_a_number_by_hand() -> None:
     by_hand = re.compile(rf"\}}\}}? (?:{NOUNS}|librarie)s\b")
     assert SHOWN

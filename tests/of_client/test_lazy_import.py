@@ -10,7 +10,7 @@ import pytest
 
 import cukiln
 
-HEAVY = ("pydantic", "httpx", "httpx_sse", "tvm_ffi", "numpy", "rich", "typer", "click", "ssl", "asyncio")
+HEAVY = ("pydantic", "httpx2", "tenacity", "tvm_ffi", "numpy", "rich", "typer", "click", "ssl", "asyncio")
 CLIENT = str(Path(cukiln.__file__).parents[1])
 
 

@@ -101,6 +101,19 @@ def test_a_target_that_no_live_toolchain_compiles_for_is_refused(api: Api) -> No
     assert api.submit(target="sm_90a").status_code == 202
 
 
+@pytest.mark.parametrize("path", ["/v1/jobs", "/v1/lookups"])
+def test_a_request_without_a_target_is_refused_with_the_list(tmp_path: Path, path: str) -> None:
+    with serving(tmp_path, default_target=None) as api:
+        register(api, "sm_80", "sm_90a")
+        answer = api.client.post(path, json={"problems": [{**MATMUL, "target": "sm_80"}, MATMUL, MATMUL]})
+        assert (answer.status_code, answer.json()["type"]) == (422, TYPE_PREFIX + "unknown-target")
+        assert (answer.json()["field"], answer.json()["allowed"]) == ("target", ["sm_80", "sm_90a"])
+        assert "No target is named" in answer.json()["detail"]
+        assert answer.json().get("errors") in (None, []) or len(answer.json()["errors"]) == 1
+        of_all = {"problems": [{**MATMUL, "target": "sm_80"}]}
+        assert api.client.post(path, json=of_all).status_code in (200, 202)
+
+
 def test_timings_count_problems_by_operator_and_by_job(api: Api) -> None:
     publish(api.database)
     job = api.submit(MATMUL, {**MATMUL, "name": "again"}).json()["job"]

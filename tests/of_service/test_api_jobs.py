@@ -8,6 +8,7 @@ import pytest
 
 from cukiln.types import Job, JobPage
 from service.routes import accept_job
+from storage.database.tables import JobRow
 from storage.entities.jobs import job_state
 from tests.support.fixtures.api import MATMUL, Api, publish, serving
 from tests.support.fixtures.storage import SITES, compile_next, plan_next, verify_next
@@ -215,3 +216,23 @@ def test_candidates_of_a_problem_that_the_job_lacks_are_refused(api: Api) -> Non
     refused = api.client.get(f"/v1/jobs/{job}/candidates?problem=fnf1")
     assert (refused.status_code, refused.json()["field"]) == (422, "problem")
     assert "'fnf1'" in refused.json()["detail"]
+
+
+def test_a_job_is_named_by_its_first_digits_where_no_other_begins_so(api: Api) -> None:
+    job = api.submit().json()["job"]
+    for path in ("", "/candidates", "/rejections", "/timeline", "/trace"):
+        answer = api.client.get(f"/v1/jobs/{job[:8]}{path}")
+        assert answer.status_code == 200, path
+    assert api.client.get(f"/v1/jobs/{job[:8]}").json()["job"] == job
+    twin = job[:-1] + ("0" if job[-1] != "0" else "1")
+    with api.database.write() as session:
+        row = session.get(JobRow, job)
+        assert row is not None
+        copy = {column.key: getattr(row, column.key) for column in JobRow.__table__.columns}
+        session.add(JobRow(**{**copy, "id": twin}))
+    several = api.client.get(f"/v1/jobs/{job[:8]}")
+    assert (several.status_code, several.json()["allowed"]) == (409, sorted([job, twin]))
+    assert api.client.get(f"/v1/jobs/{job}").status_code == 200
+    for wrong in (job[:7], job[:8].upper() + "g", "z" * 8, "0" * 31):
+        assert api.client.get(f"/v1/jobs/{wrong}").status_code == 404, wrong
+    assert api.client.delete(f"/v1/jobs/{job[:31]}").status_code == 409  # two begin so

@@ -257,3 +257,12 @@ def test_a_record_has_the_parameters_and_the_methods_of_a_call(api: Api) -> None
     assert (refused.status_code, refused.headers["allow"]) == (405, "DELETE, GET, HEAD")
     head = api.client.head(path)
     assert (head.status_code, head.content, head.headers["etag"]) == (200, b"", api.client.get(path).headers["etag"])
+
+
+def test_a_record_is_found_by_the_first_digits_of_its_key(api: Api) -> None:
+    record = publish(api.database)
+    answer = api.client.get(f"/v1/kernels/{record.key[:8]}")
+    assert (answer.status_code, answer.json()["key"]) == (200, record.key)
+    assert answer.headers["ETag"] == api.client.get(f"/v1/kernels/{record.key}").headers["ETag"]
+    for wrong in (record.key[:7], "0" * 8, "z" * 64):
+        assert api.client.get(f"/v1/kernels/{wrong}").status_code == 404

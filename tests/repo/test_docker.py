@@ -93,10 +93,10 @@ def test_everything_the_ignore_file_lets_in_exists() -> None:
 def test_every_installed_group_exists(dockerfile: Path) -> None:
     import tomllib
 
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    named = set(re.findall(r"--group (\w+)", dockerfile.read_text()))
-    assert "server" in named
-    assert named <= set(groups)
+    data, text = tomllib.loads((ROOT / "pyproject.toml").read_text()), dockerfile.read_text()
+    assert re.findall(r'--editable "\.\[(\w+)\]"', text) == ["server"]
+    assert "server" in data["project"]["optional-dependencies"]
+    assert set(re.findall(r"--group (\w+)", text)) <= set(data["dependency-groups"])
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=by_name)

@@ -9,6 +9,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from importlib import metadata
@@ -199,7 +200,8 @@ def test_every_requirement_is_pinned_to_a_release_that_it_allows() -> None:
 @pytest.mark.parametrize("group", ["server", "elsewhere"])
 def test_what_a_server_installs_is_imported(group: str) -> None:
     """Or is needed by something that is: what only tests and benchmarks import is not for servers."""
-    groups: dict[str, list[str]] = pyproject()["dependency-groups"]  # type: ignore[assignment]
+    data: dict = pyproject()  # type: ignore[type-arg]
+    groups: dict[str, list[str]] = data["dependency-groups"] | data["project"]["optional-dependencies"]
     names = {canonicalize_name(Requirement(line).name) for line in groups[group]}
     folders = ("client", "codegen", "service", "storage", "workers")
     texts = [path.read_text() for folder in folders for path in (ROOT / folder).rglob("*.py")]
@@ -246,14 +248,34 @@ def test_no_tracked_file_names_a_path_of_a_machine() -> None:
         assert not found, f"{path.relative_to(ROOT)}: {found[:3]}"
 
 
-def test_the_wheel_holds_the_client_only(tmp_path: Path) -> None:
-    done = run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(ROOT))
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the wheel and the sdist."""
+    folder = tmp_path_factory.mktemp("dist")
+    done = run(sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT))
     assert done.returncode == 0, done.stdout + done.stderr
-    (wheel,) = tmp_path.glob("*.whl")
-    names = zipfile.ZipFile(wheel).namelist()
+    return folder
+
+
+def test_the_wheel_holds_the_client_only(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        (about,) = [archive.read(name).decode() for name in names if name.endswith("METADATA")]
     assert {name.partition("/")[0].partition("-")[0] for name in names} == {"cukiln"}
     assert "cukiln/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
+    page = about.partition("\n\n")[2]
+    assert page == (ROOT / "client" / "README.md").read_text()
+    assert all(re.match(r"https://", link) for link in re.findall(r"\]\(([^)]*)\)", page))  # it is shown elsewhere
+
+
+def test_the_sdist_holds_the_client_and_builds_the_same_wheel(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    of_client = {str(path.relative_to(ROOT)) for path in tracked_files() if path.is_relative_to(ROOT / "client")}
+    assert names == of_client | {".gitignore", "CHANGELOG.md", "LICENSE", "PKG-INFO", "pyproject.toml"}
 
 
 # ---- the allowed imports

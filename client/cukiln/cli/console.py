@@ -15,7 +15,7 @@ from rich.text import Text
 
 from cukiln.printable import printable
 
-_PLAIN_WIDTH = 140  # columns of a table in a file or a pipe
+_PLAIN_WIDTH = 100  # columns of a table in a file or a pipe
 GAP = 2  # characters between columns
 
 
@@ -142,12 +142,16 @@ def given_path(text: str) -> Path:
 RequestFile = Annotated[
     str, typer.Argument(metavar="FILE", parser=given, help="A job request in JSON; `-` reads standard input.")
 ]
-JobId = Annotated[str, typer.Argument(metavar="JOB", parser=given, help="A job's id, as `cukiln tune` prints it.")]
+JobId = Annotated[
+    str, typer.Argument(metavar="JOB", parser=given, help="A job's id, as `cukiln jobs` shows it: 8 digits or more.")
+]
 ProblemName = Annotated[str | None, typer.Option(help="The name of the problem. Default: all.")]
 Url = Annotated[
     str | None,
     typer.Option(
-        "--url", help="The service. Default: CUKILN_URL, else a `cukiln serve` that runs over this data folder."
+        "--url",
+        help="The service's address; `private`: one of the data folder, for this command. Default: CUKILN_URL, `url` "
+        "in ~/.config/cukiln/config.toml, else http://127.0.0.1:8765.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, as the last line.")]

@@ -1,7 +1,6 @@
 """`cukiln doctor`: what this machine needs, what was found, and what to do about the rest."""
 
 import contextlib
-import ctypes
 import importlib.metadata
 import re
 import shutil
@@ -16,10 +15,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cukiln.cli.server import server_module
+from cukiln.cli.server import PRIVATE, server_module
 from cukiln.errors import CukilnError, ServerMissing
-from cukiln.settings import ClientSettings
-from cukiln.transport import Transport
+from cukiln.gpu import DRIVER, find_gpus
+from cukiln.settings import BY_DEFAULT, ClientSettings
+from cukiln.transport import Call, Transport
 
 # A full search of a model leaves a few GB of libraries and sources; compilers need room for temporary files besides.
 FREE_BYTES_WANTED = 2 * 10**9
@@ -34,7 +34,8 @@ _TO_FENCE = {
     "pids limit": "run the service as an ordinary user, or as root with CAP_SETUID",
 }
 _SQLITE_WANTED = (3, 35)  # the first with RETURNING
-DRIVER = "libcuda.so.1"
+FREE_BYTES_OF_A_CLIENT = 10**8  # libraries of about a megabyte
+CUBINS_OF = 13  # the CUDA release of the compiler that the service is installed with
 # The release of the first driver for a CUDA major version (CUDA Compatibility, "Minor Version Compatibility").
 FIRST_DRIVERS = {12: "525", 13: "580"}
 _INSTALL = "install it: pip install --constraint constraints.txt --group gpu"
@@ -79,15 +80,15 @@ class Report:
 
 
 def doctor_report() -> Report:
-    """All checks, in about a second. Where the server is not installed, those of a client alone."""
+    """All checks, in about a second: what a client needs, and where the server is installed, what that needs."""
     settings = ClientSettings.from_environment()
-    findings = [*_service(settings)]
+    findings = [_service(settings)]
     try:
         server = server_module("storage.config.settings")
     except ServerMissing as error:
-        state: State = "optional" if settings.url else "missing"
-        findings.append(Finding("server", state, "only the client is installed", str(error)))
-        return Report((*findings, gpu(), disk("cache folder", settings.cache_dir)))
+        use = "only the client is installed, which looks winners up, loads and runs them"
+        findings.append(Finding("server", "optional", use, str(error)))
+        return Report((*findings, *client_gpu(), disk("cache folder", settings.cache_dir, FREE_BYTES_OF_A_CLIENT)))
     try:
         configured = server.load_settings()
     except server_module("storage.errors").SettingsError as error:
@@ -103,17 +104,20 @@ def doctor_report() -> Report:
     return Report(tuple(findings))
 
 
-def _service(settings: ClientSettings) -> Iterator[Finding]:
-    """Where CUKILN_URL names one."""
-    if settings.url is None:
-        return
+def _service(settings: ClientSettings) -> Finding:
+    """Where the client would look for one. One that was named has to answer."""
+    named = settings.url_from != BY_DEFAULT
+    where = f"{settings.url} ({settings.url_from})"
+    if settings.offline:
+        return Finding("service", "found", f"{where} is not asked: the client is offline")
+    if settings.url == PRIVATE:
+        return Finding("service", "found", f"{where}: each command runs its own")
     try:
         transport = Transport(settings.url, settings.api_key, 5.0, attempts=1)
-        transport.request("GET", "/v1/targets", repeatable=True)
+        transport.send(Call("GET", "/v1/targets"))
     except CukilnError as error:
-        yield Finding("service", "missing", f"CUKILN_URL is {settings.url}", str(error))
-        return
-    yield Finding("service", "found", f"{settings.url} answers")
+        return Finding("service", "missing" if named else "optional", where, str(error))
+    return Finding("service", "found", f"{where} answers")
 
 
 def host_compiler(named: str | None = None) -> Finding:
@@ -216,7 +220,7 @@ def disk(name: str, folder: Path, wanted: int = FREE_BYTES_WANTED) -> Finding:
         with tempfile.TemporaryFile(dir=existing):
             free = shutil.disk_usage(existing).free
     except OSError as error:
-        todo = "make it writable, or name another one (CUKILN_DATA, XDG_CACHE_HOME, TMPDIR)"
+        todo = "make it writable, or name another one (CUKILN_DATA, CUKILN_CACHE, TMPDIR)"
         return Finding(name, "missing", f"{folder} cannot be written: {error.strerror}", todo)
     if free < wanted:
         todo = f"free some: {wanted / 1e9:.0f} GB are wanted"
@@ -254,40 +258,42 @@ def gpu_findings(settings: Any, library: str = DRIVER) -> Iterator[Finding]:
     yield leases(settings.gpu_lock_dir)
 
 
+def client_gpu(library: str = DRIVER) -> Iterator[Finding]:
+    """The GPUs, and the driver that kernels of the service's compiler need."""
+    gpus = find_gpus(library)
+    if gpus.missing is not None:
+        without = f"winners can be looked up and loaded here; to run one, {_needed_driver(CUBINS_OF)}"
+        yield Finding("gpu", "optional", f"{gpus.missing}; {without}")
+        return
+    yield gpu(library)
+    yield driver(CUBINS_OF, library)
+
+
 def gpu(library: str = DRIVER) -> Finding:
-    """By the CUDA driver: nvidia-smi is not in every container that has a GPU."""
-    without = "kernels are then verified on the CPU and ranked by prediction"
-    try:
-        driver = ctypes.CDLL(library)
-    except OSError:
-        return Finding("gpu", "optional", f"no CUDA driver ({library}); {without}")
-    count = ctypes.c_int(0)
-    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    if code != 0 or count.value == 0:
-        return Finding("gpu", "optional", f"a CUDA driver, but no usable GPU (code {code}); {without}")
-    name = ctypes.create_string_buffer(128)
-    names = []
-    for number in range(count.value):
-        driver.cuDeviceGetName(name, len(name), number)
-        names.append(name.value.decode(errors="replace"))
-    return Finding("gpu", "found", ", ".join(names))
+    """By the CUDA driver."""
+    gpus = find_gpus(library)
+    if gpus.missing is not None:
+        without = "kernels are then verified on the CPU and ranked by prediction"
+        return Finding("gpu", "optional", f"{gpus.missing}; {without}")
+    return Finding("gpu", "found", ", ".join(gpus.names))
 
 
 def driver(needed: int | None, library: str = DRIVER) -> Finding:
     """Its CUDA release has to be of nvcc's major version, `needed`, or later: older ones do not load its cubins."""
-    version = ctypes.c_int(0)
-    ask = getattr(ctypes.CDLL(library), "cuDriverGetVersion", None)
-    if ask is None or ask(ctypes.byref(version)) != 0 or not version.value:
+    release = find_gpus(library).cuda
+    if release is None:
         return Finding("driver", "found", "its version is unknown")
-    major, minor = version.value // 1000, version.value % 1000 // 10  # cuda.h: 1000 × major + 10 × minor
-    release_shown = " ".join(filter(None, [_kernel_module(), f"for CUDA {major}.{minor}"]))
-    if needed is None or major >= needed:
+    release_shown = " ".join(filter(None, [_kernel_module(), f"for CUDA {release[0]}.{release[1]}"]))
+    if needed is None or release[0] >= needed:
         return Finding("driver", "found", release_shown)
-    release = f"release {FIRST_DRIVERS[needed]}" if needed in FIRST_DRIVERS else "a release"
-    todo = f"install a driver for CUDA {needed} ({release} or later), or name an nvcc of CUDA {major} with CUKILN_NVCC"
-    return Finding(
-        "driver", "optional", f"{release_shown}; it cannot load cubins of nvcc {needed}, so nothing is measured", todo
-    )
+    detail = f"{release_shown}; it cannot load cubins of nvcc {needed}, so no kernel of it runs here"
+    todo = f"{_needed_driver(needed)}; or name an nvcc of CUDA {release[0]} with CUKILN_NVCC where the service runs"
+    return Finding("driver", "optional", detail, todo)
+
+
+def _needed_driver(cuda: int) -> str:
+    release = f"release {FIRST_DRIVERS[cuda]}" if cuda in FIRST_DRIVERS else "a release"
+    return f"install a driver for CUDA {cuda} ({release} or later)"
 
 
 def package(name: str, pattern: str, without: str) -> Finding:

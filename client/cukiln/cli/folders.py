@@ -5,12 +5,13 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from cukiln.blob_cache import write_atomically
 from cukiln.client import Client
 from cukiln.counted import counted
 from cukiln.errors import UsageError
 from cukiln.load_kernel import RECORD_FILE
-from cukiln.types import Job, LookupResult, WinnerRecord
+from cukiln.local_cache import write_atomically
+from cukiln.lock import Lock, make_lock
+from cukiln.types import Job, LookedUp, WinnerRecord
 
 
 def fetch_record(client: Client, record: WinnerRecord, folder: Path) -> Path:
@@ -28,7 +29,7 @@ def fetch_record(client: Client, record: WinnerRecord, folder: Path) -> Path:
     return path
 
 
-def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookupResult]:
+def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookedUp]:
     """Look up the problems of a job request; where it names targets, each problem is looked up for its own."""
     return client.lookup(
         request["problems"],
@@ -40,7 +41,27 @@ def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookupRes
     )
 
 
-def folder_name(result: LookupResult) -> str:
+def lock_request(client: Client, request: Mapping[str, Any], path: Path) -> tuple[Lock, list[str]]:
+    """The lock of a request's winners, and the names of problems that have none; then nothing is written."""
+    results = lookup_request(client, request)
+    missing = [result.name or result.key for result in results if result.record is None]
+    records = [result.record for result in results if result.record is not None]
+    if missing:
+        return Lock(path, ()), missing
+    lock = make_lock(path, request["problems"], records)
+    lock.write()
+    return lock, missing
+
+
+def fetch_locked(client: Client, lock: Lock) -> int:
+    """Bring the libraries of the lock into the local cache; returns their number."""
+    libraries = {entry.so_sha256 for entry in lock.entries()}
+    for digest in sorted(libraries):
+        client.blob(digest)
+    return len(libraries)
+
+
+def folder_name(result: LookedUp) -> str:
     """A problem's name where it is a plain file name, else the start of its key."""
     name = result.name or ""
     plain = name and len(name) <= 100 and all(c.isalnum() or c in "._- " for c in name) and not name.startswith(".")

@@ -13,20 +13,33 @@ from typing import Annotated
 import typer
 
 from cukiln import __version__
+from cukiln.cli.cache import cache_app
 from cukiln.cli.candidates import accuracy_rows, fastest_first, print_accuracy, print_candidates
 from cukiln.cli.console import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path, make_console
 from cukiln.cli.doctor import doctor_report
-from cukiln.cli.folders import described, export_bundle, fetch_record, folder_name, import_results, lookup_request
+from cukiln.cli.folders import (
+    described,
+    export_bundle,
+    fetch_locked,
+    fetch_record,
+    folder_name,
+    import_results,
+    lock_request,
+    lookup_request,
+)
+from cukiln.cli.jobs import jobs_app
 from cukiln.cli.profile import estimated, print_left_out, print_profile
-from cukiln.cli.server import find_client, find_service, quickstart_file, run_proof, server_app
+from cukiln.cli.server import PRIVATE, find_client, find_service, open_client, quickstart_file, run_proof, server_app
 from cukiln.cli.server import server_module as server
 from cukiln.cli.stored_data import keep_app
 from cukiln.cli.table import print_job, print_lookups
 from cukiln.cli.tune import EXIT_CODES, Tuning, job_json
-from cukiln.client import Client
+from cukiln.counted import counted
 from cukiln.errors import BadRequest, CukilnError, NotFound, ServiceUnreachable, UsageError
 from cukiln.job_request import read_request
+from cukiln.lock import LOCK_FILE, Lock
 from cukiln.printable import printable
+from cukiln.settings import BY_DEFAULT, ClientSettings
 from cukiln.types import Filters, Opened
 
 FAILED, WRONG_USE, PARTIAL = 1, 2, 3
@@ -34,20 +47,22 @@ REMOVED = (
     "Jobs that ended long ago are removed with their candidates, a winner's too: to have one again, send its problem "
     "with a wider search, or after `cukiln forget` of the winner"
 )
+JOB_ID = r"[0-9a-f]{8,32}"  # whole, or as many of its first digits as name it
 LOSSES = 8  # services of other commands that may end during one `tune`
 
 app = typer.Typer(
     name="cukiln",
     help="Compile, verify and rank CUDA kernels in batches, and look the winners up.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 done, 1 failed, 2 wrong use, 3 some problems have no winner, 78 a worker cannot start, "
     "130 interrupted.",
 )
 app.add_typer(server_app)
+app.add_typer(jobs_app)
 app.add_typer(keep_app)
+app.add_typer(cache_app, name="cache")
 
 
 def main() -> None:
@@ -60,13 +75,19 @@ def main() -> None:
         sys.exit(_complain(error, FAILED))
 
 
-@app.callback()
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
-) -> None:
-    if version:
+def _print_version(asked: bool) -> None:
+    if asked:
         typer.echo(f"cukiln {__version__}")
         raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -81,7 +102,8 @@ def tune(
 ) -> None:
     """Find the best kernel for each problem in FILE.
 
-    Without a service, one runs for this command. Its results stay in the data folder (CUKILN_DATA, default .cukiln).
+    `--url private`: by a service of the data folder (CUKILN_DATA, default .cukiln), which runs for this command where
+    none does; its results stay there.
     """
     tuning = Tuning(read_request(file), as_json=as_json, again=again)
     raise typer.Exit(_follow(tuning, url, cancel_on_interrupt))
@@ -117,13 +139,14 @@ def quickstart() -> None:
 
     On a GPU of another architecture than the file's, for that architecture.
     """
-    raise typer.Exit(_follow(Tuning(read_request(str(quickstart_file())), again=True, on_any_gpu=True)))
+    url = PRIVATE if ClientSettings.from_environment().url_from == BY_DEFAULT else None
+    raise typer.Exit(_follow(Tuning(read_request(str(quickstart_file())), again=True, on_any_gpu=True), url))
 
 
 def _follow(tuning: Tuning, url: str | None = None, cancel: bool = False) -> int:
     """The exit code of a job that may outlive the services that it was sent to."""
     for losses in range(LOSSES + 1):
-        with find_service(url, tuning.progress) as service, Client(service.url, service.api_key) as client:
+        with find_service(url, tuning.progress) as service, open_client(service) as client:
             try:
                 return tuning.run(client, cancel=cancel or service.embedded)
             except ServiceUnreachable:
@@ -178,7 +201,12 @@ def list_candidates(
 @app.command()
 def profile(
     what: Annotated[
-        str, typer.Argument(metavar="JOB|FILE", parser=given, help="A job's id, or a job request in JSON.")
+        str,
+        typer.Argument(
+            metavar="JOB|FILE",
+            parser=given,
+            help="A job's id, or its first 8 or more digits; or a job request in JSON.",
+        ),
     ],
     filters: Annotated[
         Filters, typer.Option(help="Of two-party evaluation: whether the filters are shared, too.")
@@ -194,7 +222,7 @@ def profile(
     Of FILE nothing is compiled or run: each problem has the schedule of its search that is predicted fastest.
     """
     console = make_console()
-    of_job = re.fullmatch(r"[0-9a-f]{32}", what) is not None
+    of_job = re.fullmatch(JOB_ID, what) is not None and not Path(what).exists()
     if of_job:
         with find_client(url) as client:
             pages = list(client.profile_pages(what, filters=filters, opened=opened))
@@ -237,21 +265,42 @@ def accuracy(
 @app.command()
 def fetch(
     what: Annotated[
-        str, typer.Argument(metavar="KEY|FILE", parser=given, help="A problem's key, or a job request in JSON.")
-    ],
+        str | None,
+        typer.Argument(
+            metavar="KEY|FILE",
+            parser=given,
+            help="A problem's key, or its first 8 or more digits; or a job request in JSON. With --lock: the lock "
+            f"file, default {LOCK_FILE}.",
+        ),
+    ] = None,
     out: Annotated[
-        Path, typer.Option("--out", parser=given_path, help="The folder; each problem gets one of its own in it.")
-    ],
+        Path | None,
+        typer.Option("--out", parser=given_path, help="The folder; each problem gets one of its own in it."),
+    ] = None,
+    locked: Annotated[
+        bool, typer.Option("--lock", help="Bring the libraries of a lock file into the local cache.")
+    ] = False,
     url: Url = None,
 ) -> None:
     """Download winner records with their libraries (.so), cubins, CUDA sources, PTX and SASS.
 
     `cukiln.load("OUT/NAME")` loads such a folder. Exit code 3 when some problems have no winner.
     """
+    if locked:
+        lock = Lock.read(what)
+        with find_client(url) as client:
+            libraries = fetch_locked(client, lock)
+            if out is not None:
+                for problem in lock.problems:
+                    typer.echo(fetch_record(client, problem.record, out / problem.record.key[:16]))
+        typer.echo(f"{lock.path}: {counted(libraries, 'library')} in {client.cache.folder}")
+        return
+    if what is None or out is None:
+        raise UsageError("KEY|FILE and --out are needed, or --lock")
     misses = 0
     with find_client(url) as client:
-        if len(what) == 64 and all(digit in "0123456789abcdef" for digit in what):
-            typer.echo(fetch_record(client, client.kernel(what), out / what[:16]))
+        if re.fullmatch(r"[0-9a-f]{8,64}", what) and not Path(what).exists():
+            typer.echo(fetch_record(client, record := client.kernel(what), out / record.key[:16]))
         else:
             for result in lookup_request(client, read_request(what)):
                 if result.record is None:
@@ -261,6 +310,29 @@ def fetch(
                 else:
                     typer.echo(fetch_record(client, result.record, out / folder_name(result)))
     raise typer.Exit(PARTIAL if misses else 0)
+
+
+@app.command()
+def lock(
+    file: RequestFile,
+    out: Annotated[
+        Path | None, typer.Option("--out", parser=given_path, help=f"The lock file. Default: {LOCK_FILE}.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Pin the winners of FILE's problems, by the digests of their records, in a lock file.
+
+    `cukiln fetch --lock` brings their libraries, `cukiln.load(problem, locked=True)` loads them and no others. Exit
+    code 3, and nothing is written, when some have no winner.
+    """
+    request = read_request(file)
+    with find_client(url) as client:
+        written, missing = lock_request(client, request, out or Path(LOCK_FILE))
+    for name in missing:
+        typer.echo(f"{printable(name)}: no winner yet; `cukiln tune` finds one", err=True)
+    if missing:
+        raise typer.Exit(PARTIAL)
+    typer.echo(f"{written.path}: {counted(len(written.problems), 'record')}")
 
 
 @app.command("export-bundle")
@@ -346,11 +418,13 @@ def reproduce(
 
     `python FOLDER/run.py` does so without cukiln; see docs/reproducing.md.
     """
-    if job is not None and not re.fullmatch(r"[0-9a-f]{32}", job):
+    if job is not None and not re.fullmatch(JOB_ID, job):
         raise UsageError(
-            f"there is no job {job!r}: a job's id is 32 lower-case hexadecimal digits, as `cukiln tune` prints it"
+            f"there is no job {job!r}: a job's id is 32 lower-case hexadecimal digits, as `cukiln tune` prints it, or "
+            "the first 8 or more of them"
         )
     with find_client(url) as client:
+        job = client.job(job).job if job is not None else None
         write_folder = server("workers.reproduce.write_folder")
         try:
             facts = client.candidate(candidate, job=job)

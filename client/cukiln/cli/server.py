@@ -16,7 +16,7 @@ from cukiln.cli.console import given_path, make_console
 from cukiln.client import Client
 from cukiln.errors import CukilnError, ServerFailed, ServerMissing, ServiceFailed, UsageError
 from cukiln.settings import ClientSettings
-from cukiln.transport import Transport
+from cukiln.transport import CALL_SECONDS, Call, Transport
 
 # Another command may be starting or stopping its service over the same data folder: a cold start takes the longest.
 BUSY_FOLDER_SECONDS = 60.0
@@ -61,13 +61,18 @@ def server_module(name: str) -> Any:
         ) from error
 
 
+PRIVATE = "private"  # in place of an address: the service of the data folder, for this command where none runs
+
+
 @contextmanager
 def find_service(url: str | None, console: Any) -> Iterator[Service]:
-    """The service at `url`, else that of `CUKILN_URL`, else the one that runs over the data folder, else one that is
-    started here and stopped, with all that it started, at the end of the block."""
+    """The service at `url`, else that of `CUKILN_URL`, of the configuration file, or of the default port: the same from
+    every folder. `private`: the one that runs over the data folder, else one that is started here and stopped, with
+    all that it started, at the end of the block."""
     environment = ClientSettings.from_environment()
-    if url or environment.url:
-        yield Service(str(url or environment.url), embedded=False)
+    url = url or environment.url
+    if url != PRIVATE:
+        yield Service(url, embedded=False)
         return
     settings = load_settings({})
     with ExitStack() as stack:
@@ -82,9 +87,14 @@ def find_service(url: str | None, console: Any) -> Iterator[Service]:
 
 @contextmanager
 def find_client(url: str | None) -> Iterator[Client]:
-    """Of `find_service`, which reports on standard error what it starts."""
-    with find_service(url, make_console(stderr=True)) as service, Client(service.url, service.api_key) as client:
+    """Of `find_service`, which reports on standard error what it starts. A person waits for an answer: no budget is
+    shorter than a call's."""
+    with find_service(url, make_console(stderr=True)) as service, open_client(service) as client:
         yield client
+
+
+def open_client(service: Service) -> Client:
+    return Client(service.url, service.api_key, connect_seconds=CALL_SECONDS, lookup_budget=CALL_SECONDS)
 
 
 def _borrow_or_start(data_dir: Path, api_key: str | None, console: Any, stack: ExitStack) -> Service:
@@ -224,7 +234,7 @@ def load_settings(overrides: dict[str, Any]) -> Any:
 
 def _answers(url: str) -> bool:
     try:
-        Transport(url, None, 2.0, attempts=1).request("GET", "/healthz", repeatable=True)
+        Transport(url, None, 2.0, attempts=1).send(Call("GET", "/healthz"))
     except CukilnError:
         return False
     return True

@@ -1,5 +1,6 @@
 """What `cukiln tune` and `cukiln lookup` print when they are done."""
 
+import textwrap
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from cukiln.cli.console import duration, fitting, plain_table
+from cukiln.cli.console import GAP, duration, fitting, plain_table
 from cukiln.counted import counted
 from cukiln.types import FrontEntry, Job, LookupResult, ProblemReport, RunnerUp, WinnerSummary
 
@@ -20,6 +21,9 @@ _VERIFIED = {
 }
 _ANY_LIBRARY = "vendor"
 _NAME_WIDTH = 20  # characters of a problem's name in a line
+_SCHEDULE_LINES = 4  # of a schedule in a table, at most
+_SCHEDULE_WIDTHS = range(24, 78, 2)  # characters that its column is tried with
+_LEAST_WIDTH = 70  # of a table with schedules
 # From so many winners on, what all of them share is printed once, below the table.
 _MANY_WINNERS = 4
 _PREDICTED = (
@@ -58,20 +62,47 @@ def print_job(console: Console, job: Job) -> None:
     """One row per problem, then the legend; on a narrow terminal, where rich would drop columns, several tables."""
     several = len({problem.device_class for problem in job.problems}) > 1
     names = [_name(problem, several) for problem in job.problems]
-    parts = [_winners_part(job), *_compared_part(job), _seconds_part(job)]
+    parts = [*_winners_parts(job, console.width), *_compared_part(job), _seconds_part(job)]
     _print_parts(console, names, parts, leave_out=parts[-1] if job.cached else None)
     for note in notes(job):
         console.print(Text(note, style="dim"))
 
 
-def _winners_part(job: Job) -> _Part:
+def _winners_parts(job: Job, width: int) -> list[_Part]:
     common = _common(job)
     typed = any("dtype" in problem.problem for problem in job.problems)
-    rows: list[list[str | Text]] = [
-        [*([_dtype(problem)] if typed else []), _outcome(problem, common), *_judgement(problem)]
-        for problem in job.problems
+    schedules: list[list[str | Text]] = [
+        [*([_dtype(problem)] if typed else []), _outcome(problem, common)] for problem in job.problems
     ]
-    return _Part([*(["dtype"] if typed else []), "winner's schedule", "verified", "ranked by"], rows, 70)
+    judgements = [list(_judgement(problem)) for problem in job.problems]
+    return _schedule_parts(["dtype"] if typed else [], schedules, ["verified", "ranked by"], judgements, width)
+
+
+def _schedule_parts(
+    before: Sequence[str],
+    schedules: Sequence[Sequence[str | Text]],
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    width: int,
+) -> list[_Part]:
+    """Schedules, the last cells of `schedules`, and what stands behind them: in one table where no schedule takes more
+    than four lines there, else in two."""
+    texts = [str(row[-1]) for row in schedules]
+    needed = next(n for n in _SCHEDULE_WIDTHS if n == _SCHEDULE_WIDTHS[-1] or _lines(texts, n) <= _SCHEDULE_LINES)
+    first = _NAME_WIDTH + GAP + sum(_width(schedules, place) + GAP for place in range(len(before))) + needed
+    last = sum(max(len(name), _width(rows, place)) + GAP for place, name in enumerate(headings))
+    if first + last <= max(width, _LEAST_WIDTH):
+        whole = [[*left, *right] for left, right in zip(schedules, rows, strict=True)]
+        return [_Part([*before, "winner's schedule", *headings], whole, max(first + last, _LEAST_WIDTH))]
+    return [_Part([*before, "winner's schedule"], schedules, max(first, _LEAST_WIDTH)), _Part(headings, rows, last)]
+
+
+def _lines(texts: Sequence[str], width: int) -> int:
+    return max((len(textwrap.wrap(text, width)) for text in texts), default=0)
+
+
+def _width(rows: Sequence[Sequence[str | Text]], place: int) -> int:
+    return max((len(line) for row in rows for line in str(row[place]).splitlines()), default=0)
 
 
 def _compared_part(job: Job) -> list[_Part]:
@@ -289,8 +320,8 @@ def print_lookups(console: Console, results: Sequence[LookupResult]) -> None:
     """One row per problem, then the whole keys, which are too wide for a column: `cukiln fetch` and HTTP take them."""
     names = [result.name or result.key[:12] for result in results]
     rows = [_looked_up(result) for result in results]
-    headings = ["winner's schedule", "verified", "ranked by", "device class"]
-    parts = [_Part(headings, [row[:4] for row in rows], 70)]
+    behind = ["verified", "ranked by", "device class"]
+    parts = _schedule_parts([], [row[:1] for row in rows], behind, [row[1:4] for row in rows], console.width)
     if any(result.record is not None and result.record.vendor is not None for result in results):
         parts.append(_Part(["vendor"], [row[4:] for row in rows], _vendor_width(row[4] for row in rows)))
     _print_parts(console, names, parts)

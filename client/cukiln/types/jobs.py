@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+Priority = Literal["low", "normal", "high"]
 JobState = Literal["queued", "running", "done", "partial", "failed", "cancelled"]
 ENDED: tuple[JobState, ...] = ("done", "partial", "failed", "cancelled")
 ProblemState = Literal["queued", "running", "done", "failed", "cancelled"]
@@ -187,7 +188,7 @@ class JobHead(Answer):
 
 
 class Job(JobHead):
-    priority: Literal["low", "normal", "high"]
+    priority: Priority
     started_at: float | None = None
     budget_seconds: float | None = None
     progress: Progress

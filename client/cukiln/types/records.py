@@ -1,5 +1,6 @@
 """Winner records and how they are launched, lookups, imports; what the service has; problem details."""
 
+import time
 from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -162,6 +163,19 @@ class LookupResult(Answer):
     key: str
     record: WinnerRecord | None  # null: a miss
     tuning: Tuning | None = None
+
+
+class LookedUp(LookupResult):
+    """What `Client.lookup` answers. `at`: when the service gave this answer, in Unix seconds, 0 where it gave none;
+    `unanswered`: then why, and `key` is empty."""
+
+    at: float = 0.0
+    unanswered: str | None = None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the service gave this answer."""
+        return time.time() - self.at
 
 
 class Lookups(Answer):

@@ -1,0 +1,241 @@
+"""The local read-through cache: libraries and records by their SHA-256, and what the service answered to which request.
+
+    blobs/<sha256>.<kind>      a file with this content: `so`, `cubin`, …; `record` is a winner record as JSON
+    answers/<sha256>.json      the answer to the request with this digest: which record, which revision, since when
+
+Any number of processes share the folder: a file is written beside its place and renamed, and what is read is compared
+with its digest, so that a torn or damaged file is a file that is absent.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from cukiln.errors import DigestMismatch, UsageError
+
+DEFAULT_BYTES = 4 * 2**30  # a full search of a model leaves some hundred libraries of about a megabyte
+RECORD = "record"
+# A file in use is newer than this, so no other process removes it between the check and the load.
+_KEPT_SECONDS = 600.0
+_TOUCHED_SECONDS = 300.0  # a use is noted as often as this
+_PRUNE_EVERY = 64  # files written by this process
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+
+
+def check_digest(digest: str) -> str:
+    """Return `digest`; raises `UsageError` unless it is 64 lower-case hexadecimal digits (it becomes a file name)."""
+    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
+        raise UsageError(f"{digest!r} is not a SHA-256 digest: 64 hexadecimal digits (0-9, a-f) are expected")
+    return digest
+
+
+def verify(data: bytes, digest: str, what: str) -> bytes:
+    """Return `data`; raises `DigestMismatch` unless its SHA-256 is `digest`. `what` names it in the message."""
+    actual = hashlib.sha256(data).hexdigest()
+    if actual != digest:
+        raise DigestMismatch(
+            f"{what} does not have the promised content: its SHA-256 is {actual}, {digest} was promised. "
+            "It was not used; fetch it again, and if that does not help, distrust where it comes from",
+            expected=digest,
+            found=actual,
+        )
+    return data
+
+
+def write_atomically(path: Path, data: bytes, *, durable: bool = True) -> None:
+    """Write a file that is complete or absent for other processes; `durable`: also after a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:16]}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@dataclass(frozen=True)
+class CachedAnswer:
+    """What the service answered to a request. `record`: the SHA-256 of the winner record; `at`: Unix seconds."""
+
+    url: str
+    key: str
+    revision: int
+    record: str
+    at: float
+    etag: str | None = None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Files and bytes of the cache, or of what was removed from it."""
+
+    records: int = 0
+    libraries: int = 0
+    other: int = 0  # answers, cubins, sources
+    bytes: int = 0
+
+    def plus(self, path: Path, size: int) -> "Usage":
+        kind = path.suffix
+        return Usage(
+            self.records + (kind == f".{RECORD}"),
+            self.libraries + (kind == ".so"),
+            self.other + (kind not in (f".{RECORD}", ".so")),
+            self.bytes + size,
+        )
+
+
+class LocalCache:
+    """The cache in `folder`, of at most about `most_bytes`: what was not used for the longest time goes first."""
+
+    def __init__(self, folder: Path, most_bytes: int = DEFAULT_BYTES) -> None:
+        self.folder = folder
+        self._place = str(folder)  # joining strings takes a tenth of the time of joining paths
+        self.most_bytes = most_bytes
+        self._written = 0
+
+    def path(self, digest: str, kind: str = "so") -> Path:
+        return self.folder / "blobs" / f"{check_digest(digest)}.{kind}"
+
+    def get(self, digest: str, kind: str = "so") -> bytes | None:
+        """The blob, or None. A file with other content is removed."""
+        data = _read(f"{self._place}/blobs/{check_digest(digest)}.{kind}")
+        if data is not None and hashlib.sha256(data).hexdigest() != digest:
+            self.path(digest, kind).unlink(missing_ok=True)
+            return None
+        return data
+
+    def put(self, digest: str, data: bytes, kind: str = "so") -> Path:
+        """Keep `data`, and return its path. Raises `DigestMismatch` and keeps nothing when it is not `digest`, and
+        `UsageError` where the folder cannot be written."""
+        path = self.path(digest, kind)
+        verify(data, digest, f"blob {digest[:12]}…")
+        if self.get(digest, kind) is None:
+            try:
+                write_atomically(path, data, durable=False)
+            except OSError as error:
+                raise UsageError(
+                    f"the cache {self.folder} cannot be written ({error.strerror}); name another folder with "
+                    "cache_dir=… or CUKILN_CACHE"
+                ) from error
+            self._note_write()
+        return path
+
+    def answer(self, request: str) -> CachedAnswer | None:
+        """What is kept of the answer to the request with this digest."""
+        data = _read(f"{self._place}/answers/{check_digest(request)}.json")
+        if data is None:
+            return None
+        try:
+            return CachedAnswer(**json.loads(data))
+        except (ValueError, TypeError):  # torn by a power cut, or of another release
+            return None
+
+    def keep_answer(self, request: str, answer: CachedAnswer, record: bytes | None = None) -> None:
+        """Keep the answer, and the bytes of its record where they are new. A cache that cannot be written keeps
+        nothing: the answer is there all the same."""
+        try:
+            if record is not None and not self.path(answer.record, RECORD).exists():
+                write_atomically(self.path(answer.record, RECORD), record, durable=False)
+            write_atomically(self._answer_path(request), json.dumps(asdict(answer)).encode(), durable=False)
+        except OSError:
+            return
+        self._note_write()
+
+    def drop_answer(self, request: str) -> None:
+        try:
+            self._answer_path(request).unlink(missing_ok=True)
+        except OSError:
+            return
+
+    def _answer_path(self, request: str) -> Path:
+        return self.folder / "answers" / f"{check_digest(request)}.json"
+
+    def answers(self) -> list[CachedAnswer]:
+        """All answers that are kept."""
+        of_answers = [path for path, _ in self._files() if path.parent.name == "answers"]
+        return [answer for path in of_answers if (answer := self.answer(path.stem)) is not None]
+
+    def usage(self) -> Usage:
+        usage = Usage()
+        for path, stat in self._files():
+            usage = usage.plus(path, stat.st_size)
+        return usage
+
+    def prune(self, most_bytes: int | None = None, *, unused_seconds: float = _KEPT_SECONDS) -> Usage:
+        """Remove what was not used for the longest time, until at most `most_bytes` (default: the cache's own limit)
+        are left; nothing that was used within `unused_seconds`. Returns what was removed."""
+        limit = self.most_bytes if most_bytes is None else most_bytes
+        files = sorted(self._files(), key=lambda file: file[1].st_mtime)
+        left = sum(stat.st_size for _, stat in files)
+        newest = time.time() - unused_seconds
+        removed = Usage()
+        for path, stat in files:
+            if left <= limit or stat.st_mtime > newest:
+                break
+            try:
+                path.unlink()
+            except OSError:  # another process was faster
+                continue
+            left -= stat.st_size
+            removed = removed.plus(path, stat.st_size)
+        return removed
+
+    def verify(self) -> list[Path]:
+        """Read every blob and remove those that do not have the content of their name; returns these."""
+        damaged = []
+        for path, _ in self._files():
+            if path.parent.name == "blobs" and path.exists() and self.get(path.stem, path.suffix[1:]) is None:
+                damaged.append(path)
+        return damaged
+
+    def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
+        for room in ("blobs", "answers"):
+            try:
+                entries = list(os.scandir(self.folder / room))
+            except OSError:
+                continue
+            for entry in entries:
+                try:
+                    if _DIGEST.fullmatch(entry.name.partition(".")[0]):
+                        yield Path(entry.path), entry.stat(follow_symlinks=False)
+                    elif time.time() - entry.stat().st_mtime > _KEPT_SECONDS:
+                        Path(entry.path).unlink(missing_ok=True)  # left by a process that was killed
+                except OSError:
+                    continue
+
+    def _note_write(self) -> None:
+        """Prune with the first file that a process writes and then now and again: listing the folder takes time."""
+        if self._written % _PRUNE_EVERY == 0:
+            self.prune()
+        self._written += 1
+
+
+def _read(path: str | Path) -> bytes | None:
+    """The file's content; None where there is none. Its time says when it was last used."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        stat = os.fstat(file)
+        data = os.read(file, stat.st_size)
+    except OSError:
+        return None
+    finally:
+        os.close(file)
+    if time.time() - stat.st_mtime > _TOUCHED_SECONDS:
+        with contextlib.suppress(OSError):  # of another user
+            os.utime(path)
+    return data

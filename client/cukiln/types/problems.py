@@ -1,0 +1,337 @@
+"""The operators' problems as types, so that a wrong field or value fails a type check.
+
+Made of the operators' schemas by `python -m tests.repo.problem_types`.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, Required, TypedDict
+
+
+class ProblemHead(TypedDict, total=False):
+    """What any problem may say beside what is computed."""
+
+    name: str
+    target: str
+    device_class: str
+    search: Mapping[str, Any]
+
+
+class AttentionProblem(ProblemHead, total=False):
+    operator: Required[Literal["attention"]]
+    lengths: Literal["dense", "ragged", "paged"]
+    page_size: Literal[1, 16, 64] | None
+    batch: int
+    seq_q: Required[int]
+    seq_kv: int | None
+    heads_q: Required[int]
+    heads_kv: int | None
+    head_dim_qk: Required[int]
+    head_dim_vo: int | None
+    dtype: Literal["float16", "bfloat16"]
+    layout: Literal["bshd", "bhsd"]
+    causal: bool
+    window_left: int | None
+    window_right: int | None
+    softcap: float | None
+    scale: float | None
+    lse: bool
+    q_lengths: Sequence[int] | None
+    kv_lengths: Sequence[int] | None
+    q_strides: Sequence[Any] | None
+    k_strides: Sequence[Any] | None
+    v_strides: Sequence[Any] | None
+    out_strides: Sequence[Any] | None
+
+
+class ExactOnce(TypedDict, total=False):
+    policy: Required[Literal["exact_once"]]
+
+
+class Tolerance(TypedDict, total=False):
+    policy: Required[Literal["tolerance"]]
+    ulp: Required[int]
+
+
+class ChannelBias(TypedDict, total=False):
+    op: Required[Literal["bias"]]
+    axis: Literal["k"]
+
+
+class Scale(TypedDict, total=False):
+    op: Required[Literal["scale"]]
+    value: Required[float]
+
+
+class Residual(TypedDict, total=False):
+    op: Required[Literal["residual"]]
+
+
+class Mask(TypedDict, total=False):
+    op: Required[Literal["mask"]]
+
+
+class Relu(TypedDict, total=False):
+    op: Required[Literal["relu"]]
+
+
+class Gelu(TypedDict, total=False):
+    op: Required[Literal["gelu"]]
+
+
+class Silu(TypedDict, total=False):
+    op: Required[Literal["silu"]]
+
+
+class Tanh(TypedDict, total=False):
+    op: Required[Literal["tanh"]]
+
+
+class Sigmoid(TypedDict, total=False):
+    op: Required[Literal["sigmoid"]]
+
+
+class LeakyRelu(TypedDict, total=False):
+    op: Required[Literal["leaky_relu"]]
+    slope: float
+
+
+class Clip(TypedDict, total=False):
+    op: Required[Literal["clip"]]
+    lo: Required[float]
+    hi: Required[float]
+
+
+class Cast(TypedDict, total=False):
+    op: Required[Literal["cast"]]
+    dtype: Required[Literal["float16", "bfloat16"]]
+
+
+class Identity(TypedDict, total=False):
+    op: Required[Literal["identity"]]
+
+
+class Square(TypedDict, total=False):
+    op: Required[Literal["square"]]
+
+
+class Polynomial(TypedDict, total=False):
+    op: Required[Literal["polynomial"]]
+    coefficients: Required[Sequence[float]]
+
+
+class MaskedActivation(TypedDict, total=False):
+    op: Required[Literal["masked_activation"]]
+    mask: Literal["bits", "bytes"]
+    where_set: Required[Relu | Gelu | Silu | Identity | Square | Polynomial]
+    where_clear: Relu | Gelu | Silu | Identity | Square | Polynomial
+
+
+class Conv2dProblem(ProblemHead, total=False):
+    operator: Required[Literal["conv2d"]]
+    n: Required[int]
+    h: Required[int]
+    w: Required[int]
+    c: Required[int]
+    k: Required[int]
+    r: Required[int]
+    s: Required[int]
+    groups: int
+    layout: Literal["nhwc", "nchw"]
+    stride: int | Sequence[Any]
+    dilation: int | Sequence[Any]
+    padding: int | Sequence[Any]
+    dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"]
+    acc_dtype: Literal["float32", "int32", "int64"] | None
+    out_dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"] | None
+    allow_tf32: bool
+    fraction_bits: int
+    rounding: Literal["floor", "nearest"] | None
+    truncation: ExactOnce | Tolerance | None
+    epilogue: Sequence[
+        ChannelBias
+        | Scale
+        | Residual
+        | Mask
+        | Relu
+        | Gelu
+        | Silu
+        | Tanh
+        | Sigmoid
+        | LeakyRelu
+        | Clip
+        | Cast
+        | MaskedActivation
+    ]
+    winograd: Literal["none", "f2", "f4"]
+
+
+class Conv2dDgradProblem(ProblemHead, total=False):
+    operator: Required[Literal["conv2d_dgrad"]]
+    n: Required[int]
+    h: Required[int]
+    w: Required[int]
+    c: Required[int]
+    k: Required[int]
+    r: Required[int]
+    s: Required[int]
+    groups: int
+    layout: Literal["nhwc", "nchw"]
+    stride: int | Sequence[Any]
+    dilation: int | Sequence[Any]
+    padding: int | Sequence[Any]
+    dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"]
+    acc_dtype: Literal["float32", "int32", "int64"] | None
+    out_dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"] | None
+    allow_tf32: bool
+    fraction_bits: int
+    rounding: Literal["floor", "nearest"] | None
+    truncation: ExactOnce | Tolerance | None
+    epilogue: Sequence[Scale | Residual | Mask | Clip | Cast]
+    winograd: Literal["none", "f2", "f4"]
+
+
+class Conv2dWgradProblem(ProblemHead, total=False):
+    operator: Required[Literal["conv2d_wgrad"]]
+    n: Required[int]
+    h: Required[int]
+    w: Required[int]
+    c: Required[int]
+    k: Required[int]
+    r: Required[int]
+    s: Required[int]
+    groups: int
+    layout: Literal["nhwc", "nchw"]
+    stride: int | Sequence[Any]
+    dilation: int | Sequence[Any]
+    padding: int | Sequence[Any]
+    dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"]
+    acc_dtype: Literal["float32", "int32", "int64"] | None
+    out_dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"] | None
+    allow_tf32: bool
+    fraction_bits: int
+    rounding: Literal["floor", "nearest"] | None
+    truncation: ExactOnce | Tolerance | None
+    epilogue: Sequence[
+        ChannelBias
+        | Scale
+        | Residual
+        | Mask
+        | Relu
+        | Gelu
+        | Silu
+        | Tanh
+        | Sigmoid
+        | LeakyRelu
+        | Clip
+        | Cast
+        | MaskedActivation
+    ]
+
+
+class LayerNormProblem(ProblemHead, total=False):
+    operator: Required[Literal["layer_norm"]]
+    shape: Required[Sequence[int]]
+    dtype: Literal["float32", "float16", "bfloat16"]
+    out_dtype: Literal["float32", "float16", "bfloat16"] | None
+    scale: bool
+    shift: bool
+    epsilon: float
+
+
+class MaskedActivationProblem(ProblemHead, total=False):
+    operator: Required[Literal["masked_activation"]]
+    shape: Required[Sequence[int]]
+    dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"]
+    fraction_bits: int
+    rounding: Literal["floor", "nearest"] | None
+    where_set: Required[Relu | Gelu | Silu | Identity | Square | Polynomial]
+    where_clear: Relu | Gelu | Silu | Identity | Square | Polynomial
+    mask: Literal["bits", "bytes"]
+    mask_dtype: Literal["int32", "uint8"] | None
+    mask_length: int | None
+
+
+class Bias(TypedDict, total=False):
+    op: Required[Literal["bias"]]
+    axis: Literal["m", "n"]
+
+
+class MatmulProblem(ProblemHead, total=False):
+    operator: Required[Literal["matmul"]]
+    m: Required[int]
+    n: Required[int]
+    k: Required[int]
+    batch: int
+    layout: Literal["nn", "nt", "tn", "tt"]
+    dtype: Literal["float32", "float16", "bfloat16", "int8", "int32", "int64"]
+    acc_dtype: Literal["float32", "int32", "int64"] | None
+    out_dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"] | None
+    allow_tf32: bool
+    fraction_bits: int
+    rounding: Literal["floor", "nearest"] | None
+    truncation: ExactOnce | Tolerance | None
+    epilogue: Sequence[
+        Bias
+        | Scale
+        | Residual
+        | Mask
+        | Relu
+        | Gelu
+        | Silu
+        | Tanh
+        | Sigmoid
+        | LeakyRelu
+        | Clip
+        | Cast
+        | MaskedActivation
+    ]
+    lda: int | None
+    ldb: int | None
+    ldc: int | None
+    stride_a: int | None
+    stride_b: int | None
+    stride_c: int | None
+
+
+class ReduceProblem(ProblemHead, total=False):
+    operator: Required[Literal["reduce"]]
+    shape: Required[Sequence[int]]
+    axes: Required[Sequence[int]]
+    strides: Sequence[int] | None
+    dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"]
+    fn: Literal["sum", "mean", "sum_of_squares", "max", "min", "argmax", "variance", "logsumexp"]
+    map: Literal["identity", "square", "multiply", "relu_grad", "gelu_grad", "silu_grad", "tanh_grad", "sigmoid_grad"]
+    write_map: bool
+    out_dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"] | None
+    epilogue: Sequence[Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast]
+
+
+class RmsNormProblem(ProblemHead, total=False):
+    operator: Required[Literal["rms_norm"]]
+    shape: Required[Sequence[int]]
+    dtype: Literal["float32", "float16", "bfloat16"]
+    out_dtype: Literal["float32", "float16", "bfloat16"] | None
+    scale: bool
+    shift: bool
+    epsilon: float
+
+
+class SoftmaxProblem(ProblemHead, total=False):
+    operator: Required[Literal["softmax"]]
+    shape: Required[Sequence[int]]
+    dtype: Literal["float32", "float16", "bfloat16"]
+    out_dtype: Literal["float32", "float16", "bfloat16"] | None
+
+
+Problem = (
+    AttentionProblem
+    | Conv2dProblem
+    | Conv2dDgradProblem
+    | Conv2dWgradProblem
+    | LayerNormProblem
+    | MaskedActivationProblem
+    | MatmulProblem
+    | ReduceProblem
+    | RmsNormProblem
+    | SoftmaxProblem
+)

@@ -1,0 +1,258 @@
+"""A service that is slow, broken or away costs a caller a bounded time, and what was known stays known."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+import cukiln
+from cukiln.breaker import Breaker
+from cukiln.client import Client
+from cukiln.errors import BadRequest, ServiceUnreachable
+from cukiln.transport import Transport
+from tests.support.fixtures.client import (
+    MATMUL,
+    ScriptedService,
+    closed_port,
+    hits,
+    problem_json,
+    record_json,
+    silent_server,
+)
+
+Clients = Callable[..., Client]
+
+
+@pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 200 OK\r\nX: " + b"x" * 1000], ids=["silent", "byte by byte"])
+def test_a_lookup_of_a_hung_service_ends_as_a_miss_within_its_budget(answer: bytes) -> None:
+    with silent_server(answer) as (url, _), Client(url, lookup_budget=0.2) as client:
+        begun = time.monotonic()
+        (result,) = client.lookup([MATMUL])
+        taken = time.monotonic() - begun
+    assert result.record is None
+    assert result.unanswered is not None and "no answer" in result.unanswered
+    assert taken >= 0.19  # what it is not: at once. How late a busy machine is says nothing of the client.
+
+
+def test_after_three_failures_nothing_is_sent_until_the_pause_is_over() -> None:
+    now = [100.0]
+    with silent_server() as (url, accepted):
+        transport = Transport(url, breaker=Breaker(now=lambda: now[0]))
+        with Client(transport=transport, lookup_budget=0.05) as client:
+            for _ in range(5):
+                (result,) = client.lookup([MATMUL])
+                assert result.record is None
+            assert len(accepted) == 3
+            assert "failed 3 times in a row" in str(result.unanswered)
+            with pytest.raises(ServiceUnreachable, match="was not asked"):
+                client.blob("d" * 64)
+            now[0] += 30
+            client.lookup([MATMUL])  # the one try; it fails
+            client.lookup([MATMUL])
+            assert len(accepted) == 4
+
+
+def test_one_answer_closes_the_breaker(scripted: ScriptedService) -> None:
+    now = [0.0]
+    transport = Transport(scripted.url, breaker=Breaker(now=lambda: now[0]))
+    broken = problem_json(500, "failed", "no")
+    scripted.on("POST", "/v1/lookups", broken, broken, broken, hits(), broken, broken, hits())
+    with Client(transport=transport) as client:
+        for _ in range(4):
+            assert client.lookup([MATMUL])[0].record is None
+        now[0] = 31.0
+        assert client.lookup([MATMUL])[0].record is not None
+        for m in (5, 6):
+            assert client.lookup([{**MATMUL, "m": m}])[0].record is None
+        assert client.lookup([{**MATMUL, "m": 7}])[0].record is not None  # two in a row are not three
+    assert len(scripted.seen) == 7
+
+
+def test_a_refused_request_does_not_open_the_breaker(scripted: ScriptedService, client_of: Clients) -> None:
+    scripted.on("POST", "/v1/lookups", problem_json(422, "invalid-value", "m is wrong"))
+    client = client_of(scripted.url)
+    for _ in range(4):
+        with pytest.raises(BadRequest):
+            client.lookup([MATMUL])
+    assert len(scripted.seen) == 4
+
+
+def test_of_many_threads_one_makes_the_try() -> None:
+    now = [0.0]
+    breaker = Breaker(now=lambda: now[0])
+    for _ in range(3):
+        assert breaker.admits()
+        breaker.failed()
+    now[0] = 31.0
+    assert [breaker.admits() for _ in range(5)] == [True, False, False, False, False]
+    breaker.succeeded()
+    assert all(breaker.admits() for _ in range(5))
+
+
+def test_lookups_are_not_repeated_jobs_are(client_of: Clients, waits: list[float]) -> None:
+    client = client_of(closed_port(), attempts=3)
+    client.lookup([MATMUL])
+    assert waits == []
+    with pytest.raises(ServiceUnreachable):
+        client.job("job1")
+    assert len(waits) == 2
+
+
+def test_a_refresh_raises_what_a_lookup_takes_for_a_miss(client_of: Clients) -> None:
+    client = client_of(closed_port(), attempts=1)
+    assert client.lookup([MATMUL])[0].unanswered
+    with pytest.raises(ServiceUnreachable):
+        client.lookup([MATMUL], refresh=True)
+
+
+def test_a_connection_that_was_closed_meanwhile_is_made_again(scripted: ScriptedService, client_of: Clients) -> None:
+    answers = [b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n"]
+    listener = socket.create_server(("127.0.0.1", 0))
+    body = json.dumps({"results": [{"name": None, "key": "a" * 64, "record": None}], "hits": 0, "misses": 1}).encode()
+    answers = [b"", b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)]
+
+    def serve() -> None:
+        for answer in answers:
+            connection, _ = listener.accept()
+            connection.recv(65536)
+            connection.sendall(answer)
+            connection.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    (result,) = client_of(f"http://127.0.0.1:{listener.getsockname()[1]}").lookup([MATMUL])
+    thread.join(5)
+    listener.close()
+    assert (result.key, result.unanswered) == ("a" * 64, None)
+
+
+def test_offline_nothing_is_sent_and_the_cache_answers(scripted: ScriptedService, tmp_path: Any) -> None:
+    scripted.on("POST", "/v1/lookups", hits())
+    with Client(scripted.url, cache_dir=tmp_path) as client:
+        client.lookup([MATMUL])
+    with Client(scripted.url, cache_dir=tmp_path, offline=True, fresh_seconds=0) as client:
+        assert client.lookup([MATMUL])[0].record is not None
+        (miss,) = client.lookup([{**MATMUL, "m": 1}])
+        assert "offline" in str(miss.unanswered)
+        with pytest.raises(ServiceUnreachable, match="offline"):
+            client.job("job1")
+        with pytest.raises(ServiceUnreachable, match="offline"):
+            next(client.events("job1"))
+    assert len(scripted.seen) == 1
+
+
+def test_a_new_process_finds_what_an_earlier_one_had_without_the_service(
+    scripted: ScriptedService, tmp_path: Any
+) -> None:
+    scripted.on("POST", "/v1/lookups", hits(revision=7))
+    with Client(scripted.url, cache_dir=tmp_path) as client:
+        client.lookup([MATMUL])
+    url = scripted.url
+    scripted.on("POST", "/v1/lookups", problem_json(500, "failed", "away"))
+    code = (
+        "import cukiln, json, sys\n"
+        f"with cukiln.Client({url!r}, cache_dir={str(tmp_path)!r}, fresh_seconds=0, connect_seconds=0.01) as client:\n"
+        f"    (found,) = client.lookup([json.loads({json.dumps(MATMUL)!r})])\n"
+        "print(found.record.revision, found.key, found.age >= 0)"
+    )
+    command = [sys.executable, "-c", code]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed == f"7 {'a' * 64} True\n"
+
+
+def test_a_stale_winner_is_answered_at_once_and_asked_for_again(scripted: ScriptedService, client_of: Clients) -> None:
+    release = threading.Event()
+
+    def newer(request: Request) -> Response:
+        release.wait(10)
+        return hits(revision=2)(request)
+
+    scripted.on("POST", "/v1/lookups", hits(), newer)
+    client = client_of(scripted.url, fresh_seconds=0, lookup_budget=10.0)
+    assert client.lookup([MATMUL])[0].record.revision == 1  # type: ignore[union-attr]
+    for _ in range(3):
+        assert client.lookup([MATMUL])[0].record.revision == 1  # type: ignore[union-attr]
+    release.set()
+    deadline = time.monotonic() + 10
+    while client.lookup([MATMUL])[0].record.revision == 1 and time.monotonic() < deadline:  # type: ignore[union-attr]
+        time.sleep(0.01)
+    assert client.lookup([MATMUL])[0].record.revision == 2  # type: ignore[union-attr]
+
+
+def test_a_winner_that_was_forgotten_is_a_miss_again(scripted: ScriptedService, client_of: Clients) -> None:
+    gone = {"results": [{"name": None, "key": "a" * 64, "record": None}], "hits": 0, "misses": 1}
+    scripted.on("POST", "/v1/lookups", hits(), gone)
+    client = client_of(scripted.url)
+    assert client.lookup([MATMUL])[0].record is not None
+    assert client.lookup([MATMUL], refresh=True)[0].record is None
+    assert client.lookup([MATMUL])[0].record is None
+
+
+def test_a_prepared_problem_is_looked_up_as_the_problem_itself(scripted: ScriptedService, client_of: Clients) -> None:
+    scripted.on("POST", "/v1/lookups", hits())
+    client = client_of(scripted.url)
+    bare = {name: value for name, value in MATMUL.items() if name != "target"}
+    prepared = client.prepare({**bare, "name": "ffn1"}, target="sm_90a", deterministic=True)
+    (found,) = client.lookup([prepared])
+    assert found.name == "ffn1"
+    assert scripted.seen[0].json == {"problems": [{**bare, "name": "ffn1"}], "target": "sm_90a", "deterministic": True}
+    assert client.lookup([bare], target="sm_90a", deterministic=True)[0].record == found.record
+    assert len(scripted.seen) == 1
+
+
+def test_a_record_by_its_key_comes_from_the_cache_where_the_service_is_away(
+    scripted: ScriptedService, client_of: Clients
+) -> None:
+    key = "a" * 64
+    first = JSONResponse(record_json(), headers={"ETag": '"r1"'})
+    scripted.on("GET", f"/v1/kernels/{key}", first, problem_json(503, "unavailable", "later"))
+    client = client_of(scripted.url)
+    assert client.kernel(key).revision == client.kernel(key).revision == 1
+    assert len(scripted.seen) == 2
+
+
+def test_the_address_and_the_rest_come_from_a_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from cukiln.settings import ClientSettings
+
+    file = tmp_path / "config.toml"
+    file.write_text('url = "http://host:1"\noffline = true\ncache_bytes = 5\ncache = "/somewhere"\n')
+    settings = ClientSettings.from_environment({"CUKILN_CONFIG": str(file)})
+    assert (settings.url, settings.url_from, settings.offline) == ("http://host:1", str(file), True)
+    assert (settings.cache_bytes, str(settings.cache_dir)) == (5, "/somewhere")
+    over = ClientSettings.from_environment(
+        {"CUKILN_CONFIG": str(file), "CUKILN_URL": "http://b:2", "CUKILN_OFFLINE": "0"}
+    )
+    assert (over.url, over.url_from, over.offline) == ("http://b:2", "CUKILN_URL", False)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ulr = 'http://host'", "no setting 'ulr'; allowed: url"),
+        ("url = 5", "url is 5; expected"),
+        ("url", "cannot be read"),
+        ("offline = 'perhaps'", "offline is 'perhaps'"),
+    ],
+)
+def test_a_configuration_that_cannot_be_used_says_why(text: str, message: str, tmp_path: Any) -> None:
+    from cukiln.settings import ClientSettings
+
+    (tmp_path / "config.toml").write_text(text)
+    with pytest.raises(cukiln.UsageError, match=message):
+        ClientSettings.from_environment({"CUKILN_CONFIG": str(tmp_path / "config.toml")})
+
+
+def test_a_variable_that_cannot_be_used_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUKILN_OFFLINE", "perhaps")
+    with pytest.raises(cukiln.UsageError, match="CUKILN_OFFLINE is 'perhaps'; allowed: 1 or 0"):
+        Client()
