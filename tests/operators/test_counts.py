@@ -262,6 +262,29 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**ATTENTION, "seq_q": 1, "seq_kv": 1100, "heads_q": 8, "heads_kv": 1, "head_dim_vo": 36},
         {"tile_kv": 32, "split_kv": 16},
     ),
+    "attention, packed": (
+        {**ATTENTION, "seq_q": 9, "heads_q": 6, "heads_kv": 2, "causal": True, "lse": True},
+        {"packing": "group", "tile_q": 32, "tile_kv": 32, "stages": 2},
+    ),
+    "attention, packed, a group of several tiles, splits of a window": (
+        {**ATTENTION, "seq_q": 3, "heads_q": 40, "heads_kv": 1, "window_left": 70, "causal": True},
+        {"packing": "group", "tile_q": 16, "tile_kv": 16, "split_kv": 2},
+    ),
+    "attention, packed, ragged": (
+        {
+            **ATTENTION, "batch": 5, "lengths": "ragged", "heads_q": 6, "heads_kv": 2, "q_lengths": [30, 1, 0, 20, 8],
+            "kv_lengths": [150, 20, 30, 0, 64], "causal": True, "lse": True,
+        },
+        {"packing": "group", "tile_q": 32, "tile_kv": 32},
+    ),
+    "attention, packed, pages, splits": (
+        {
+            **ATTENTION, "batch": 5, "lengths": "paged", "page_size": 16, "heads_q": 10, "heads_kv": 2,
+            "q_lengths": [3, 1, 0, 2, 1],
+            "kv_lengths": [150, 20, 30, 0, 64], "head_dim_vo": 64,
+        },
+        {"packing": "group", "tile_q": 16, "tile_kv": 32, "split_kv": 2},
+    ),
 }  # fmt: skip
 
 # These have no product of one length for each output.

@@ -1,4 +1,4 @@
-// What one block computes: some queries of one head, over all keys that one of them sees.
+// What one block computes: some queries of one head, or of a group, over all keys that one of them sees.
 #pragma once
 
 namespace cukiln {
@@ -49,11 +49,13 @@ struct SplitArguments : Split<Arguments> {};
 struct SplitTableArguments : Split<TableArguments> {};
 struct SplitPageArguments : Split<PageArguments> {};
 
-// Config::q_in, Config::split.
+// Config::q_in, Config::split, Config::packing.
 enum { q_in_registers, q_in_shared };
 enum { split_none, split_workspace };
+enum { packing_none, packing_group };
 
 template <class C> constexpr bool splits_keys = C::split == split_workspace;
+template <class C> constexpr bool packs_heads = C::packing == packing_group;
 
 template <bool tables, bool pages> struct ArgumentsWith { using Whole = Arguments; using Split = SplitArguments; };
 template <> struct ArgumentsWith<true, false> { using Whole = TableArguments; using Split = SplitTableArguments; };
@@ -98,29 +100,83 @@ struct Stage : Tile<C, columns> {
 template <class C> using Keys = Stage<C, C::columns_qk>;
 template <class C> using Values = Stage<C, C::columns_vo>;
 
-// The block's queries and head. Blocks with the last queries, which see the most keys of causal attention, come first among
-// the heads of a band. Of a ragged batch `first` is that of the tile among those of all sequences.
+// The rows of a block's tile: queries of one head, the first of which is `first`.
+template <bool packs>
+struct TileRows {
+  static constexpr bool packed = false;
+  static constexpr int group = 1;
+  int first;
+
+  __device__ __forceinline__ void begin(int row) { first = row; }
+  __device__ __forceinline__ int query(int row) const { return first + row; }
+  // Elements from the sequence's first query of the block's head to `row`.
+  __device__ __forceinline__ int64_t before(int row, int64_t per_query, int64_t) const { return (first + row) * per_query; }
+};
+
+// Packed: row r of a sequence is query r / group of the group's head r % group, so queries, on which masks depend, never go down.
+template <>
+struct TileRows<true> {
+  static constexpr bool packed = true;
+  int first, group;
+  int first_query, first_head;  // of row `first`
+  unsigned inverse;             // n / group is n * inverse / 2^31 where n * group < 2^31
+
+  __device__ __forceinline__ void share(int heads) {
+    group = heads;
+    inverse = (0x7fffffffu + heads) / heads;
+  }
+  __device__ __forceinline__ void begin(int row) {
+    first = row;
+    first_query = row / group;
+    first_head = row - first_query * group;
+  }
+  __device__ __forceinline__ int further(int row) const {
+    return static_cast<int>(static_cast<unsigned long long>(2u * (first_head + row)) * inverse >> 32);
+  }
+  __device__ __forceinline__ int query(int row) const { return first_query + further(row); }
+  // As above, of the group's first head.
+  __device__ __forceinline__ int64_t before(int row, int64_t per_query, int64_t per_head) const {
+    const int queries = further(row), head = first_head + row - queries * group;
+    return (first_query + queries) * per_query + head * per_head;
+  }
+};
+
+// The block's rows and head, where heads are packed the group's first one. Blocks with the last queries, which see the most keys
+// of causal attention, come first among the heads of a band. Of a ragged batch `first` is that of the tile among those of all
+// sequences.
 template <class C>
-struct Place {
-  int first, batch, head, kv_head;
+struct Place : TileRows<packs_heads<C>> {
+  using TileRows<packs_heads<C>>::first;
+  int batch, head, kv_head;
 
   __device__ __forceinline__ explicit Place(const ArgumentsOf<C>& arguments) {
     const int tiles = tiles_of_head(arguments), block = static_cast<int>(blockIdx.x);
     const int first_head = block / (arguments.band * tiles) * arguments.band, inside = block % (arguments.band * tiles);
-    const int left = (C::ragged ? 1 : arguments.batch) * arguments.heads_q - first_head, heads = left < arguments.band ? left : arguments.band;
+    const int left = (C::ragged ? 1 : arguments.batch) * heads_of(arguments) - first_head, heads = left < arguments.band ? left : arguments.band;
     const int number = first_head + inside % heads;
     first = (tiles - 1 - inside / heads) * C::tile_q;
-    batch = number / arguments.heads_q;
-    head = number % arguments.heads_q;
-    kv_head = head / (arguments.heads_q / arguments.heads_kv);
+    batch = number / heads_of(arguments);
+    head = number % heads_of(arguments);
+    if constexpr (packs_heads<C>) {
+      this->share(arguments.heads_q / arguments.heads_kv);
+      this->begin(first);
+      kv_head = head;
+      head *= this->group;
+    } else {
+      kv_head = head / (arguments.heads_q / arguments.heads_kv);
+    }
   }
 
  private:
+  static __device__ __forceinline__ int heads_of(const Arguments& arguments) {
+    return packs_heads<C> ? arguments.heads_kv : arguments.heads_q;
+  }
   static __device__ __forceinline__ int tiles_of_head(const ArgumentsOf<C>& arguments) {
     if constexpr (C::ragged) {
       return arguments.tiles;
     } else {
-      return (arguments.seq_q - 1) / C::tile_q + 1;
+      const int rows = packs_heads<C> ? arguments.seq_q * (arguments.heads_q / arguments.heads_kv) : arguments.seq_q;
+      return (rows - 1) / C::tile_q + 1;
     }
   }
 };
@@ -145,8 +201,8 @@ struct Tiles {
 // Those that some of its queries see; where keys are split, this block's share of them, which may be none.
 template <class C, class Rows>
 __device__ __forceinline__ Tiles tiles_of(const ArgumentsOf<C>& arguments, const Rows& rows, const Place<C>& place) {
-  const int first = first_seen(rows, place.first) / C::tile_kv;
-  const int end = end_seen(rows, place.first + C::tile_q - 1);
+  const int first = first_seen(rows, place.query(0)) / C::tile_kv;
+  const int end = end_seen(rows, place.query(C::tile_q - 1));
   const int count = end > 0 ? (end - 1) / C::tile_kv + 1 - first : 0;
   if constexpr (splits_keys<C>) {
     const int split = static_cast<int>(blockIdx.y), each = count / arguments.splits, more = count % arguments.splits;
@@ -202,7 +258,7 @@ struct Warp {
   static_assert(pieces * 16 * C::warps == C::tile_q, "a warp has pieces of 16 queries");
   static_assert(C::tile_kv % 16 == 0, "a tile has pieces of 16 keys");
 
-  int first;     // of the block's queries
+  TileRows<packs_heads<C>> tile;
   int warp_row;  // of the tile
   Reader<QTile> q_reader;
   Reader<Keys<C>> key_reader;
@@ -211,8 +267,8 @@ struct Warp {
   float scores[pieces][key_columns][4], sums[pieces][out_columns][4];
   float greatest[pieces][2], total[pieces][2];  // of a row: its greatest score so far, as an exponent of 2; this lane's weights
 
-  __device__ __forceinline__ explicit Warp(int first_query)
-      : first(first_query),
+  __device__ __forceinline__ explicit Warp(const TileRows<packs_heads<C>>& rows_of_tile)
+      : tile(rows_of_tile),
         warp_row(static_cast<int>(threadIdx.x) / 32 * rows),
         q_reader(down_first<QTile>(warp_row)),
         key_reader(along_first<Keys<C>>()),
@@ -232,7 +288,13 @@ struct Warp {
   }
 
   // The query of this lane's row, in the sequence.
-  __device__ __forceinline__ int query(int piece, int half) const { return first + warp_row + piece * 16 + half * 8 + lane() / 4; }
+  __device__ __forceinline__ int query(int piece, int half) const {
+    if constexpr (packs_heads<C>) {
+      return tile.query(warp_row + piece * 16 + half * 8 + lane() / 4);
+    } else {
+      return tile.first + warp_row + piece * 16 + half * 8 + lane() / 4;
+    }
+  }
 
   __device__ __forceinline__ void hold_q(const char* tile) {
 #pragma unroll
@@ -279,8 +341,9 @@ struct Warp {
   // Whether a query of this warp does not see all of the tile that begins with key `begin`.
   template <class Rows>
   __device__ __forceinline__ bool needs_mask(const Rows& sequence, int begin) const {
-    const int first_row = first + warp_row;
-    return begin + C::tile_kv > end_seen(sequence, first_row) || begin < first_seen(sequence, first_row + rows - 1);
+    const int first_query = packs_heads<C> ? tile.query(warp_row) : tile.first + warp_row;
+    const int last_query = packs_heads<C> ? tile.query(warp_row + rows - 1) : first_query + rows - 1;
+    return begin + C::tile_kv > end_seen(sequence, first_query) || begin < first_seen(sequence, last_query);
   }
   template <class Rows>
   __device__ __forceinline__ void mask(const Rows& sequence, int begin) {

@@ -1,7 +1,8 @@
 // Attention forward: out = softmax(scale Q K^T) V over the keys that a query sees, and the logarithm of the softmax's sum.
 //
-// A block has tile_q queries of one head, a warp whole pieces of 16 of them. Tiles of tile_kv keys and values go through two
-// rings of `stages` in shared memory, filled by cp.async; of the scores no more exists than a warp's of one tile, in registers.
+// A block has tile_q rows, queries of one head or of all that share one of k and v, a warp whole pieces of 16 of them. Tiles of
+// tile_kv keys and values go through two rings of `stages` in shared memory, filled by cp.async; of the scores no more exists
+// than a warp's of one tile, in registers.
 #pragma once
 
 namespace cukiln {
@@ -26,7 +27,8 @@ __device__ __forceinline__ void write(const Arguments& arguments, const Rows& ro
       const float share = total == 0.0f ? 0.0f : 1.0f / total;  // of a query that sees nothing: zeros
       const int row = warp.warp_row + i * 16 + half * 8 + lane() / 4;
       if constexpr (C::lse) {
-        const bool writes = lane() % 4 == 0 && in_bounds(place.first + row, rows.seq_q);  // bounds: lse row
+        const int query = packs_heads<C> ? place.query(row) : place.first + row;
+        const bool writes = lane() % 4 == 0 && in_bounds(query, rows.seq_q);  // bounds: lse row
         const float lse = warp.greatest[i][half] + cukiln::log2(total);  // -infinity where nothing is seen
         if (writes) store_global<1>(lse_at(arguments, rows, place, row), Vector<float, 1>{{lse}});
       }
@@ -43,15 +45,31 @@ __device__ __forceinline__ void write(const Arguments& arguments, const Rows& ro
 #pragma unroll
   for (int i = lane(); i < Warp<C>::rows * per_row; i += 32) {
     const int row = warp.warp_row + i / per_row, column = i % per_row * C::align_out;
-    const bool row_exists = in_bounds(place.first + row, rows.seq_q);  // bounds: out row
+    const bool row_exists = in_bounds(packs_heads<C> ? place.query(row) : place.first + row, rows.seq_q);  // bounds: out row
     const bool column_exists = in_bounds(column, arguments.head_dim_vo);  // bounds: out column
     const int swizzled = column / per_chunk ^ OutTile::swizzle(row);  // swizzle: written out
     const T* const source = reinterpret_cast<const T*>(staged + OutTile::at(row, swizzled)) + column % per_chunk;
     const Vector<T, C::align_out> vector = load_shared<C::align_out>(source);
-    if (row_exists && column_exists)
-      store_global<C::align_out>(out + (place.first + row) * arguments.of_out.position + column, vector);
+    if (row_exists && column_exists) {
+      if constexpr (packs_heads<C>) {
+        store_global<C::align_out>(out + place.before(row, arguments.of_out.position, arguments.of_out.head) + column, vector);
+      } else {
+        store_global<C::align_out>(out + (place.first + row) * arguments.of_out.position + column, vector);
+      }
+    }
   }
 }
+
+// Where the rows of a tile of packed heads lie.
+template <class C>
+struct PackedQueries {
+  const typename C::Input* base;  // the group's first head
+  TileRows<true> tile;
+
+  __device__ __forceinline__ const typename C::Input* row(const Strides& strides, int first, int further) const {
+    return base + tile.before(first + further, strides.position, strides.head);
+  }
+};
 
 template <class C, bool pages> struct FeedFrom { using Type = Feed<C>; };
 template <class C> struct FeedFrom<C, true> { using Type = PagedFeed<C>; };
@@ -69,12 +87,18 @@ __device__ __forceinline__ void attend(const ArgumentsOf<C>& arguments, const Ro
   char* const keys = q_tile + (C::q_in == q_in_shared ? q_bytes<C> : 0);
   char* const values = keys + keys_bytes<C>;
 
-  const T* const q = static_cast<const T*>(arguments.q) + before_queries(rows, place, arguments.of_q) + place.head * arguments.of_q.head +
-      place.first * arguments.of_q.position;
-  Copier<C, QTile, C::tile_q>::start(q_tile, q, arguments.of_q.position, rows.seq_q - place.first, arguments.head_dim_qk);
+  const T* q = static_cast<const T*>(arguments.q) + before_queries(rows, place, arguments.of_q) + place.head * arguments.of_q.head;
+  using CopyQ = Copier<C, QTile, C::tile_q>;
+  if constexpr (packs_heads<C>) {
+    const PackedQueries<C> queries{q, place};
+    CopyQ::start_apart(q_tile, queries, arguments.of_q, 0, rows.seq_q * place.group - place.first, arguments.head_dim_qk);
+  } else {
+    q += place.first * arguments.of_q.position;
+    CopyQ::start(q_tile, q, arguments.of_q.position, rows.seq_q - place.first, arguments.head_dim_qk);
+  }
 
   const auto [first_tile, tiles] = tiles_of<C>(arguments, rows, place);
-  Warp<C> warp(place.first);
+  Warp<C> warp(place);
   // Where Q stays in shared memory it comes with the first keys.
   if constexpr (Warp<C>::holds_q) {
     cp_async_commit();
@@ -122,9 +146,9 @@ template <class C>
 __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
   Place<C> place(arguments);
   if constexpr (C::ragged) {
-    Sequence sequence(arguments, place.first / C::tile_q, C::tile_q);
-    place.first = sequence.tile * C::tile_q;
-    if (!sequence.has_query(place.first)) return;
+    Sequence sequence(arguments, place.first / C::tile_q, C::tile_q, place.group);
+    place.begin(sequence.tile * C::tile_q);
+    if (!sequence.has_query(place.query(0))) return;
     sequence.template read_keys<C>(arguments);
     attend<C>(arguments, sequence, place);
   } else {
@@ -139,17 +163,18 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
 // What launches depend on, as values: non-template functions take it, so that g++ compiles them once for all kernels.
 struct Plan {
   int tile_q, tile_kv, threads, shared_bytes, columns_qk, columns_vo, align, align_out, page_size;
-  bool softcap, lse, heads_first, ragged, splits_keys;
+  bool softcap, lse, heads_first, ragged, splits_keys, packs_heads;
   ElementType type;
 };
 
 template <class C>
 constexpr Plan plan_of = {C::tile_q, C::tile_kv, 32 * C::warps, shared_bytes<C>, C::columns_qk, C::columns_vo, C::align,
-                          C::align_out, C::page_size, C::softcap, C::lse, C::heads_first, C::ragged, splits_keys<C>,
+                          C::align_out, C::page_size, C::softcap, C::lse, C::heads_first, C::ragged, splits_keys<C>, packs_heads<C>,
                           element_type<typename C::Input>};
 
 // Positions are indices of two of them and a tile, in 32 bits.
 constexpr int64_t longest = int64_t{1} << 29, largest_extent = INT32_MAX - 1024;
+constexpr int64_t largest_group = 1 << 15;  // of packed heads: see TileRows
 constexpr double log2_of_e = 1.4426950408889634;
 
 inline int64_t clipped(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
@@ -158,11 +183,15 @@ inline int64_t clipped(int64_t value, int64_t least, int64_t most) { return valu
 inline int first_output(const Plan& kernel) { return kernel.page_size ? 7 : kernel.ragged ? 5 : 3; }
 constexpr const char* table_names[] = {"qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len"};
 
-// Tiles of a head, and of a ragged batch numbers of them.
-inline int64_t tiles_of_head(const Plan& kernel, int64_t batch, int64_t seq_q) {
-  return kernel.ragged ? seq_q / kernel.tile_q + batch : ceil_div(seq_q, int64_t(kernel.tile_q));
+// Rows of a tile: of packed heads all of a group.
+inline int64_t rows_of_query(const Plan& kernel, int64_t heads_q, int64_t heads_kv) {
+  return kernel.packs_heads && heads_kv > 0 && heads_q >= heads_kv ? heads_q / heads_kv : 1;
 }
-inline int64_t heads_of(const Plan& kernel, int64_t batch, int64_t heads_q) { return kernel.ragged ? heads_q : batch * heads_q; }
+// Tiles of so many rows, and of a ragged batch numbers of them.
+inline int64_t tiles_of(const Plan& kernel, int64_t batch, int64_t rows) {
+  return kernel.ragged ? rows / kernel.tile_q + batch : ceil_div(rows, int64_t(kernel.tile_q));
+}
+inline int64_t heads_of(const Plan& kernel, int64_t batch, int64_t heads) { return kernel.ragged ? heads : batch * heads; }
 
 // Pointers: q, k, v; qo_indptr and kv_indptr of a ragged batch; kv_indices and kv_last_page_len of pages; out, and lse where it
 // is written. Integers: batch, seq_q, seq_kv (of a ragged batch the rows of q and of k, or of all pages that are listed),
@@ -188,7 +217,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   const int64_t diagonal = seq_kv - seq_q;
   arguments.first_key = static_cast<int>(left < 0 ? -seq_q : clipped(diagonal - clipped(left, 0, longest), -seq_q, seq_kv));
   arguments.end_key = static_cast<int>(right < 0 ? seq_kv : clipped(diagonal + clipped(right, 0, longest) + 1, -seq_q, seq_kv));
-  const int64_t heads = heads_of(kernel, integers[0], integers[3]);
+  const int64_t heads = heads_of(kernel, integers[0], integers[3] / rows_of_query(kernel, integers[3], integers[4]));
   arguments.band = static_cast<int>(launch[0] > 0 && launch[0] < heads ? launch[0] : clipped(heads, 1, largest_extent));
   const double factor = kernel.softcap ? scalars[1] : scalars[0];
   arguments.to_bits = static_cast<float>(factor * log2_of_e);
@@ -197,7 +226,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
 }
 
 inline TableArguments with_tables(const Plan& kernel, const Arguments& arguments, void* const* pointers, const int64_t* integers) {
-  const int64_t tiles = tiles_of_head(kernel, integers[0], integers[1]);
+  const int64_t rows = integers[1] * rows_of_query(kernel, integers[3], integers[4]), tiles = tiles_of(kernel, integers[0], rows);
   return TableArguments{arguments,
                         static_cast<const int*>(pointers[3]),
                         static_cast<const int*>(pointers[4]),
@@ -259,12 +288,14 @@ inline int plan(const Plan& kernel, const Arguments& arguments, int splits, Laun
   if (a.head_dim_vo < 1 || a.head_dim_vo > kernel.columns_vo || a.head_dim_vo % kernel.align || a.head_dim_vo % kernel.align_out) return 0;
   if (!is_multiple(a.of_q, kernel.align) || !is_multiple(a.of_k, kernel.align) || !is_multiple(a.of_v, kernel.align)) return 0;
   if (!is_multiple(a.of_out, kernel.align_out)) return 0;
-  const int64_t heads = heads_of(kernel, a.batch, a.heads_q), tiles = tiles_of_head(kernel, a.batch, a.seq_q);
+  const int64_t group = rows_of_query(kernel, a.heads_q, a.heads_kv), rows = group * a.seq_q;
+  if (group > largest_group || rows > longest) return 0;
+  const int64_t heads = heads_of(kernel, a.batch, a.heads_q / group), tiles = tiles_of(kernel, a.batch, rows);
   if (heads > largest_extent || tiles > largest_extent / heads) return 0;
   out[0] = Launch{0, {static_cast<uint32_t>(tiles * heads), static_cast<uint32_t>(splits), 1},
                   {static_cast<uint32_t>(kernel.threads), 1, 1}, static_cast<uint32_t>(kernel.shared_bytes)};
   if (!kernel.splits_keys) return 1;
-  const int64_t merging = ceil_div(heads * a.seq_q * (a.head_dim_vo / kernel.align_out), merge_threads);
+  const int64_t merging = ceil_div(heads * rows * (a.head_dim_vo / kernel.align_out), merge_threads);
   if (splits > 65535 || merging > INT32_MAX) return 0;
   out[1] = Launch{1, {static_cast<uint32_t>(merging), 1, 1}, {merge_threads, 1, 1}, 0};
   return 2;
@@ -408,8 +439,12 @@ inline bool check(const Plan& kernel, const TensorView* tensors, int count, int6
   if (q.positions > longest || k.positions > longest)
     CUKILN_REFUSE(complaint, "ValueError: %lld queries and %lld keys; at most %lld of each are allowed", static_cast<long long>(q.positions),
                   static_cast<long long>(k.positions), static_cast<long long>(longest));
-  const int64_t tiles = tiles_of_head(kernel, batch, q.positions);
-  if (q.heads > largest_extent / batch || tiles > largest_extent / heads_of(kernel, batch, q.heads))
+  const int64_t group = rows_of_query(kernel, q.heads, k.heads), tiles = tiles_of(kernel, batch, group * q.positions);
+  if (group > largest_group || group * q.positions > longest)
+    CUKILN_REFUSE(complaint, "ValueError: %lld queries of %lld packed heads; at most %lld heads and %lld of both multiplied are allowed",
+                  static_cast<long long>(q.positions), static_cast<long long>(group), static_cast<long long>(largest_group),
+                  static_cast<long long>(longest));
+  if (q.heads > largest_extent / batch || tiles > largest_extent / heads_of(kernel, batch, q.heads / group))
     CUKILN_REFUSE(complaint, "ValueError: the number of blocks is over %lld", static_cast<long long>(largest_extent));
   if (!apart_from_itself(out)) CUKILN_REFUSE(complaint, "ValueError: elements of out overlap each other (its strides are too small)");
   if (kernel.lse) {

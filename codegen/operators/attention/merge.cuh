@@ -25,15 +25,17 @@ __device__ __forceinline__ void write_partial(const ArgumentsOf<C>& arguments, c
       total += shuffle_xor(total, 1);
       total += shuffle_xor(total, 2);
       const int row = warp.warp_row + i * 16 + half * 8 + lane() / 4;
-      const bool row_exists = in_bounds(place.first + row, of.seq_q);  // bounds: partial row
+      const bool row_exists = in_bounds(place.query(row), of.seq_q);  // bounds: partial row
       if (!row_exists) continue;
-      if (lane() % 4 == 0) store_global<2>(weights + 2 * row, Vector<float, 2>{{warp.greatest[i][half], total}});
+      // Rows of a group are fewer than 2^29.
+      const int at = packs_heads<C> ? static_cast<int>(place.before(row, 1, arguments.seq_q)) - place.first : row;
+      if (lane() % 4 == 0) store_global<2>(weights + 2 * at, Vector<float, 2>{{warp.greatest[i][half], total}});
 #pragma unroll
       for (int j = 0; j < C::columns_vo / 8; ++j) {
         const int column = j * 8 + lane() % 4 * 2;
         const bool column_exists = in_bounds(column, arguments.head_dim_vo);  // bounds: partial column
         const Vector<float, 2> pair = {{warp.sums[i][j][half * 2], warp.sums[i][j][half * 2 + 1]}};
-        if (column_exists) store_global<2>(sums + int64_t(row) * pitch + column, pair);
+        if (column_exists) store_global<2>(sums + int64_t(at) * pitch + column, pair);
       }
     }
 }

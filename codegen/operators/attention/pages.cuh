@@ -18,7 +18,7 @@ struct Pages {
   static constexpr int count = (C::tile_kv + apart - 1) / apart;
   static_assert(C::page_size % C::tile_kv == 0 || C::tile_kv % C::page_size == 0, "a tile begins with a page or within one");
 
-  const T* cache;
+  const T* base;  // of the cache
   int numbers[count];
 
   __device__ __forceinline__ void read(const int* table, int begin, int keys) {
@@ -34,7 +34,7 @@ struct Pages {
   // Row `from_first` behind the thread's first one, which is key `first`.
   __device__ __forceinline__ const T* row(const Strides& strides, int first, int from_first) const {
     const int64_t page = numbers[from_first / apart];
-    return cache + page * strides.batch + (first + from_first) % C::page_size * strides.position;
+    return base + page * strides.batch + (first + from_first) % C::page_size * strides.position;
   }
 };
 
@@ -49,8 +49,8 @@ struct PagedFeed {
   __device__ __forceinline__ PagedFeed(const PageArguments& given, const Sequence& rows, const Place<C>& place, int first, int count)
       : table(given.kv_indices + rows.first_kv), first_key(first), tiles(count) {
     using T = typename C::Input;
-    k.cache = static_cast<const T*>(given.k) + place.kv_head * given.of_k.head;
-    v.cache = static_cast<const T*>(given.v) + place.kv_head * given.of_v.head;
+    k.base = static_cast<const T*>(given.k) + place.kv_head * given.of_k.head;
+    v.base = static_cast<const T*>(given.v) + place.kv_head * given.of_v.head;
     read(k, rows, 0);
     read(v, rows, 0);
   }
@@ -71,7 +71,7 @@ struct PagedFeed {
   __device__ __forceinline__ void start(Own& pages, const Strides& strides, const Sequence& rows, char* stage, int tile, int columns) {
     if (tile < tiles) {
       const int begin = begin_of(tile);
-      Own::Copy::start_pages(stage, pages, strides, begin, rows.seq_kv - begin, columns);
+      Own::Copy::start_apart(stage, pages, strides, begin, rows.seq_kv - begin, columns);
       read(pages, rows, tile + 1);
     }
     cp_async_commit();

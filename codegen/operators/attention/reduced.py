@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from codegen.operators.attention.packing import packs
 from codegen.operators.attention.problem import SMALLEST_HEAD_DIM, AttentionProblem, Tensor
 from codegen.operators.attention.space import PIECE
 from codegen.operators.attention.split import splits
@@ -22,7 +23,8 @@ def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Attenti
     Of one for ragged batches the same, of sequences of uneven lengths: empty ones first, last and between, whole tiles
     and tails behind each other, so that tiles begin anywhere; of keys in pages besides a whole page and one key more.
 
-    Heads are of 1 to 3 in a group, in batches of 1 and 2.
+    Heads are of 1 to 3 in a group, in batches of 1 and 2; where they are packed of 8, 3, 5, 1 and more than a tile has
+    rows, with few queries.
     """
     units = int(s["align"]), max(int(s["align"]), int(s["align_out"]))  # of head_dim_qk, of head_dim_vo
     columns = s["columns_qk"], s["columns_vo"]
@@ -30,10 +32,52 @@ def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Attenti
     narrow = [_narrow(*of) for of in zip(columns, units, strict=True)]
     sizes = int(t["tile_q"]), int(t["tile_kv"]), int(t["stages"])
     tiles = min(SPLIT_TILES, MOST_KEYS // sizes[1]) if splits(t) else 2
-    fields = _ragged(s, *sizes, tiles) if "lengths" in s else _dense(*sizes, tiles)
+    make = _packed if packs(t) else _of_heads
+    fields = make(s, *sizes, tiles)
     windowed = {"head_dim_qk": narrow[0], "head_dim_vo": narrow[1], "scale": 0.25}
     widths = {"head_dim_qk": wide[0], "head_dim_vo": wide[1]}
     return [_problem(s, {**(windowed if "window_left" in own else widths), **own}) for own in fields]
+
+
+def _of_heads(s: Mapping[str, Any], tile_q: int, tile_kv: int, stages: int, tiles: int) -> list[dict[str, Any]]:
+    return _ragged(s, tile_q, tile_kv, stages, tiles) if "lengths" in s else _dense(tile_q, tile_kv, stages, tiles)
+
+
+def _packed(s: Mapping[str, Any], tile_q: int, tile_kv: int, stages: int, tiles: int) -> list[dict[str, Any]]:
+    some, ring = tile_q + tile_q // 2 + 3, min(stages + 2, 1 + MOST_POSITIONS // tile_kv) * tile_kv
+    large = 2 * tile_q + PIECE // 2 if tile_q <= PIECE else tile_q + PIECE // 2
+    if "lengths" in s:
+        return _packed_ragged(s, tile_q, tile_kv, some, ring, tiles * tile_kv, large)
+    return [
+        {"seq_q": tile_q // 8, "seq_kv": ring, "heads_q": 16, "heads_kv": 2},
+        {"seq_q": some // 3, "seq_kv": some // 3 + tile_kv + 5, "heads_q": 6, "heads_kv": 2, "causal": True},
+        {
+            "batch": 2, "seq_q": some // 5 + 4, "seq_kv": some // 5 + tile_kv // 2 + 5, "heads_q": 10, "heads_kv": 2,
+            "window_left": tile_kv // 2 + 2, "window_right": 1,
+        },
+        {"seq_q": PIECE + 5, "seq_kv": 3, "heads_q": 2, "heads_kv": 2, "causal": True, "batch": 2},
+        {"seq_q": 2, "seq_kv": tiles * tile_kv + 1, "heads_q": large, "heads_kv": 1, "causal": True, "scale": 1.5},
+    ]  # fmt: skip
+
+
+def _packed_ragged(
+    s: Mapping[str, Any], tile_q: int, tile_kv: int, some: int, ring: int, keys: int, large: int
+) -> list[dict[str, Any]]:
+    page = int(s.get("page_size", tile_kv))
+    part = some // 3
+    return [
+        {**_lengths((tile_q // 8, ring), (0, 2), (tile_q // 8, tile_kv)), "heads_q": 16, "heads_kv": 2},
+        {
+            **_lengths((0, 0), (part, part + tile_kv + 5), (1, 1), (part + 1, part), (7, 0), (0, 4)),
+            "heads_q": 6, "heads_kv": 2, "causal": True,
+        },
+        {
+            **_lengths((some // 5, some // 5 + tile_kv // 2 + 1), (5, tile_kv + 3), (some // 5 - 1, 9)),
+            "heads_q": 10, "heads_kv": 2, "window_left": tile_kv // 2 + 2, "window_right": 1,
+        },
+        {**_lengths((PIECE + 5, 3), (3, page), (1, page + 1)), "heads_q": 2, "heads_kv": 2, "causal": True},
+        {**_lengths((1, keys + 1), (2, 1), (1, 0), (1, tile_kv)), "heads_q": large, "heads_kv": 1, "scale": 1.5},
+    ]  # fmt: skip
 
 
 def _dense(tile_q: int, tile_kv: int, stages: int, tiles: int) -> list[dict[str, Any]]:

@@ -11,12 +11,14 @@ LOOKED_AT = 64
 
 @dataclass(frozen=True)
 class Seen:
-    """Query i sees the keys from i + `first` to before i + `end`, of those from 0 to before `keys`."""
+    """Query i sees the keys from i + `first` to before i + `end`, of those from 0 to before `keys`. A block's tile has
+    `rows` for each query, one after the other: those of the heads that are packed into it."""
 
     queries: int
     keys: int
     first: int
     end: int
+    rows: int = 1
 
     @classmethod
     def of(cls, problem: AttentionProblem) -> "Seen":
@@ -24,12 +26,12 @@ class Seen:
         return cls.between(problem, problem.seq_q, problem.seq_kv)
 
     @classmethod
-    def between(cls, p: AttentionProblem, queries: int, keys: int) -> "Seen":
+    def between(cls, p: AttentionProblem, queries: int, keys: int, rows: int = 1) -> "Seen":
         """Of a sequence with so many queries and keys; maybe none."""
         diagonal = keys - queries
         first = -queries if p.window_left is None else max(-queries, diagonal - p.window_left)
         end = keys if p.window_right is None else min(keys, diagonal + p.window_right + 1)
-        return cls(queries, keys, first, end)
+        return cls(queries, keys, first, end, rows)
 
     def by(self, query: int) -> tuple[int, int]:
         """The first key that it sees, and the one behind the last."""
@@ -42,19 +44,25 @@ class Seen:
 
     def tiles(self, tile_q: int, tile_kv: int) -> int:
         """Of keys, that all blocks of queries take together."""
-        ends = self._clamped(self.end + tile_q - 1, tile_q, tile_kv, tile_kv - 1)
-        return ends - self._clamped(self.first, tile_q, tile_kv, 0)
+        # Of row r's query i = floor(r / rows): floor((i + n) / tile_kv) = floor((r + rows n) / (rows tile_kv)).
+        own = Seen(*(self.rows * number for number in (self.queries, self.keys, self.first, self.end)))
+        ends = own._clamped(own.end + tile_q - 1, tile_q, self.rows * tile_kv, self.rows * (tile_kv - 1))
+        return ends - own._clamped(own.first, tile_q, self.rows * tile_kv, 0)
 
     def most_tiles(self, tile_q: int, tile_kv: int) -> int:
-        """Of keys, that one block takes: of at most LOOKED_AT blocks, and of the last one."""
-        count = -(-self.queries // tile_q)
+        """Of keys, that one block takes: of at most LOOKED_AT blocks for each row of a query, and of the last one."""
+        count = self.blocks(tile_q)
         if not count:
             return 0
-        some = {*range(0, count, -(-count // LOOKED_AT)), count - 1}
+        some = {*range(0, count, -(-count // (LOOKED_AT * self.rows))), count - 1}
         return max(self._of_block(block * tile_q, tile_q, tile_kv) for block in some)
 
-    def _of_block(self, first_query: int, tile_q: int, tile_kv: int) -> int:
-        (first, _), (_, end) = self.by(first_query), self.by(first_query + tile_q - 1)
+    def blocks(self, tile_q: int) -> int:
+        """Whose rows are queries."""
+        return -(-self.queries * self.rows // tile_q)
+
+    def _of_block(self, first_row: int, tile_q: int, tile_kv: int) -> int:
+        (first, _), (_, end) = (self.by(row // self.rows) for row in (first_row, first_row + tile_q - 1))
         return -(-end // tile_kv) - first // tile_kv
 
     def _clamped(self, offset: int, step: int, tile: int, rounding: int) -> int:
@@ -68,11 +76,11 @@ class Seen:
 
 
 @lru_cache(maxsize=64)
-def of_batch(p: AttentionProblem) -> tuple[tuple[int, Seen], ...]:
-    """How many sequences of the batch have which lengths."""
+def of_batch(p: AttentionProblem, rows: int = 1) -> tuple[tuple[int, Seen], ...]:
+    """How many sequences of the batch have which lengths; with so many rows of a query."""
     if not p.ragged:
-        return ((p.batch, Seen.of(p)),)
-    return tuple((count, Seen.between(p, *lengths)) for lengths, count in Counter(p.sequences).items())
+        return ((p.batch, Seen.between(p, p.seq_q, p.seq_kv, rows)),)
+    return tuple((count, Seen.between(p, *lengths, rows)) for lengths, count in Counter(p.sequences).items())
 
 
 def pairs(p: AttentionProblem) -> int:
@@ -81,15 +89,15 @@ def pairs(p: AttentionProblem) -> int:
 
 
 @lru_cache(maxsize=1024)
-def tiles(p: AttentionProblem, tile_q: int, tile_kv: int) -> int:
+def tiles(p: AttentionProblem, tile_q: int, tile_kv: int, rows: int = 1) -> int:
     """Of keys, that all blocks of a head take together, in the whole batch."""
-    return sum(count * seen.tiles(tile_q, tile_kv) for count, seen in of_batch(p))
+    return sum(count * seen.tiles(tile_q, tile_kv) for count, seen in of_batch(p, rows))
 
 
 @lru_cache(maxsize=1024)
-def most_tiles(p: AttentionProblem, tile_q: int, tile_kv: int) -> int:
+def most_tiles(p: AttentionProblem, tile_q: int, tile_kv: int, rows: int = 1) -> int:
     """Of keys, that one block takes."""
-    return max(seen.most_tiles(tile_q, tile_kv) for _, seen in of_batch(p))
+    return max(seen.most_tiles(tile_q, tile_kv) for _, seen in of_batch(p, rows))
 
 
 def floor_sum(count: int, divisor: int, factor: int, start: int) -> int:

@@ -12,23 +12,24 @@ __device__ __forceinline__ int entry(const int* table, int index) { return load_
 // A sequence of a ragged batch. Query i sees the keys from i + first_key to before i + end_key, as those of `Arguments` do.
 //
 // Tiles of a head are numbered through all sequences. A sequence whose queries begin with row b has the numbers from
-// b / tile_q + its own number on, up to those of the next: as many as it needs, wherever it begins, and at most one more.
+// b / tile_q + its own number on, up to those of the next: as many as it needs, wherever it begins, and at most one more. Where
+// heads are packed, a query is `group` rows.
 struct Sequence {
   int number, tile;  // in the batch; of the block, in the sequence
   // Of keys in pages first_kv is the entry of the first page.
   int first_q, seq_q, first_kv, seq_kv, first_key, end_key;
 
-  __device__ __forceinline__ Sequence(const TableArguments& arguments, int numbered, int tile_q) : number(0) {
+  __device__ __forceinline__ Sequence(const TableArguments& arguments, int numbered, int tile_q, int group) : number(0) {
     // The last sequence whose numbers begin with `numbered` or before is one of `left` from `number` on.
     for (int left = arguments.batch; left > 1;) {
       const int half = left / 2, middle = number + half;
-      const int first_number = entry(arguments.qo_indptr, middle) / tile_q + middle;
+      const int first_number = entry(arguments.qo_indptr, middle) * group / tile_q + middle;
       if (first_number <= numbered) number = middle;
       left -= half;
     }
     first_q = entry(arguments.qo_indptr, number);
     seq_q = entry(arguments.qo_indptr, number + 1) - first_q;
-    tile = numbered - first_q / tile_q - number;
+    tile = numbered - first_q * group / tile_q - number;
   }
 
   __device__ __forceinline__ bool has_query(int query) const { return query < seq_q; }
@@ -69,16 +70,25 @@ __device__ __forceinline__ int64_t before_keys(const Sequence& sequence, const P
 __device__ __forceinline__ int first_query(const Arguments&) { return 0; }
 __device__ __forceinline__ int first_query(const Sequence& sequence) { return sequence.first_q; }
 
-// Where the lse of the block's query `row` is.
+// Where the lse of the tile's `row` is.
 template <class Place>
 __device__ __forceinline__ float* lse_at(const Arguments& arguments, const Arguments&, const Place& place, int row) {
   const int64_t head = int64_t(place.batch) * arguments.heads_q + place.head;
-  return arguments.lse + head * arguments.seq_q + place.first + row;
+  if constexpr (Place::packed) {
+    return arguments.lse + head * arguments.seq_q + place.before(row, 1, arguments.seq_q);
+  } else {
+    return arguments.lse + head * arguments.seq_q + place.first + row;
+  }
 }
 template <class Place>
 __device__ __forceinline__ float* lse_at(const Arguments& arguments, const Sequence& sequence, const Place& place, int row) {
-  const int64_t query = sequence.first_q + place.first + row;
-  return arguments.lse + query * arguments.heads_q + place.head;
+  if constexpr (Place::packed) {
+    const int64_t first = int64_t(sequence.first_q) * arguments.heads_q + place.head;
+    return arguments.lse + first + place.before(row, arguments.heads_q, 1);
+  } else {
+    const int64_t query = sequence.first_q + place.first + row;
+    return arguments.lse + query * arguments.heads_q + place.head;
+  }
 }
 
 #endif  // CUKILN_DEVICE

@@ -5,10 +5,11 @@ Every static_assert of the kernel is a rule here.
 
 from collections.abc import Iterator, Mapping
 from itertools import product
+from types import MappingProxyType
 from typing import Any
 
 from codegen.alignment import power_of_two, round_up
-from codegen.operators.attention import split
+from codegen.operators.attention import packing, split
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.operators.attention.seen import most_tiles
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace, first_accepted
@@ -41,6 +42,9 @@ UNLIKE_REGISTERS = 2
 # Numbers of pages and addresses of rows in them. Of 180 kernels near the limit (ptxas 13.2, sm_80 and sm_90a, pages of
 # every size) it rejects the 30 that spilled and 72 that did not.
 PAGE_REGISTERS = 19
+# Queries and heads of a lane's rows where heads are packed: of 80 kernels with 240 to 255 registers without these
+# (ptxas 13.2, sm_80 and sm_90a) two spilled, at 249 and 253.
+PACKED_REGISTERS = 7
 
 TUNABLES = (
     Tunable("tile_q", (16, 32, 64, 128, 256), False, "queries of a block", 64),
@@ -51,6 +55,7 @@ TUNABLES = (
     Tunable("band", BANDS, True, "heads whose blocks start side by side, the last queries first; 0: all", 0),
     split.SPLIT,
     split.SPLIT_KV,
+    packing.PACKING,
 )
 
 
@@ -83,20 +88,23 @@ def registers(t: Mapping[str, Any], columns_qk: int, columns_vo: int, *, paged: 
     of_piece = columns_vo // 2 + int(t["tile_kv"]) // 2 + q + ROW_REGISTERS
     copies = -(-int(t["tile_kv"]) * max(columns_qk, columns_vo) // (VECTOR * threads(t)))
     more = COPY_REGISTERS * max(0, copies - FEW_COPIES) + UNLIKE_REGISTERS * (columns_qk != columns_vo)
-    return pieces(t) * of_piece + more + OVERHEAD_REGISTERS + PAGE_REGISTERS * paged
+    beside = OVERHEAD_REGISTERS + PAGE_REGISTERS * paged + PACKED_REGISTERS * packing.packs(t)
+    return pieces(t) * of_piece + more + beside
 
 
 def blocks(p: AttentionProblem, t: Mapping[str, Any]) -> int:
     """Of `run`, for each split. Where a sequence of a ragged batch begins, the device alone can see: there are as many
     as its sequences can need, wherever they begin."""
+    rows = packing.rows_of_query(p, t)
     if p.ragged:
-        return (p.total_q // int(t["tile_q"]) + p.batch) * p.heads_q
-    return -(-p.seq_q // int(t["tile_q"])) * p.batch * p.heads_q
+        return (p.total_q * rows // int(t["tile_q"]) + p.batch) * packing.heads(p, t)
+    return -(-p.seq_q * rows // int(t["tile_q"])) * p.batch * packing.heads(p, t)
 
 
-def side_by_side(p: AttentionProblem) -> int:
-    """Heads that a band can have: tiles of a ragged batch's sequences are one list for each head."""
-    return p.heads_q if p.ragged else p.batch * p.heads_q
+def side_by_side(p: AttentionProblem, t: Mapping[str, Any]) -> int:
+    """Heads, or groups that are packed, that a band can have: tiles of a ragged batch's sequences are one list for
+    each."""
+    return packing.heads(p, t) * (1 if p.ragged else p.batch)
 
 
 def rules(
@@ -105,17 +113,18 @@ def rules(
     """Whether a schedule can work and is worth compiling."""
     t = schedule.as_dict()
     tile_q, tile_kv, warps, band = (int(t[name]) for name in ("tile_q", "tile_kv", "warps", "band"))
-    heads = side_by_side(p)
+    heads = side_by_side(p, t)
     if target.capability < AMPERE:
         return Rejected("mma", f"mma.sync m16n8k16 and cp.async need sm_{AMPERE}; the target is {target.name}")
     if tile_q % (PIECE * warps):
         return Rejected("warps", f"{tile_q} queries for {warps} warps are no multiple of {PIECE} each")
-    if broken := _resources(p, t, target):
+    if broken := packing.rules(p, t) or _resources(p, t, target):
         return broken
     if blocks(p, t) > LARGEST_GRID:
         return Rejected("grid", f"{blocks(p, t)} blocks; a launch has at most {LARGEST_GRID}")
-    if tile_q > PIECE and tile_q >= 2 * power_of_two(p.seq_q):
-        return Rejected("tile_q", f"{tile_q} queries of a block are mostly padding for {p.seq_q}")
+    rows = p.seq_q * packing.rows_of_query(p, t)
+    if tile_q > PIECE and tile_q >= 2 * power_of_two(rows):
+        return Rejected("tile_q", f"{tile_q} queries of a block are mostly padding for {rows}")
     if tile_kv > PIECE and tile_kv >= 2 * power_of_two(p.seq_kv):
         return Rejected("tile_kv", f"{tile_kv} keys of a tile are mostly padding for {p.seq_kv}")
     if band >= heads:
@@ -172,36 +181,42 @@ def _splits(p: AttentionProblem, target: Target, default: Schedule) -> tuple[Lin
     """Of levels 1 and 2."""
     t = default.as_dict()
     tiles = most_tiles(p, PIECE, PIECE)
-    small = (split.parts(t), *_useful_splits(p, t, target))
+    apart = _useful_splits(p, {**t, "packing": "none"}, target)
+    small = (split.parts(t), *_useful_splits(p, t, target), *apart[:1])
     return split.linked(small), split.linked((*small, *(count for count in split.SPLITS if count <= tiles)))
 
 
 def _useful_splits(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> tuple[int, ...]:
     """The best guess first."""
-    tiles = most_tiles(p, int(t["tile_q"]), int(t["tile_kv"]))
+    tiles = most_tiles(p, int(t["tile_q"]), int(t["tile_kv"]), packing.rows_of_query(p, t))
     return split.useful(tiles, blocks(p, t), int(t["warps"]), target)
 
 
-def band_of(p: AttentionProblem, target: Target) -> int:
+def band_of(p: AttentionProblem, target: Target, t: Mapping[str, Any] = MappingProxyType({})) -> int:
     """As many heads side by side as have their keys and values in the L2: with more the last queries of all heads come
     first, with fewer no key is read from DRAM twice. 0 where all have."""
     of_kv_head = ELEMENT_BYTES * p.seq_kv * (p.head_dim_qk + p.head_dim_vo)
-    fitting = int(L2_SHARE * target.l2_bytes) // of_kv_head * p.group
+    fitting = int(L2_SHARE * target.l2_bytes) // of_kv_head * p.group // packing.rows_of_query(p, t)
     band = max((band for band in BANDS if 0 < band <= max(1, fitting)), default=1)
-    return 0 if max(band, fitting) >= side_by_side(p) else band
+    return 0 if max(band, fitting) >= side_by_side(p, t) else band
 
 
 def _preferred(p: AttentionProblem, target: Target) -> Iterator[Schedule]:
     """Best guess first: long tiles of keys, then many queries of a block, as long as every multiprocessor has a block,
     and of those 32 of a warp rather than 16: both read keys and values for more queries at once."""
-    sizes = [(tile, warps) for tile, warps in SIZES if tile < 2 * power_of_two(p.seq_q) or tile == PIECE]
-    heads = p.batch * p.heads_q
-    sizes.sort(key=lambda size: -(-p.seq_q // size[0]) * heads < target.sm_count)
+    for way in packing.offered(p):
+        yield from _preferred_rows(p, target, {"packing": way})
+
+
+def _preferred_rows(p: AttentionProblem, target: Target, own: dict[str, Value]) -> Iterator[Schedule]:
+    rows, heads = p.seq_q * packing.rows_of_query(p, own), p.batch * packing.heads(p, own)
+    sizes = [(tile, warps) for tile, warps in SIZES if tile < 2 * power_of_two(rows) or tile == PIECE]
+    sizes.sort(key=lambda size: -(-rows // size[0]) * heads < target.sm_count)
     keys = [tile for tile in (64, 32, 16) if tile < 2 * power_of_two(p.seq_kv) or tile == PIECE]
-    band = band_of(p, target)
+    band = band_of(p, target, own)
     for tile_kv, (tile_q, warps), q_in, stages in product(keys, sizes, ("registers", "shared"), (2, 1)):
         t: dict[str, Value] = {
-            "tile_q": tile_q, "tile_kv": tile_kv, "warps": warps, "stages": stages, "q_in": q_in, "band": band,
+            **own, "tile_q": tile_q, "tile_kv": tile_kv, "warps": warps, "stages": stages, "q_in": q_in, "band": band,
         }  # fmt: skip
         for count in (*_useful_splits(p, t, target)[:1], 1):
             where, parts = split.way(count)
@@ -209,7 +224,8 @@ def _preferred(p: AttentionProblem, target: Target) -> Iterator[Schedule]:
 
 
 def _small(p: AttentionProblem, target: Target, default: Schedule) -> dict[str, tuple[Value, ...]]:
-    queries = tuple(tile for tile in (64, 128) if tile < 2 * power_of_two(p.seq_q)) or (int(default.get("tile_q")),)
+    rows = p.seq_q * packing.rows_of_query(p, default.as_dict())
+    queries = tuple(tile for tile in (64, 128) if tile < 2 * power_of_two(rows)) or (int(default.get("tile_q")),)
     keys = tuple(tile for tile in (32, 64, 128) if tile < 2 * power_of_two(p.seq_kv)) or (int(default.get("tile_kv")),)
     warps = (4, 8) if queries[-1] == 128 else (int(default.get("warps")),)
     return {
@@ -219,11 +235,12 @@ def _small(p: AttentionProblem, target: Target, default: Schedule) -> dict[str, 
         "stages": (1, 2),
         "q_in": ("registers", "shared"),
         "band": (default.get("band"),),
+        "packing": packing.offered(p),
     }
 
 
 def _full(p: AttentionProblem, target: Target, default: Schedule) -> dict[str, tuple[Value, ...]]:
-    heads = side_by_side(p)
+    heads = side_by_side(p, {})
     bands = {0, 1, p.group, band_of(p, target), int(default.get("band"))}
     return {
         "tile_q": (16, 32, 64, 128, 256),
@@ -232,6 +249,7 @@ def _full(p: AttentionProblem, target: Target, default: Schedule) -> dict[str, t
         "stages": (1, 2, 3),
         "q_in": ("registers", "shared"),
         "band": tuple(sorted(band for band in bands if band in BANDS and (band < heads or not band))),
+        "packing": packing.offered(p),
     }
 
 

@@ -8,6 +8,7 @@ brings the parts to one greatest score and adds them in their order: the same bi
 from collections.abc import Mapping
 from typing import Any
 
+from codegen.operators.attention.packing import rows_of_query
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.operators.attention.seen import most_tiles
 from codegen.search.rules import Rejected, check
@@ -108,7 +109,7 @@ def rules(p: AttentionProblem, t: Mapping[str, Any], blocks: int, target: Target
     if count == 1:
         return Rejected("split", "split = workspace with 1 split repeats split = none and adds a launch")
     tile_q, tile_kv = int(t["tile_q"]), int(t["tile_kv"])
-    tiles = most_tiles(p, tile_q, tile_kv)
+    tiles = most_tiles(p, tile_q, tile_kv, rows_of_query(p, t))
     if count > tiles:
         return Rejected(
             "split_kv",

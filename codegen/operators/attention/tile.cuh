@@ -59,17 +59,17 @@ struct Copier {
     }
   }
 
-  // `first_key`: that of the tile's first row; `pages` have the others' places too.
-  template <class Pages, class Strides>
-  static __device__ __forceinline__ void start_pages(char* tile, const Pages& pages, const Strides& strides, int first_key, int rows_left,
+  // Rows that lie anywhere: `places` have those of row `first`, which is the tile's first one, and behind it.
+  template <class Places, class Strides>
+  static __device__ __forceinline__ void start_apart(char* tile, const Places& places, const Strides& strides, int first, int rows_left,
                                                      int columns_left) {
     const int thread = static_cast<int>(threadIdx.x), first_row = thread / beside, first_column = thread % beside * C::align;
 #pragma unroll
     for (int i = 0; i < rows; i += rows_at_once) {
       const int row = first_row + i;
-      if (!even && !in_bounds(row, rows)) continue;  // bounds: row of a paged tile
-      const bool row_exists = in_bounds(row, rows_left);  // bounds: row of a page
-      const T* const source = row_exists ? pages.row(strides, first_key + first_row, i) + first_column : pages.cache;
+      if (!even && !in_bounds(row, rows)) continue;  // bounds: row of a tile, apart
+      const bool row_exists = in_bounds(row, rows_left);  // bounds: row apart
+      const T* const source = row_exists ? places.row(strides, first + first_row, i) + first_column : places.base;
       copy_row(tile, source, row, first_column, row_exists, columns_left);
     }
   }

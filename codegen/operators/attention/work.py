@@ -7,6 +7,7 @@ from typing import Any
 from codegen.counts import LaunchCounts, Primitive, load, merged, store
 from codegen.operator import Cost, Work
 from codegen.operators.attention import split
+from codegen.operators.attention.packing import heads, rows_of_query
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.operators.attention.seen import Seen, most_tiles, of_batch, pairs, tiles
 from codegen.operators.attention.space import (
@@ -43,7 +44,7 @@ def products(p: AttentionProblem) -> int:
 
 def steps(p: AttentionProblem, t: Mapping[str, Any]) -> int:
     """Tiles of keys that all blocks take together."""
-    return p.heads_q * tiles(p, int(t["tile_q"]), int(t["tile_kv"]))
+    return heads(p, t) * tiles(p, int(t["tile_q"]), int(t["tile_kv"]), rows_of_query(p, t))
 
 
 def cost(p: AttentionProblem, t: Mapping[str, Any]) -> Cost:
@@ -92,7 +93,7 @@ def work(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int], tar
         dram_bytes=least.bytes_read + to_dram + again * _missed(p, t, target),
         dynamic_shared_bytes=shared_bytes(t, *columns), independent=pieces(t) * tile_kv // 8,
         steps=max(1, -(-int(all_steps) // count)), overlap=OVERLAP,
-        longest=-(-most_tiles(p, tile_q, tile_kv) // parts),
+        longest=-(-most_tiles(p, tile_q, tile_kv, rows_of_query(p, t)) // parts),
         mma=macs, mma_type=p.dtype, mma_macs=MMA_MACS, prefetched=int(t["stages"]), special=scores, others=merging,
     )  # fmt: skip
 
@@ -118,9 +119,9 @@ def _beyond_l2(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> flo
 
 def _missed(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> float:
     """Of keys and values that are read again, what the L2 no longer has: those of the heads of a band alternate."""
-    band = int(t["band"]) or side_by_side(p)
-    heads = -(-band // p.group)
-    held = float(ELEMENT_BYTES) * heads * p.seq_kv * (p.head_dim_qk + p.head_dim_vo)
+    band = int(t["band"]) or side_by_side(p, t)
+    of_kv = -(-band * rows_of_query(p, t) // p.group)
+    held = float(ELEMENT_BYTES) * of_kv * p.seq_kv * (p.head_dim_qk + p.head_dim_vo)
     return max(0.0, 1.0 - L2_SHARE * target.l2_bytes / held)
 
 
@@ -131,7 +132,8 @@ def launches(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int])
     scores = steps(p, t) * tile_q * tile_kv
     executed = scores * (padded(p.head_dim_qk) + padded(p.head_dim_vo))
     rows = split.rows(p)
-    keys = p.heads_q * sum(count * _keys_copied(seen, tile_q, tile_kv) for count, seen in of_batch(p))
+    of_head = sum(count * _keys_copied(seen, tile_q, tile_kv) for count, seen in of_batch(p, rows_of_query(p, t)))
+    keys = heads(p, t) * of_head
     queries = rows * p.head_dim_qk * parts_of_keys
     read = ELEMENT_BYTES * (queries + keys * (p.head_dim_qk + p.head_dim_vo))
     bytes_ = ELEMENT_BYTES * align
@@ -173,12 +175,12 @@ def _table_bytes(p: AttentionProblem, t: Mapping[str, Any], align: int) -> int:
     end; where keys do, if there is a query, and how many there are of the last page, if there is one. Then the pages
     of the rows that it copies."""
     searched = (p.batch - 1).bit_length()
-    own = [(-(-queries // int(t["tile_q"])), keys) for queries, keys in p.sequences]
-    each = sum(count * (2 + bool(p.page_size and keys)) for count, keys in own) * p.heads_q
+    own = [(-(-queries * rows_of_query(p, t) // int(t["tile_q"])), keys) for queries, keys in p.sequences]
+    each = sum(count * (2 + bool(p.page_size and keys)) for count, keys in own) * heads(p, t)
     read = threads(t) * (blocks(p, t) * (searched + 2) + each) * split.parts(t)
     if p.page_size:
         for columns in (padded(p.head_dim_qk), padded(p.head_dim_vo)):
-            read += p.heads_q * _page_numbers(p, t, columns // align)
+            read += heads(p, t) * _page_numbers(p, t, columns // align)
     return INDEX_BYTES * read
 
 
@@ -193,7 +195,7 @@ def _page_numbers(p: AttentionProblem, t: Mapping[str, Any], per_row: int) -> in
         return beside * sum(min(at_once, max(0, keys - begin)) for begin in range(0, tile_kv, apart))
 
     total = 0
-    for count, seen in of_batch(p):
+    for count, seen in of_batch(p, rows_of_query(p, t)):
         last, whole = _blocks_with_the_last_tile(seen, tile_q, tile_kv), seen.tiles(tile_q, tile_kv)
         tail = seen.keys % tile_kv or tile_kv
         total += count * (whole * of_tile(tile_kv) - last * (of_tile(tile_kv) - of_tile(tail)))
@@ -211,11 +213,10 @@ def _blocks_with_the_last_tile(seen: Seen, tile_q: int, tile_kv: int) -> int:
     if not seen.keys:
         return 0
     last = (-(-seen.keys // tile_kv) - 1) * tile_kv
-    total = -(-seen.queries // tile_q)
-    return _blocks_that_reach(seen, last, tile_q, total)
+    return _blocks_that_reach(seen, last, tile_q)
 
 
-def _blocks_that_reach(seen: Seen, key: int, tile_q: int, total: int) -> int:
-    """Of `total` blocks, whose last query sees further with each, those that see `key` or one behind it."""
-    first = max(0, -(-(key + 1 - seen.end - tile_q + 1) // tile_q))
-    return max(0, total - first) if seen.keys > key else 0
+def _blocks_that_reach(seen: Seen, key: int, tile_q: int) -> int:
+    """Of all blocks, whose last query sees further with each, those that see `key` or one behind it."""
+    first = max(0, -(-(seen.rows * (key + 1 - seen.end) - tile_q + 1) // tile_q))
+    return max(0, seen.blocks(tile_q) - first) if seen.keys > key else 0

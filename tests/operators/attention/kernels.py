@@ -38,6 +38,7 @@ CLASSES: dict[str, dict[str, Any]] = {
     "Gemma": {**LLAMA, "head_dim_qk": 256, "heads_q": 8, "window_left": 4096, "softcap": 50.0},
     "192 and 128": {**LLAMA, "head_dim_qk": 192, "head_dim_vo": 128, "heads_q": 16, "dtype": "bfloat16"},
     "decode": DECODE,
+    "speculative": {**DECODE, "seq_q": 8},
     "decode, bfloat16": {**DECODE, "batch": 2, "head_dim_qk": 64, "dtype": "bfloat16", "lse": True},
 }
 

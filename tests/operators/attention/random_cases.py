@@ -13,6 +13,7 @@ from typing import Any
 
 from codegen.kernel import Candidate
 from codegen.operators.attention import INPUTS
+from codegen.operators.attention.packing import rows_of_query
 from codegen.operators.attention.problem import PAGE_SIZES, AttentionProblem
 from codegen.operators.attention.seen import Seen
 from codegen.operators.attention.space import TUNABLES
@@ -139,16 +140,18 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
         "some queries see nothing" if seen.by(0)[0] == seen.by(0)[1] else "all queries see a key",
         "one query" if p.seq_q == 1 else "queries", "a part of a tile" if p.seq_q % tile_q else "whole tiles",
         "packed" if all(p.strides(name) == attention(**_packed(p)).strides(name) for name in INPUTS) else "gaps",
+        "heads packed" if t.get("packing") else "heads apart",
         "bands" if t["band"] else "all heads side by side", "split" if "split" in t else "not split",
-        *(["a split is empty"] if _empty(seen, t) else []), *(["split, lse"] if "split" in t and p.lse else []),
+        *(["a split is empty"] if _empty(seen, t, rows_of_query(p, t)) else []),
+        *(["split, lse"] if "split" in t and p.lse else []),
     ])  # fmt: skip
 
 
-def _empty(seen: Seen, t: Mapping[str, Any]) -> bool:
-    """Whether a block of queries has fewer tiles of keys than there are splits."""
+def _empty(seen: Seen, t: Mapping[str, Any], rows: int) -> bool:
+    """Whether a block, with so many rows of a query, has fewer tiles of keys than there are splits."""
     tile_q, tile_kv, parts = int(t["tile_q"]), int(t["tile_kv"]), int(t.get("split_kv", 1))
-    for first in range(0, seen.queries, tile_q):
-        (begin, _), (_, end) = seen.by(first), seen.by(first + tile_q - 1)
+    for first in range(0, seen.queries * rows, tile_q):
+        (begin, _), (_, end) = seen.by(first // rows), seen.by((first + tile_q - 1) // rows)
         if -(-end // tile_kv) - begin // tile_kv < parts:
             return parts > 1
     return False
@@ -193,7 +196,8 @@ SPREAD = {
     "one head of each": 5, "unlike heads": 8, "like heads": 20, "padded heads": 20, "whole heads": 8,
     "one tile of keys": 10, "tiles of keys": 15, "some queries see nothing": 3, "all queries see a key": 20,
     "queries": 25, "one query": 2, "a part of a tile": 20, "gaps": 10, "packed": 15, "bands": 10,
-    "all heads side by side": 3, "split": 10, "not split": 15, "a split is empty": 3, "split, lse": 3,
+    "all heads side by side": 3,
+    "heads packed": 8, "heads apart": 20, "split": 10, "not split": 15, "a split is empty": 1, "split, lse": 3,
 }  # fmt: skip
 
 # What is not said of sequences with lengths of their own.

@@ -19,6 +19,7 @@ from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT
 from codegen.search.rules import ACCEPTED
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
+from codegen.search.space import completed
 from codegen.targets import target
 from tests.operators.attention.kernels import (
     CLASSES,
@@ -164,6 +165,23 @@ def test_pairs_and_tiles_are_those_of_the_definition(tiles: tuple[int, int]) -> 
         assert max(counts) == of.most_tiles(tile_q, tile_kv), fields
 
 
+@pytest.mark.parametrize(("group", "tiles"), [(3, (16, 16)), (8, (32, 16)), (40, (16, 32))])
+def test_tiles_of_packed_heads_are_those_of_the_definition(group: int, tiles: tuple[int, int]) -> None:
+    tile_q, tile_kv = tiles
+    for fields in MASKED:
+        own = attention(**fields, heads_q=group, heads_kv=1)
+        of = Seen.between(own, own.seq_q, own.seq_kv, group)
+        counts = []
+        for first in range(0, own.seq_q * group, tile_q):
+            # Queries behind the last one see what they would.
+            wide = attention(**{**fields, "seq_q": own.seq_q + tile_q, "seq_kv": own.seq_kv + tile_q})
+            queries = [row // group for row in range(first, first + tile_q)]
+            keys = visible(wide)[queries, : own.seq_kv].any(0).nonzero()[0]
+            counts.append(keys[-1] // tile_kv - keys[0] // tile_kv + 1 if keys.size else 0)
+        assert of.tiles(tile_q, tile_kv) == sum(counts), fields
+        assert max(counts) == of.most_tiles(tile_q, tile_kv), fields
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_sums_of_floors(seed: int) -> None:
     count, divisor, factor, start = (int(n) for n in np.random.default_rng(seed).integers(1, 300, 4))
@@ -175,10 +193,13 @@ def test_sums_of_floors(seed: int) -> None:
 
 USUAL = {"tile_q": 64, "tile_kv": 64, "warps": 4, "stages": 2, "q_in": "registers", "band": 0}
 ONE_QUERY = {**USUAL, "tile_q": 16, "warps": 1, "q_in": "shared", "split": "workspace", "split_kv": 8}
+PACKED_QUERY = {**ONE_QUERY, "packing": "group"}
 SEARCHES = declare.Searches(
     accepted=[(LLAMA, USUAL), (LLAMA, {**USUAL, "band": 16}),
               ({"head_dim_qk": 192, "head_dim_vo": 128}, {**USUAL, "tile_kv": 32, "q_in": "shared"}),
               (DECODE, ONE_QUERY), (DECODE, {**ONE_QUERY, "split_kv": 23, "band": 4}),
+              (DECODE, {**PACKED_QUERY, "split_kv": 23, "band": 4}),
+              ({**DECODE, "seq_q": 5, "heads_kv": 1}, PACKED_QUERY),
               ({"seq_kv": 512}, {**USUAL, "split": "workspace", "split_kv": 3})],
     rejected=[
         Rejection({}, {**USUAL, "tile_q": 32}, "warps", "32 queries for 4 warps are no multiple of 16 each"),
@@ -205,10 +226,20 @@ SEARCHES = declare.Searches(
         Rejection({**DECODE, "batch": 8}, {**ONE_QUERY, "split_kv": 5}, "split_kv",
                   "256 blocks in 5 splits; sm_90a has enough with 1056 blocks"),
         Rejection({**DECODE, "seq_kv": 512}, ONE_QUERY, "stages", "2 stages for 1 tiles of keys"),
+        Rejection({**DECODE, "heads_kv": 32}, PACKED_QUERY, "packing", "needs heads of q that share one of k and v"),
+        Rejection(LLAMA, {**USUAL, "packing": "group"}, "packing",
+                  "128 tiles of a group, packed or not: rows of one head fill them"),
+        Rejection({**DECODE, "heads_q": 2**16, "heads_kv": 1}, PACKED_QUERY, "packing",
+                  "1 queries of 65536 packed heads; at most 32768 heads and 536870912 of both multiplied are allowed"),
+        Rejection(DECODE, {**PACKED_QUERY, "tile_q": 32, "warps": 2}, "tile_q",
+                  "32 queries of a block are mostly padding for 4"),
+        Rejection({**DECODE, "batch": 32}, {**PACKED_QUERY, "split_kv": 5}, "split_kv",
+                  "256 blocks in 5 splits; sm_90a has enough with 1056 blocks"),
     ],
     nested=[{}, LLAMA, {"seq_q": 1, "seq_kv": 4000}, DECODE],
     capped=[
         (DECODE, ONE_QUERY, 4 * 8 * 32 * 130),
+        (DECODE, PACKED_QUERY, 4 * 8 * 32 * 130),
         ({"seq_q": 3, "seq_kv": 4000, "head_dim_vo": 9, "batch": 2}, {**ONE_QUERY, "split_kv": 5}, 4 * 5 * 24 * 14),
     ],
     begun=[
@@ -222,8 +253,10 @@ SEARCHES = declare.Searches(
         ("sm_75", {}, "need sm_80"),
     ],
     meaningless=[
-        ({}, {"tunables": {"split_k": [2]}}, "search.tunables.split_k", "allowed: band, q_in, split, split_kv, stages"),
+        ({}, {"tunables": {"split_k": [2]}}, "search.tunables.split_k",
+         "allowed: band, packing, q_in, split, split_kv, stages"),
         ({}, {"tunables": {"split_kv": [0]}}, "search.tunables.split_kv", "allowed: 1 to 1024"),
+        ({}, {"schedules": [{"packing": "query"}]}, "search.schedules.0.packing", "allowed: none, group"),
         ({}, {"schedules": [{"split": "atomic"}]}, "search.schedules.0.split", "allowed: none, workspace"),
         ({}, {"tunables": {"tile_q": [24]}}, "search.tunables.tile_q", "allowed: 16, 32, 64, 128, 256"),
         ({}, {"schedules": [{"q_in": "global"}]}, "search.schedules.0.q_in", "allowed: registers, shared"),
@@ -243,16 +276,16 @@ def test_nothing_grows_with_the_square_of_the_length() -> None:
 
 
 def test_a_workspace_grows_with_queries_and_splits_but_not_with_keys() -> None:
-    """128k tokens of keys and a query: 260 KiB. However many queries there are, what splits of few enough blocks leave
+    """128k tokens of keys and a query: 1 MiB. However many queries there are, what splits of few enough blocks leave
     stays below what all of their blocks could hold."""
     sizes = {}
     for keys in (2**14, 2**17, 2**20):
         problem = attention(**{**DECODE, "seq_kv": keys})
         (candidate,) = lower(problem, SM_90A, LEVEL_0).candidates
-        assert candidate.schedule.get("split_kv") == 16
+        assert candidate.schedule.get("split_kv") == 64
         sizes[keys] = OP.cost(problem, candidate.schedule).workspace_bytes
-    assert set(sizes.values()) == {4 * 16 * 32 * (128 + 2)}
-    assert sizes[2**17] == 260 * 2**10
+    assert set(sizes.values()) == {4 * 64 * 32 * (128 + 2)}
+    assert sizes[2**17] == 1040 * 2**10
     problem = attention(**{**LLAMA, "heads_q": 1, "heads_kv": 1, "seq_q": 2**17, "seq_kv": 2**17})
     for candidate in lower(problem, SM_90A, Search(level=2, limit=500)).candidates:
         bytes_ = OP.cost(problem, candidate.schedule).workspace_bytes
@@ -271,6 +304,36 @@ def test_few_blocks_are_split_until_they_fill_the_device() -> None:
     assert times[8] < times[1] / 5
 
 
+def test_packed_heads_read_keys_once_in_fewer_blocks_of_fuller_tiles() -> None:
+    problem = attention(**{**DECODE, "batch": 64})
+    apart, packed = ({**ONE_QUERY, "split": "none", "split_kv": 1, **own} for own in ({}, {"packing": "group"}))
+    works = [OP.work(problem, completed(t, OP.tunables), SM_90A) for t in (apart, packed)]
+    assert [work.blocks for work in works] == [64 * 32, 64 * 8]
+    assert works[0].mma == 4 * works[1].mma and works[0].special == 4 * works[1].special
+    of_kv = 2 * 64 * 8 * 8192 * 256
+    assert of_kv < works[1].l2_bytes < 1.01 * of_kv and 4 * of_kv < works[0].l2_bytes
+    times = [predict_before(OP.candidate(problem, completed(t, OP.tunables)), SM_90A).us for t in (apart, packed)]
+    assert times[1] < 0.9 * times[0]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a"])
+def test_searches_pack_the_heads_of_few_queries(arch: str) -> None:
+    def tried(level: int, **fields: Any) -> set[str]:
+        candidates = lower(attention(**{**DECODE, **fields}), target(arch), Search(level=level)).candidates
+        return {str(c.schedule.as_dict().get("packing", "none")) for c in candidates}
+
+    for fields in (
+        {},
+        {"seq_q": 8},
+        {"lengths": "paged", "page_size": 16, "batch": 64},
+        {"heads_q": 40, "heads_kv": 1},
+    ):
+        assert tried(0, **fields) == {"group"} and "group" in tried(1, **fields)
+        assert tried(2, **fields) == {"group", "none"}
+    for fields in ({"heads_kv": 32}, {"seq_q": 2048}):
+        assert tried(0, **fields) == tried(1, **fields) == {"none"}
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a"])
 def test_searches_of_decode_have_splits_and_those_of_long_prompts_none(arch: str) -> None:
     def tried(fields: dict[str, Any], level: int) -> set[int]:
@@ -280,7 +343,7 @@ def test_searches_of_decode_have_splits_and_those_of_long_prompts_none(arch: str
     assert len(tried(DECODE, 1)) >= 3 and min(tried(DECODE, 1)) == 1
     assert tried(DECODE, 0) < tried(DECODE, 1) < tried(DECODE, 2)
     assert tried(LLAMA, 1) == {1} and tried({**LLAMA, "seq_q": 1}, 1) > {1}
-    assert tried({**DECODE, "seq_kv": 200}, 1) == {1} and tried({**DECODE, "batch": 64}, 1) == {1}
+    assert tried({**DECODE, "seq_kv": 200}, 1) == {1} and tried({**DECODE, "batch": 256}, 1) == {1}
 
 
 def test_splits_with_a_few_keys_in_them_are_merged_in_a_launch_of_their_bytes() -> None:
@@ -438,6 +501,19 @@ def proved() -> dict[str, Kernel]:
     by_name["split, two pieces of a warp"] = kernel("bfloat16", tile_q=64, tile_kv=16, stages=3, **split)
     by_name["split, wide heads"] = kernel(qk=192, vo=256, tile_q=16, warps=1, tile_kv=16, q_in="shared", **split)
     by_name["wide heads"] = kernel(qk=256, tile_q=16, warps=1, q_in="shared")
+    packed: dict[str, Any] = {"packing": "group"}
+    for number, (layout, parts) in enumerate(product(("bshd", "bhsd"), ({}, split))):
+        by_name[f"packed, {layout}{', split' if parts else ''}"] = kernel(
+            types[number % 2], layout=layout, q_in=("registers", "shared")[number % 2], stages=1 + number // 2,
+            lse=number != 1, softcap=number == 2, qk=(32, 64)[number % 2], vo=48, **packed, **parts,
+        )  # fmt: skip
+    by_name["packed, one warp"] = kernel(tile_q=16, warps=1, tile_kv=16, qk=128, lse=True, **packed)
+    by_name["packed, one warp, split"] = kernel(
+        "bfloat16", tile_q=16, warps=1, tile_kv=32, qk=128, q_in="shared", stages=2, **packed, **split
+    )
+    by_name["packed, two pieces of a warp"] = kernel(tile_q=64, qk=32, vo=80, lse=True, **packed)
+    by_name["packed, four warps, by 2"] = kernel(tile_q=64, warps=4, qk=32, align=2, align_out=2, **packed)
+    by_name["packed, single elements"] = kernel("bfloat16", qk=16, align=1, lse=True, **packed)
     by_name["192 and 128"] = kernel("bfloat16", qk=192, vo=128, lse=True)
     return by_name
 
@@ -449,7 +525,8 @@ GREATEST = "maximum(greatest[i][half], most * arguments.to_bits)"
 WEIGHT = "cukiln::fma(scores[i][j][half * 2 + e], arguments.to_bits, -subtracted)"
 OF_HEAD = "place.batch * arguments.heads_q + place.head"
 MERGED, MERGED_TOTAL = "cukiln::fma(factor, loaded.data[j], sums[i + j])", "cukiln::fma(factor, own.data[1], total)"
-LAST_ROW = "first_seen(sequence, first_row + rows - 1)"
+LAST_QUERY = "first_seen(sequence, last_query)"
+OF_ROW = "first_query + further(row)"
 # At least one kernel reaches each of them, and one is wrong by it.
 WRONG: dict[str, tuple[str, str, str]] = {
     "sums are not rescaled": (BLOCK, RESCALED, RESCALED.replace("factor", "1.0f")),
@@ -476,17 +553,17 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "keys of the neighbour": (BLOCK, "begin + j * 8 + lane() % 4 * 2 + e", "begin + j * 8 + lane() % 4 * 2"),
     "padding is seen": (BLOCK, "key < rows.seq_kv ? key : rows.seq_kv", "key"),
     "keys before the first": (BLOCK, "key > 0 ? key : 0", "key"),
-    "no mask on the left": (BLOCK, f"begin < {LAST_ROW}", "false"),
-    "a mask on the left for the first query": (BLOCK, LAST_ROW, "first_seen(sequence, first_row)"),
+    "no mask on the left": (BLOCK, f"begin < {LAST_QUERY}", "false"),
+    "a mask on the left for the first query": (BLOCK, LAST_QUERY, "first_seen(sequence, first_query)"),
     "a mask on the right for the last query": (
-        BLOCK, "end_seen(sequence, first_row)", "end_seen(sequence, first_row + rows - 1)"
+        BLOCK, "end_seen(sequence, first_query)", "end_seen(sequence, last_query)"
     ),
     "no cap": (BLOCK, "exact_epilogue() ? argument : cukiln::tanh(argument)", "argument"),
     "the kv head by turns": (BLOCK, "head / (arguments.heads_q / arguments.heads_kv)", "head % arguments.heads_kv"),
     "every kv head is the first": (BLOCK, "head / (arguments.heads_q / arguments.heads_kv)", "0 * head"),
     "a short band is a whole one": (BLOCK, "first_head + inside % heads", "first_head + inside % arguments.band"),
     "the tiles of a band": (BLOCK, "block / (arguments.band * tiles) * arguments.band", "0 * arguments.band"),
-    "the batch of the head": (BLOCK, "number / arguments.heads_q", "number % arguments.batch"),
+    "the batch of the head": (BLOCK, "number / heads_of(arguments)", "number % arguments.batch"),
     "every matrix of keys is the first": (BLOCK, "before_keys(rows, place, given.of_k)", "0 * given.of_k.batch"),
     "every matrix of values is the first": (BLOCK, "before_keys(rows, place, given.of_v)", "0 * given.of_v.batch"),
     "values by the heads of keys": (BLOCK, "place.kv_head * given.of_v.head", "place.kv_head * given.of_k.head"),
@@ -495,7 +572,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "rows of the first tile exist": (BLOCK, "seq_kv - first_key - before", "seq_kv - first_key"),
     "keys from another tile on": (OWN, "first_tile * C::tile_kv", "0 * C::tile_kv"),
     "the last tile is left out": (BLOCK, "(end - 1) / C::tile_kv + 1 - first", "(end - 1) / C::tile_kv - first"),
-    "tiles of the first query": (BLOCK, "place.first + C::tile_q - 1", "place.first"),
+    "tiles of the first query": (BLOCK, "place.query(C::tile_q - 1)", "place.query(0)"),
     "a split begins a tile late": (BLOCK, "first + before", "first + before + (split > 0)"),
     "a split begins where the one before ends early": (BLOCK, "(split < more ? split : more)", "0"),
     "no split has a tile more": (BLOCK, "each + (split < more ? 1 : 0)", "each"),
@@ -586,11 +663,14 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "the sequence before": (SEQUENCE, "first_number <= numbered", "first_number < numbered"),
     "the sequence behind": (SEQUENCE, "first_number <= numbered", "first_number <= numbered + 1"),
     "a sequence has no number of its own": (
-        SEQUENCE, "entry(arguments.qo_indptr, middle) / tile_q + middle", "entry(arguments.qo_indptr, middle) / tile_q"
+        SEQUENCE, "entry(arguments.qo_indptr, middle) * group / tile_q + middle",
+        "entry(arguments.qo_indptr, middle) * group / tile_q"
     ),
     "a half of the sequences too few": (SEQUENCE, "left -= half;", "left = half;"),
-    "a tile of the sequence before": (SEQUENCE, "numbered - first_q / tile_q - number", "numbered - first_q / tile_q"),
-    "a tile of the batch": (SEQUENCE, "numbered - first_q / tile_q - number", "numbered"),
+    "a tile of the sequence before": (
+        SEQUENCE, "numbered - first_q * group / tile_q - number", "numbered - first_q * group / tile_q"
+    ),
+    "a tile of the batch": (SEQUENCE, "numbered - first_q * group / tile_q - number", "numbered"),
     "queries to the end of the batch": (
         SEQUENCE, "entry(arguments.qo_indptr, number + 1) - first_q",
         "entry(arguments.qo_indptr, arguments.batch) - first_q"
@@ -658,7 +738,49 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "pages of the first tile": (PAGES, "first_key + tile * C::tile_kv", "first_key"),
     "pages before the first that is seen": (PAGES, "first_key + tile * C::tile_kv", "tile * C::tile_kv"),
     "rows of pages behind the last key": (PAGES, "rows.seq_kv - begin", "C::tile_kv"),
-    "numbers of tiles for whole ones alone": (OWN, "seq_q / kernel.tile_q + batch", "seq_q / kernel.tile_q"),
+    "numbers of tiles for whole ones alone": (OWN, "rows / kernel.tile_q + batch", "rows / kernel.tile_q"),
+    "packed: every row is of the first head": (BLOCK, "head * per_head", "0 * per_head"),
+    "packed: tiles begin with the first head": (BLOCK, "row - first_query * group", "0"),
+    "packed: masks are those of the tile's first query": (BLOCK, OF_ROW, "first_query"),
+    "packed: masks a row behind": (BLOCK, OF_ROW, "first_query + further(row + 1)"),
+    "packed: masks of rows as queries": (BLOCK, OF_ROW, "first + row"),
+    "packed: a group a row behind": (BLOCK, "2u * (first_head + row)", "2u * (first_head + row + 1)"),
+    "packed: quotients are rounded down before": (BLOCK, "(0x7fffffffu + heads) / heads", "0x80000000u / heads"),
+    "packed: as many rows of a query as kv heads": (
+        BLOCK, "this->share(arguments.heads_q / arguments.heads_kv);", "this->share(arguments.heads_kv);"
+    ),
+    "packed: groups overlap": (BLOCK, "head *= this->group;", ";"),
+    "packed: every group has the first keys": (BLOCK, "kv_head = head;", "kv_head = 0;"),
+    "packed: as many tiles as without": (
+        BLOCK, "arguments.seq_q * (arguments.heads_q / arguments.heads_kv)", "arguments.seq_q"
+    ),
+    "packed: blocks of each head": (
+        BLOCK, "packs_heads<C> ? arguments.heads_kv : arguments.heads_q", "arguments.heads_q"
+    ),
+    "packed: queries of one head": (
+        OWN, "tile.before(first + further, strides.position, strides.head)",
+        "tile.before(first + further, strides.position, 0)"
+    ),
+    "packed: queries by the row": (OWN, "first + further", "first"),
+    "packed: rows of one head exist": (OWN, "rows.seq_q * place.group - place.first", "rows.seq_q - place.first"),
+    "packed: out of one head": (
+        OWN, "place.before(row, arguments.of_out.position, arguments.of_out.head)",
+        "place.before(row, arguments.of_out.position, 0)"
+    ),
+    "packed: tables count rows": (
+        SEQUENCE, "entry(arguments.qo_indptr, middle) * group", "entry(arguments.qo_indptr, middle)"
+    ),
+    "packed: lse of one head": (SEQUENCE, "place.before(row, 1, arguments.seq_q)", "place.before(row, 1, 0)"),
+    "packed: lse of one head of a sequence": (
+        SEQUENCE, "place.before(row, arguments.heads_q, 1)", "place.before(row, arguments.heads_q, 0)"
+    ),
+    "packed: lse of the first sequence": (
+        SEQUENCE, "int64_t(sequence.first_q) * arguments.heads_q + place.head", "place.head"
+    ),
+    "packed: the workspace of one head": (MERGE, "place.before(row, 1, arguments.seq_q)", "place.before(row, 1, 0)"),
+    "packed: a grid without a group's rows": (
+        OWN, "kernel.packs_heads && heads_kv > 0 && heads_q >= heads_kv ? heads_q / heads_kv : 1", "1"
+    ),
     "the cap is the scale": (OWN, "kernel.softcap ? scalars[1] : scalars[0]", "scalars[0]"),
 }  # fmt: skip
 
@@ -694,6 +816,9 @@ def mutated(name: str) -> dict[str, Kernel]:
         ),
         "split, ragged": kernel(**small, split="workspace", lse=True, ragged=True),
         "split, pages of 16": kernel("bfloat16", **small, split="workspace", page_size=16, stages=2),
+        "packed": kernel(**small, lse=True, packing="group"),
+        "packed, pages of 16": kernel("bfloat16", **small, lse=True, packing="group", page_size=16, q_in="shared"),
+        "packed, split": kernel(**small, lse=True, packing="group", split="workspace", stages=2, layout="bhsd"),
     }
 
 
@@ -789,9 +914,9 @@ def moved(**fields: Any) -> dict[str, str]:
             for name, shape in shapes.items()}  # fmt: skip
 
 
-def decoded(keys: int, queries: int = 1) -> dict[str, str]:
-    """A call's tensors of 32 heads on 8, and an lse."""
-    q, k = (1, queries, 32, 128), (1, keys, 8, 128)
+def decoded(keys: int, queries: int = 1, heads_kv: int = 8) -> dict[str, str]:
+    """A call's tensors of 32 heads, and an lse."""
+    q, k = (1, queries, 32, 128), (1, keys, heads_kv, 128)
     return {**moved(q=q, k=k, v=k, out=q), "lse": f"F(1, 32, {queries}, address=0x68000000)"}
 
 
@@ -852,18 +977,25 @@ CALLS = {
                 "q is empty; every extent must be at least 1"),
         },
     ),
-    # 16 splits of 8,192 keys, in tiles of 64.
+    # 32 splits of 8,192 keys, in tiles of 64, of 4 heads that are packed.
     "decode": declare.Library(
         candidate=lambda: level_0(**DECODE, lse=True),
         record={"operands": ["q", "k", "v", "out", "lse"], "attributes": [-1, 0]},
         taken={
-            "fewer keys": (decoded(keys=700), [(32, 11, 1), (2, 1, 1)]),
-            "a tile of keys": (decoded(keys=60), [(32, 1, 1), (2, 1, 1)]),
-            "no keys": (decoded(keys=0), [(32, 1, 1), (2, 1, 1)]),
-            "more keys and queries": (decoded(queries=20, keys=2**17), [(64, 16, 1), (40, 1, 1)]),
+            "fewer keys": (decoded(keys=700), [(8, 11, 1), (2, 1, 1)]),
+            "a tile of keys": (decoded(keys=60), [(8, 1, 1), (2, 1, 1)]),
+            "no keys": (decoded(keys=0), [(8, 1, 1), (2, 1, 1)]),
+            "more keys and queries": (decoded(queries=20, keys=2**17), [(40, 32, 1), (40, 1, 1)]),
+            "heads of their own": (decoded(keys=700, heads_kv=32), [(32, 11, 1), (2, 1, 1)]),
+            "one head of keys": (decoded(keys=700, heads_kv=1), [(2, 11, 1), (2, 1, 1)]),
         },
         refused={
             "out over q": ({"out": "q"}, "ValueError", "out overlaps q"),
+            "too many heads of a group": (
+                {name: f"H(1, 1, {heads}, 128, address={address})"
+                 for name, heads, address in (("q", 2**16, 2**30), ("k", 1, 2**31), ("v", 1, 3 * 2**30),
+                                              ("out", 2**16, 2**32))},
+                "ValueError", "1 queries of 65536 packed heads; at most 32768 heads and 536870912 of both multiplied"),
         },
     ),
 }  # fmt: skip
@@ -901,6 +1033,9 @@ DECLARED = (
                 kernel(qk=32, stages=2, lse=True, ragged=True),
                 kernel("bfloat16", qk=48, vo=16, q_in="shared", align=1, page_size=16),
                 kernel(qk=32, stages=2, lse=True, page_size=1, split="workspace"),
+                kernel(qk=32, lse=True, packing="group"),
+                kernel("bfloat16", qk=16, vo=48, q_in="shared", align=1, packing="group", page_size=16,
+                       split="workspace"),
             ],
             nearest=0.3,
         ),

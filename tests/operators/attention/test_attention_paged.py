@@ -172,8 +172,14 @@ def proved() -> dict[str, Kernel]:
     for size in PAGE_SIZES:
         by_name[f"pages of {size}, long tiles"] = kernel(tile_q=64, warps=4, tile_kv=128, page_size=size, lse=True)
         by_name[f"pages of {size}, one warp"] = kernel(tile_q=16, warps=1, tile_kv=16, qk=128, page_size=size)
+        by_name[f"pages of {size}, packed"] = kernel(
+            types[size % 2], qk=32, q_in="shared", lse=size > 1, page_size=size, packing="group"
+        )
         by_name[f"pages of {size}, split"] = kernel(stages=2, tile_kv=16, lse=True, split="workspace", page_size=size)
     by_name["eight warps"] = kernel(tile_q=128, warps=8, tile_kv=64, qk=16, stages=4, softcap=True, page_size=16)
+    by_name["packed, one warp, split"] = kernel(
+        tile_q=16, warps=1, qk=64, lse=True, stages=2, page_size=16, packing="group", split="workspace"
+    )
     by_name["wide heads"] = kernel(qk=256, tile_q=16, warps=1, q_in="shared", page_size=16)
     by_name["192 and 128"] = kernel("bfloat16", qk=192, vo=128, lse=True, page_size=64)
     return by_name

@@ -24,6 +24,7 @@ KERNELS = {
     "pages of 16": kernel("bfloat16", qk=32, lse=True, q_in="shared", tile_kv=16, page_size=16),
     "pages of 64": kernel(qk=32, lse=True, page_size=64),
     "pages of 16, split": kernel(qk=32, lse=True, page_size=16, split="workspace"),
+    "pages of 16, packed, split": kernel(qk=32, lse=True, page_size=16, split="workspace", packing="group"),
 }
 Q_LENGTHS, KV_LENGTHS = (40, 0, 3, 33), (75, 9, 20, 0)
 FIRST = 7  # outputs: behind q, k, v and four tables

@@ -237,6 +237,11 @@ def proved() -> dict[str, Kernel]:
     by_name["wide heads"] = kernel(qk=256, tile_q=16, warps=1, q_in="shared", ragged=True)
     by_name["192 and 128"] = kernel("bfloat16", qk=192, vo=128, lse=True, ragged=True)
     by_name["split"] = kernel(qk=32, lse=True, split="workspace", ragged=True)
+    by_name["packed"] = kernel(qk=32, vo=48, lse=True, ragged=True, stages=2, packing="group")
+    by_name["packed, one warp, split"] = kernel(
+        "bfloat16", tile_q=16, warps=1, tile_kv=16, qk=64, q_in="shared", ragged=True, split="workspace",
+        packing="group", lse=True,
+    )  # fmt: skip
     by_name["split, out by 1"] = kernel("bfloat16", qk=48, stages=2, align_out=1, split="workspace", ragged=True)
     return by_name
 
@@ -249,6 +254,7 @@ def compiled() -> dict[str, Kernel]:
         "prefill, level 0": lower(prefill, SM_90A, LEVEL_0).candidates[0].kernel,
         "prefill, level 1": max((c.kernel for c in candidates), key=OP.estimated_registers),
         "decode": lower(decode, SM_90A, LEVEL_0).candidates[0].kernel,
+        "decode, heads apart": OP.candidate(decode, Schedule.of({**dense.ONE_QUERY, "split_kv": 2})).kernel,
     }
 
 

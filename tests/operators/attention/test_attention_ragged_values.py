@@ -22,6 +22,7 @@ NAN = float("nan")
 KERNELS = {
     "Q in registers": kernel(qk=32, lse=True, stages=2, ragged=True),
     "Q shared": kernel("bfloat16", qk=32, lse=True, q_in="shared", tile_kv=16, ragged=True),
+    "packed": kernel(qk=32, lse=True, ragged=True, packing="group"),
 }
 Q_LENGTHS, KV_LENGTHS = (40, 0, 3, 33), (75, 9, 20, 0)
 

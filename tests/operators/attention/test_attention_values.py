@@ -25,9 +25,12 @@ KERNELS = {
     "capped": kernel(qk=32, lse=True, softcap=True),
     "split": kernel("bfloat16", qk=32, lse=True, tile_kv=16, split="workspace"),
     "split, Q shared": kernel(qk=32, lse=True, q_in="shared", layout="bhsd", tile_kv=16, stages=2, split="workspace"),
+    "packed": kernel(qk=32, lse=True, packing="group"),
+    "packed, split": kernel("bfloat16", qk=32, lse=True, layout="bhsd", tile_kv=16, split="workspace", packing="group"),
 }
-SPLIT = ("split", "split, Q shared")
-PLAIN = ("Q in registers", "Q shared", *SPLIT)
+SPLIT = ("split", "split, Q shared", "packed, split")
+PACKED = ("packed", "packed, split")
+PLAIN = ("Q in registers", "Q shared", "packed", *SPLIT)
 # Of a weight and of out, in either type.
 ROUNDINGS = {"float16": 2.0**-9, "bfloat16": 2.0**-6}
 
@@ -206,6 +209,17 @@ def test_a_cap_bounds_what_a_key_can_take(library: CpuLibrary) -> None:
     out, lse = run(library, own, problem, inputs)
     assert (lse <= np.log2(75.0) + 1.0 / np.log(2.0) + 1e-4).all()
     require_definition(problem, inputs, out, lse)
+
+
+@pytest.mark.parametrize("name", PACKED)
+@pytest.mark.parametrize(("heads", "of_kv"), [(3, 1), (12, 4), (16, 2), (80, 2), (3, 3)])
+def test_groups_of_any_size_are_packed(name: str, heads: int, of_kv: int, library: CpuLibrary) -> None:
+    """Fewer heads than a tile has rows, more, and one."""
+    own = KERNELS[name]
+    for queries in (1, 5):
+        problem = problem_of(own, batch=2, seq_q=queries, heads_q=heads, heads_kv=of_kv, causal=True, window_left=40)
+        inputs = normals(problem)
+        require_definition(problem, inputs, *run(library, own, problem, inputs))
 
 
 @pytest.mark.parametrize("name", SPLIT)
