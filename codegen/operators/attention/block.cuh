@@ -82,13 +82,6 @@ constexpr int shared_bytes = C::q_in == q_in_shared ? q_bytes<C> + greater(ring_
 
 #if defined(CUKILN_DEVICE)
 
-__device__ __forceinline__ float infinity() { return __builtin_huge_valf(); }
-
-template <class Tile>
-__device__ __forceinline__ char* stage_at(char* ring, int stage) {
-  return ring + stage * Tile::bytes;
-}
-
 // A tile with its number of rows, which a stage of the ring holds.
 template <class C, int columns>
 struct Stage : Tile<C, columns> {

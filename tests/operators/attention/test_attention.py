@@ -443,12 +443,12 @@ def proved() -> dict[str, Kernel]:
 
 
 BLOCK, SEQUENCE, PAGES = "block.cuh", "sequence.cuh", "pages.cuh"
-MERGE, OWN = "merge.cuh", "kernel.cuh"
+MERGE, ADDED, OWN = "merge.cuh", "attention/add_splits.cuh", "kernel.cuh"
 RESCALED = "sums[i][j][half * 2 + e] *= factor;"
 GREATEST = "maximum(greatest[i][half], most * arguments.to_bits)"
 WEIGHT = "cukiln::fma(scores[i][j][half * 2 + e], arguments.to_bits, -subtracted)"
 OF_HEAD = "place.batch * arguments.heads_q + place.head"
-MERGED, MERGED_TOTAL = "cukiln::fma(factor, loaded.data[j], sums[i + j])", "cukiln::fma(factor, own.data[1], total)"
+MERGED, MERGED_TOTAL = ("cukiln::fma(factor, loaded.data[j], sums[i + j])", "cukiln::fma(factor, own.data[1], total)")
 LAST_ROW = "first_seen(sequence, first_row + rows - 1)"
 # At least one kernel reaches each of them, and one is wrong by it.
 WRONG: dict[str, tuple[str, str, str]] = {
@@ -511,25 +511,25 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "totals where sums are": (MERGE, "arguments.splits * rows * pitch + 2 * first", "2 * first"),
     "totals of the first split": (
-        MERGE, "load_global<2>(weights + 2 * split * rows)", "load_global<2>(weights + 0 * split * rows)"
+        ADDED, "load_global<2>(weights + 2 * split * rows)", "load_global<2>(weights + 0 * split * rows)"
     ),
     "the greatest of the first split": (
-        MERGE, "load_global<1>(weights + 2 * split * rows)", "load_global<1>(weights + 0 * split * rows)"
+        ADDED, "load_global<1>(weights + 2 * split * rows)", "load_global<1>(weights + 0 * split * rows)"
     ),
-    "the greatest of the last split": (MERGE, "maximum(greatest, own)", "own"),
-    "sums of the first split": (MERGE, "split * rows * pitch + i", "i"),
-    "sums of the first row": (MERGE, "row * pitch + column", "column"),
-    "sums of the first columns": (MERGE, "row * pitch + column", "row * pitch"),
+    "the greatest of the last split": (ADDED, "maximum(greatest, own)", "own"),
+    "sums of the first split": (ADDED, "split * rows * pitch + i", "i"),
+    "sums of the first row": (ADDED, "row * pitch + column", "column"),
+    "sums of the first columns": (ADDED, "row * pitch + column", "row * pitch"),
     "totals of the first row": (
-        MERGE, "arguments.splits * rows * pitch + 2 * row", "arguments.splits * rows * pitch + 0 * row"
+        ADDED, "arguments.splits * rows * pitch + 2 * row", "arguments.splits * rows * pitch + 0 * row"
     ),
-    "splits are not rescaled": (MERGE, "cukiln::exp2(bits)", "1.0f"),
-    "splits are rescaled to the base e": (MERGE, "cukiln::exp2(bits)", "cukiln::exp(bits)"),
-    "splits are rescaled the other way": (MERGE, "own.data[0] - subtracted", "subtracted - own.data[0]"),
-    "merged sums are not rescaled": (MERGE, MERGED, MERGED.replace("factor", "1.0f")),
-    "the merged total is not rescaled": (MERGE, MERGED_TOTAL, MERGED_TOTAL.replace("factor", "1.0f")),
-    "the merged total of the last split": (MERGE, MERGED_TOTAL, "factor * own.data[1]"),
-    "minus infinity is subtracted of splits": (MERGE, "greatest == -infinity() ? 0.0f : greatest", "greatest"),
+    "splits are not rescaled": (ADDED, "cukiln::exp2(bits)", "1.0f"),
+    "splits are rescaled to the base e": (ADDED, "cukiln::exp2(bits)", "cukiln::exp(bits)"),
+    "splits are rescaled the other way": (ADDED, "own.data[0] - subtracted", "subtracted - own.data[0]"),
+    "merged sums are not rescaled": (ADDED, MERGED, MERGED.replace("factor", "1.0f")),
+    "the merged total is not rescaled": (ADDED, MERGED_TOTAL, MERGED_TOTAL.replace("factor", "1.0f")),
+    "the merged total of the last split": (ADDED, MERGED_TOTAL, "factor * own.data[1]"),
+    "minus infinity is subtracted of splits": (ADDED, "greatest == -infinity() ? 0.0f : greatest", "greatest"),
     "merged, divided by nothing": (MERGE, "total == 0.0f ? 0.0f : 1.0f / total", "1.0f / total"),
     "merged, not divided": (MERGE, "1.0f / total", "1.0f"),
     "merged lse without the greatest": (MERGE, "greatest + cukiln::log2(total)", "cukiln::log2(total)"),
