@@ -36,6 +36,8 @@ MASKED: dict[str, Any] = {"operator": "masked_activation", "shape": [5003], "whe
 ATTENTION: dict[str, Any] = {
     "operator": "attention", "batch": 2, "seq_q": 70, "seq_kv": 150, "heads_q": 2, "head_dim_qk": 64, "head_dim_vo": 40,
 }  # fmt: skip
+MLA: dict[str, Any] = {"operator": "mla", "batch": 4, "seq_kv": 150, "heads_q": 20, "kv_lengths": [150, 20, 0, 33]}
+MLA_PREFILL = {**MLA, "queries": "ragged", "seq_q": 21, "q_lengths": [21, 1, 7, 0], "causal": True, "lse": True}
 
 FILTERS: tuple[Filters, Filters] = ("secret", "public")
 
@@ -180,10 +182,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**ATTENTION, "seq_q": 1, "seq_kv": 1100, "heads_q": 8, "heads_kv": 1, "head_dim_vo": 36},
         {"tile_kv": 32, "split_kv": 16},
     ),
+    "mla, pages of 1": ({**MLA, "page_size": 1}, {"tile_q": 16, "tile_kv": 32, "stages": 2}),
+    "mla, pages of 16, any queries": ({**MLA_PREFILL, "page_size": 16}, {"tile_q": 32, "tile_kv": 32}),
+    "mla, pages of 64, any queries, splits": ({**MLA_PREFILL, "page_size": 64}, {"tile_kv": 16, "split_kv": 4}),
+    "mla, splits": ({**MLA, "page_size": 16, "lse": True}, {"tile_q": 16, "tile_kv": 32, "split_kv": 2}),
 }  # fmt: skip
 
 # These have no product of one length for each output.
-WITHOUT_SUMS = ("masked", "attention")
+WITHOUT_SUMS = ("masked", "attention", "mla")
 # Sums of these differ in length.
 UNEVEN = (
     "ring convolution, image's gradient", "ring convolution, image's gradient, limbs split ahead, stride",

@@ -58,6 +58,10 @@ constexpr int shared_bytes = q_bytes<C> + C::stages * stage_bytes<C> + weights_b
 
 #if defined(CUKILN_DEVICE)
 
+__device__ __forceinline__ constexpr bool in_bounds(int index, int extent) { return index < extent; }
+__device__ __forceinline__ constexpr bool in_bounds(int64_t index, int64_t extent) { return index < extent; }
+__device__ __forceinline__ int lane() { return attention::lane(); }
+
 template <class C> using Ckv = attention::Tile<C, columns_ckv>;
 template <class C> using Kpe = attention::Tile<C, columns_kpe>;
 template <class C> using Weights = attention::Tile<C, C::tile_kv>;
@@ -201,10 +205,11 @@ struct Feed {
       : table(arguments.kv_indices + sequence.first_page), numbers(ring), first_key(own.first * C::tile_kv), tiles(own.count),
         keys(sequence.keys), number(0) {}
 
+  __device__ __forceinline__ int begin_of(int tile) const { return first_key + tile * C::tile_kv; }
   // The page of this thread's key.
   __device__ __forceinline__ void read(int tile) {
-    const int own = static_cast<int>(threadIdx.x), key = first_key + tile * C::tile_kv + own;
-    const bool listed = tile < tiles && own < C::tile_kv && attention::in_bounds(key, keys);  // bounds: listed page
+    const int own = static_cast<int>(threadIdx.x), key = begin_of(tile) + own;
+    const bool listed = tile < tiles && own < C::tile_kv && in_bounds(key, keys);  // bounds: listed page
     if (listed) number = entry(table, key / C::page_size);
   }
   __device__ __forceinline__ void keep(int stage) {
@@ -213,7 +218,7 @@ struct Feed {
   }
   __device__ __forceinline__ void start(const Arguments& arguments, char* target, int stage, int tile) {
     if (tile < tiles) {
-      const int begin = first_key + tile * C::tile_kv;
+      const int begin = begin_of(tile);
       const int* const pages = numbers + stage * C::tile_kv;
       const KeyRows<C> ckv{static_cast<const T*>(arguments.ckv), pages}, kpe{static_cast<const T*>(arguments.kpe), pages};
       copy_rows<C, C::tile_kv>(target, ckv, arguments.of_ckv, kpe, arguments.of_kpe, begin, keys - begin);
@@ -248,10 +253,10 @@ struct Warp {
         warp_row(static_cast<int>(threadIdx.x) / 32 / C::warps_vo * rows),
         least_end(sequence.end_seen(arguments, sequence.first + warp_row)),
         q_nope_reader(attention::down_first<Ckv<C>>(warp_row)),
-        ckv_reader(part * keys + attention::lane() % 8, attention::lane() / 8),
+        ckv_reader(key_of_lane(part), lane() / 8),
         value_reader(attention::down_first<Ckv<C>>(0)),
         q_pe_reader(attention::down_first<Kpe<C>>(warp_row)),
-        kpe_reader(part * keys + attention::lane() % 8, attention::lane() / 8),
+        kpe_reader(key_of_lane(part), lane() / 8),
         weight_reader(attention::down_first<Weights<C>>(warp_row)) {
 #pragma unroll
     for (int i = 0; i < pieces; ++i) {
@@ -268,8 +273,10 @@ struct Warp {
     }
   }
 
+  // The key of the tile that this lane shows ldmatrix first.
+  static __device__ __forceinline__ int key_of_lane(int part) { return part * keys + lane() % 8; }
   // This lane's row, of the tile; it is swizzled as row lane() / 4.
-  __device__ __forceinline__ int row(int piece, int half) const { return warp_row + piece * 16 + half * 8 + attention::lane() / 4; }
+  __device__ __forceinline__ int row(int piece, int half) const { return warp_row + piece * 16 + half * 8 + lane() / 4; }
 
   // scores = Q K^T. Where a warp has 16 rows and 8 keys, sums of every second k-step are a chain of their own.
   using Scores = float[pieces][key_columns][4];
@@ -337,8 +344,8 @@ struct Warp {
         for (int j = 0; j < key_columns; ++j)
 #pragma unroll
           for (int e = 0; e < 2; ++e) {
-            const int key = begin + part * keys + j * 8 + attention::lane() % 4 * 2 + e;
-            const bool seen = attention::in_bounds(key, ends[i][half]);  // bounds: masked key
+            const int key = begin + part * keys + j * 8 + lane() % 4 * 2 + e;
+            const bool seen = in_bounds(key, ends[i][half]);  // bounds: masked key
             if (!seen) scores[i][j][half * 2 + e] = -attention::infinity();
           }
   }
@@ -360,7 +367,7 @@ struct Warp {
       }
   }
   __device__ __forceinline__ void tell(float* exchange, int piece, int half, float value) const {
-    if (attention::lane() % 4 == 0) store_shared<1>(exchange + part * C::tile_q + row(piece, half), Vector<float, 1>{{value}});
+    if (lane() % 4 == 0) store_shared<1>(exchange + part * C::tile_q + row(piece, half), Vector<float, 1>{{value}});
   }
   __device__ __forceinline__ float told(const float* exchange, int other, int piece, int half) const {
     return load_shared<1>(exchange + other * C::tile_q + row(piece, half)).data[0];
@@ -390,8 +397,8 @@ struct Warp {
             pair[e] = cukiln::exp2(bits);
             own += pair[e];
           }
-          const int swizzled = (part * key_columns + j) ^ Weights<C>::swizzle(attention::lane() / 4);  // swizzle: weights
-          unsigned* const target = reinterpret_cast<unsigned*>(weights + Weights<C>::at(row(i, half), swizzled)) + attention::lane() % 4;
+          const int swizzled = (part * key_columns + j) ^ Weights<C>::swizzle(lane() / 4);  // swizzle: weights
+          unsigned* const target = reinterpret_cast<unsigned*>(weights + Weights<C>::at(row(i, half), swizzled)) + lane() % 4;
           store_shared<1>(target, Vector<unsigned, 1>{{pack_pair<T>(pair[0], pair[1])}});
         }
         total[i][half] = total[i][half] * factor + own;

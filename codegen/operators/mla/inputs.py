@@ -17,7 +17,7 @@ from codegen.operators.mla.problem import CACHES, HEAD_DIM_CKV, MlaProblem
 
 Numbers = npt.NDArray[Any]
 # Of a sequence without pages kv_last_page_len is anything.
-OF_NO_PAGE = 7
+OF_NO_PAGE = 99
 
 
 def make_inputs(p: MlaProblem, kind: InputKind, rng: np.random.Generator) -> dict[str, Numbers]:

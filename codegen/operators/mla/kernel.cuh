@@ -24,25 +24,25 @@ __device__ __forceinline__ void write(const Arguments& arguments, const Sequence
       const float total = warp.whole_total(exchange, i, half);
       const float share = share_of(total);
       if constexpr (C::lse) {
-        const bool row_exists = attention::in_bounds(sequence.first + row, sequence.rows);  // bounds: lse row
+        const bool row_exists = in_bounds(sequence.first + row, sequence.rows);  // bounds: lse row
         const float lse = warp.greatest[i][half] + cukiln::log2(total);  // -infinity where nothing is seen
         float* const target = arguments.lse + sequence.of_all(arguments, sequence.first + row);
-        if (warp.part == 0 && attention::lane() % 4 == 0 && row_exists) store_global<1>(target, Vector<float, 1>{{lse}});
+        if (warp.part == 0 && lane() % 4 == 0 && row_exists) store_global<1>(target, Vector<float, 1>{{lse}});
       }
 #pragma unroll
       for (int j = 0; j < Warp<C>::out_columns; ++j) {
         const unsigned pair = pack_pair<T>(warp.sums[i][j][half * 2] * share, warp.sums[i][j][half * 2 + 1] * share);
         const int swizzled = (warp.part * Warp<C>::out_columns + j) ^ Ckv<C>::swizzle(row);  // swizzle: staged out
-        store_shared<1>(reinterpret_cast<unsigned*>(staged + Ckv<C>::at(row, swizzled)) + attention::lane() % 4, Vector<unsigned, 1>{{pair}});
+        store_shared<1>(reinterpret_cast<unsigned*>(staged + Ckv<C>::at(row, swizzled)) + lane() % 4, Vector<unsigned, 1>{{pair}});
       }
     }
   warp_barrier();
   T* const out = static_cast<T*>(arguments.out) + sequence.of_all(arguments, sequence.first) * columns_ckv;
   constexpr int per_row = Warp<C>::out_columns;
 #pragma unroll
-  for (int i = attention::lane(); i < Warp<C>::rows * per_row; i += 32) {
+  for (int i = lane(); i < Warp<C>::rows * per_row; i += 32) {
     const int row = warp.warp_row + i / per_row, chunk = warp.part * per_row + i % per_row;
-    const bool row_exists = attention::in_bounds(sequence.first + row, sequence.rows);  // bounds: out row
+    const bool row_exists = in_bounds(sequence.first + row, sequence.rows);  // bounds: out row
     const int swizzled = chunk ^ Ckv<C>::swizzle(row);  // swizzle: written out
     const Vector<T, vector_elements> vector = load_shared<vector_elements>(reinterpret_cast<const T*>(staged + Ckv<C>::at(row, swizzled)));
     if (row_exists) store_global<vector_elements>(out + row * columns_ckv + chunk * vector_elements, vector);
@@ -62,14 +62,14 @@ __device__ __forceinline__ void write_partial(const SplitArguments& arguments, c
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = warp.row(i, half);
-      const bool row_exists = attention::in_bounds(sequence.first + row, sequence.rows);  // bounds: partial row
+      const bool row_exists = in_bounds(sequence.first + row, sequence.rows);  // bounds: partial row
       if (!row_exists) continue;
       const float total = warp.whole_total(exchange, i, half);
-      if (warp.part == 0 && attention::lane() % 4 == 0) store_global<2>(weights + 2 * row, Vector<float, 2>{{warp.greatest[i][half], total}});
+      if (warp.part == 0 && lane() % 4 == 0) store_global<2>(weights + 2 * row, Vector<float, 2>{{warp.greatest[i][half], total}});
 #pragma unroll
       for (int j = 0; j < Warp<C>::out_columns; ++j) {
         const Vector<float, 2> pair = {{warp.sums[i][j][half * 2], warp.sums[i][j][half * 2 + 1]}};
-        store_global<2>(sums + int64_t(row) * columns_ckv + j * 8 + attention::lane() % 4 * 2, pair);
+        store_global<2>(sums + int64_t(row) * columns_ckv + j * 8 + lane() % 4 * 2, pair);
       }
     }
 }
@@ -127,7 +127,7 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
     reading = attention::next_of(reading, C::stages);
   }
   warp.tell_total(exchange);
-  cp_async_wait<0>();
+  if constexpr (!splits_keys<C>) cp_async_wait<0>();
   __syncthreads();  // all warps have told their totals, and Q has landed where there was no tile: out may take its place
   if constexpr (splits_keys<C>) {
     write_partial<C>(arguments, sequence, warp, exchange);
@@ -144,7 +144,7 @@ __device__ __forceinline__ void merge(const SplitArguments& arguments) {
   const int64_t rows = int64_t(arguments.tokens) * arguments.heads;
   const int64_t row = int64_t(blockIdx.x) * (attention::merge_threads / per_row) + threadIdx.x / per_row;
   const int column = static_cast<int>(threadIdx.x) % per_row * vector_elements;
-  if (!attention::in_bounds(row, rows)) return;  // bounds: merge
+  if (!in_bounds(row, rows)) return;  // bounds: merge
   if constexpr (C::ragged) {
     if (row >= int64_t(entry(arguments.qo_indptr, arguments.batch)) * arguments.heads) return;  // of no sequence
   }

@@ -140,17 +140,17 @@ def space(p: MlaProblem, target: Target, search: Search) -> SearchSpace:
 
 
 def _splits(p: MlaProblem, target: Target, default: Schedule) -> tuple[Linked, Linked]:
-    """Of levels 1 and 2."""
+    """Of levels 1 and 2: also those of four times as many blocks, which even out what multiprocessors have to do."""
     t = default.as_dict()
-    small = (1, split.parts(t), *_useful_splits(p, t, target))
+    small = (1, split.parts(t), *_useful_splits(p, t, target), *_useful_splits(p, t, target, rounds=4))
     tiles = most_tiles(p, PIECE, PIECE)
     return split.linked(small), split.linked((*small, *(count for count in split.SPLITS if count <= tiles)))
 
 
-def _useful_splits(p: MlaProblem, t: Mapping[str, Any], target: Target) -> tuple[int, ...]:
-    """The best guess first."""
+def _useful_splits(p: MlaProblem, t: Mapping[str, Any], target: Target, rounds: int = 1) -> tuple[int, ...]:
+    """The best guess first, for `rounds` times as many blocks as fill the device."""
     tiles = most_tiles(p, int(t["tile_q"]), int(t["tile_kv"]))
-    return split.useful(tiles, blocks(p, t), int(t["warps"]), target)
+    return split.useful(tiles, max(1, blocks(p, t) // rounds), int(t["warps"]), target)
 
 
 def _preferred(p: MlaProblem, target: Target) -> Iterator[Schedule]:

@@ -346,6 +346,7 @@ BLOCK, OWN = "block.cuh", "kernel.cuh"
 RESCALED = "sums[i][j][half * 2 + e] *= factor;"
 WEIGHT = "cukiln::fma(scores[i][j][half * 2 + e], arguments.to_bits, -subtracted)"
 TOTAL = "total[i][half] * factor + own"
+FIRST_NUMBER = "entry(arguments.qo_indptr, middle) * arguments.heads / C::tile_q + middle"
 # At least one kernel reaches each of them, and one is wrong by it.
 WRONG: dict[str, tuple[str, str, str]] = {
     "sums are not rescaled": (BLOCK, RESCALED, RESCALED.replace("factor", "1.0f")),
@@ -362,7 +363,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "the greatest is not scaled": (BLOCK, "most * arguments.to_bits", "most"),
     "nothing is subtracted": (BLOCK, WEIGHT, WEIGHT.replace("-subtracted", "0.0f")),
-    "minus infinity is subtracted": (BLOCK, "now == -infinity() ? 0.0f : now", "now"),
+    "minus infinity is subtracted": (BLOCK, "now == -attention::infinity() ? 0.0f : now", "now"),
     "rescaled the other way": (BLOCK, "greatest[i][half] - subtracted", "subtracted - greatest[i][half]"),
     "weights to the base e": (BLOCK, "cukiln::exp2(bits)", "cukiln::exp(bits)"),
     "weights of the first warp": (BLOCK, "(part * key_columns + j)", "(0 * key_columns + j)"),
@@ -374,36 +375,31 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "queries of the first piece": (BLOCK, "q_reader.at(q, k, i)", "q_reader.at(q, k, 0)"),
     "queries of one k-step": (BLOCK, "q_reader.at(q, k + 1, i)", "q_reader.at(q, k, i)"),
     "the first keys of a warp": (BLOCK, "j * 8 * Tile::row_bytes", "0 * Tile::row_bytes"),
-    "the first 64 columns of keys": (BLOCK, "ckv_reader, stage + first", "ckv_reader, stage"),
-    "the first 64 columns of queries": (BLOCK, "q_nope_reader, q + first", "q_nope_reader, q"),
+    "the first 64 columns of keys": (BLOCK, "stage + first", "stage"),
+    "the first 64 columns of queries": (BLOCK, "q + first", "q"),
     "queries without a place": (BLOCK, "q + C::tile_q * Ckv<C>::row_bytes", "q"),
-    "keys without a place": (BLOCK, "kpe_reader, stage + Keys<C>::at_kpe", "kpe_reader, stage"),
-    "keys of the first warp": (
-        BLOCK, "ckv_reader(part * keys + attention::lane()", "ckv_reader(0 * keys + attention::lane()"
-    ),
-    "places of the first warp's keys": (
-        BLOCK, "kpe_reader(part * keys + attention::lane()", "kpe_reader(0 * keys + attention::lane()"
-    ),
+    "keys without a place": (BLOCK, "stage + Keys<C>::at_kpe", "stage"),
+    "keys of the first warp": (BLOCK, "part * keys + lane() % 8", "lane() % 8"),
     "every group of warps has the first rows": (
         BLOCK, "static_cast<int>(threadIdx.x) / 32 / C::warps_vo * rows", "0 * rows"
     ),
-    "keys of the neighbour": (BLOCK, "j * 8 + attention::lane() % 4 * 2 + e", "j * 8 + attention::lane() % 4 * 2"),
-    "masked as the first warp's keys": (BLOCK, "begin + part * keys + j * 8", "begin + 0 * keys + j * 8"),
-    "a mask for the last row": (BLOCK, "sequence.first + warp_row)", "sequence.first + warp_row + rows - 1)"),
+    "keys of the neighbour": (BLOCK, "lane() % 4 * 2 + e", "lane() % 4 * 2"),
+    "masked as the first warp's keys": (BLOCK, "begin + part * keys", "begin + 0 * keys"),
+    "a mask for the last row": (BLOCK, "sequence.first + warp_row", "sequence.first + warp_row + rows - 1"),
     "padding is seen": (BLOCK, "key < keys ? key : keys", "key"),
     "a row sees what its number says": (BLOCK, "row / arguments.heads + end", "row + end"),
     "causal, aligned to the beginning": (
         BLOCK, "keys - rows / arguments.heads + 1", "1"
     ),
     "causal, a key less": (BLOCK, "keys - rows / arguments.heads + 1", "keys - rows / arguments.heads"),
-    "always causal": (BLOCK, "arguments.causal ?", "true ?"),
+    "always causal": (BLOCK, "arguments.causal", "true"),
     "tiles of the first row": (BLOCK, "sequence.first + C::tile_q - 1", "sequence.first"),
     "the last tile is left out": (BLOCK, "(end - 1) / C::tile_kv + 1", "(end - 1) / C::tile_kv"),
     "a split begins a tile late": (BLOCK, "split * each + (split < more ? split : more)", "split * each + split"),
     "no split has a tile more": (BLOCK, "each + (split < more ? 1 : 0)", "each"),
     "every split is the first": (BLOCK, "static_cast<int>(blockIdx.y)", "0 * static_cast<int>(blockIdx.y)"),
     "the sequence before": (BLOCK, "first_number <= numbered", "first_number < numbered"),
-    "a sequence has no number of its own": (BLOCK, "/ C::tile_q + middle", "/ C::tile_q"),
+    "a sequence has no number of its own": (BLOCK, FIRST_NUMBER, FIRST_NUMBER.removesuffix(" + middle")),
     "a half of the sequences too few": (BLOCK, "left -= half;", "left = half;"),
     "tiles of the first queries": (BLOCK, "numbered - first_q * arguments.heads / C::tile_q - number", "0 * numbered"),
     "queries of the next sequence": (
@@ -426,14 +422,14 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "keys of the first page of the cache": (BLOCK, "page * strides.outer", "0 * strides.outer"),
     "queries of the first token": (BLOCK, "query * strides.outer", "0 * strides.outer"),
     "queries of the first head": (BLOCK, "(number - query * heads)", "0"),
-    "the first tile again": (BLOCK, "first_key + tile * C::tile_kv;", "first_key;"),
-    "rows behind the last key": (BLOCK, "begin, keys - begin", "begin, C::tile_kv"),
-    "numbers of the first stage": (BLOCK, "numbers + stage * C::tile_kv;", "numbers;"),
+    "the first tile again": (BLOCK, "first_key + tile * C::tile_kv", "first_key"),
+    "rows behind the last key": (BLOCK, "keys - begin", "C::tile_kv"),
+    "numbers of the first stage": (BLOCK, "stage * C::tile_kv + own", "own"),
     "a total of two lanes": (BLOCK, "own += shuffle_xor(own, 2);", "own += 0.0f;"),
     "a total of half of the lanes": (BLOCK, "own += shuffle_xor(own, 1);", "own += 0.0f;"),
     "the total of the first warp": (BLOCK, "whole += told(exchange, other, piece, half)", "whole += 0.0f"),
     "numbers a tile late": (OWN, "feed.read(tile + C::stages)", "feed.read(tile + C::stages + 1)"),
-    "keys a tile late": (OWN, "filling, tile + C::stages - 1", "filling, tile + C::stages"),
+    "keys a tile late": (OWN, "tile + C::stages - 1", "tile + C::stages"),
     "numbers of another stage": (OWN, "feed.keep(reading)", "feed.keep(filling)"),
     "masked as another tile": (OWN, "(own.first + tile) * C::tile_kv", "tile * C::tile_kv"),
     "divided by nothing": (BLOCK, "total == 0.0f ? 0.0f : 1.0f / total", "1.0f / total"),
@@ -442,14 +438,11 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "lse of the first rows": (OWN, "sequence.of_all(arguments, sequence.first + row)", "row"),
     "out of the first rows": (OWN, "sequence.of_all(arguments, sequence.first) * columns_ckv", "0"),
     "out of the first warp": (OWN, "(warp.part * Warp<C>::out_columns + j)", "(0 * Warp<C>::out_columns + j)"),
-    "the workspace of the first split": (OWN, "blockIdx.y * rows + sequence", "0 * rows + sequence"),
+    "the workspace of the first split": (OWN, "blockIdx.y * rows", "0 * rows"),
     "the workspace of the first warp": (OWN, "warp.part * Warp<C>::own_columns", "0 * Warp<C>::own_columns"),
     "partial totals where sums are": (OWN, "arguments.splits * rows * columns_ckv + 2 * first", "2 * first"),
-    "merged rows of no sequence": (
-        OWN, "row >= int64_t(entry(arguments.qo_indptr, arguments.batch)) * arguments.heads", "false"
-    ),
-    "merged lse of the first row": (OWN, "arguments.lse + row, Vector", "arguments.lse + 0 * row, Vector"),
-    "queries of the first sequence": (OWN, "const int64_t token = sequence.first_q", "const int64_t token = 0"),
+    "merged lse of the first row": (OWN, "arguments.lse + row", "arguments.lse + 0 * row"),
+    "queries of the first sequence": (OWN, "token * arguments.of_q_nope.outer", "0 * arguments.of_q_nope.outer"),
     "scores as exponents of e": (OWN, "scalars[0] * log2_of_e", "scalars[0]"),
     "a workspace of one split": (OWN, "4 * splits(kernel, integers[3], launch[0])", "4 * 1"),
     "numbers of tiles for whole ones alone": (OWN, "rows / kernel.tile_q + batch", "rows / kernel.tile_q"),
@@ -474,6 +467,7 @@ MUTATIONS = declare.Mutations(
     files=(BLOCK, OWN),
     wrong=WRONG,
     counts={"barrier": 5, "warp barrier": 1, "commit": 1, "wait": 4},
+    definitions={"bounds": 2},
 )
 
 # ---- winners
