@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from itertools import product
 from typing import Any
 
 from codegen.kernel import Candidate
@@ -11,17 +12,20 @@ from codegen.operators.mla.problem import CACHES, PAGE_SIZES, TENSORS, VECTOR, M
 from codegen.operators.mla.seen import of_batch
 from codegen.operators.mla.space import TUNABLES
 from codegen.search.rules import Accepted
-from codegen.search.schedule import Schedule
 from codegen.search.space import completed
 from codegen.targets import target
 from tests.operators.mla.kernels import OP, mla
 
 TARGETS = ("sm_80", "sm_90a", "sm_86")
 HEADS = (1, 3, 8, 16, 16, 20, 37, 128)
-LENGTHS = (1, 8, 40, 130)
+LENGTHS = (1, 20, 70, 70, 150)
 PARTS = (2, 2, 3, 5)  # of keys, where they are split
 MOST_SCORES = 12_000
-ATTEMPTS = 3000
+NAMES = ("tile_q", "tile_kv", "warps", "warps_vo", "stages")
+EVERY = [
+    dict(zip(NAMES, values, strict=True))
+    for values in product(*(tuple(tunable.allowed) for tunable in TUNABLES if tunable.name in NAMES))
+]
 
 
 def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
@@ -34,17 +38,12 @@ def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
 def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
     arch = TARGETS[number // 2 % 3]
     while True:
-        problem = _problem(number, rng)
-        for _ in range(ATTEMPTS):
-            schedule = _schedule(number, rng)
+        problem, parts = _problem(number, rng), rng.choice(PARTS) if number // 3 % 2 else 1
+        for values in rng.sample(EVERY, len(EVERY)):
+            own = {**values, "split": "workspace" if parts > 1 else "none", "split_kv": parts}
+            schedule = completed(own, TUNABLES)
             if isinstance(OP.rules(problem, schedule, target(arch)), Accepted):
                 return arch, OP.candidate(problem, schedule)
-
-
-def _schedule(number: int, rng: random.Random) -> Schedule:
-    values = {tunable.name: rng.choice(tuple(tunable.allowed)) for tunable in TUNABLES}
-    parts = rng.choice(PARTS) if number // 3 % 2 else 1
-    return completed({**values, "split": "workspace" if parts > 1 else "none", "split_kv": parts}, TUNABLES)
 
 
 def _problem(number: int, rng: random.Random) -> MlaProblem:
@@ -110,7 +109,7 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
         "tiles of a page": p.page_size > tile_kv,
         "pages of a tile": 1 < p.page_size < tile_kv,
     }
-    named = [f"{name} {t[name]}" for name in ("tile_q", "tile_kv", "warps", "warps_vo", "stages")]
+    named = [f"{name} {t[name]}" for name in NAMES]
     return Counter([
         f"target {arch}", f"dtype {p.dtype}", f"queries {p.queries}", f"pages of {p.page_size}", *named,
         *(kind for kind, has in kinds.items() if has),
@@ -123,7 +122,7 @@ SPREAD = {
     "queries one": 30, "queries ragged": 30, "pages of 1": 20, "pages of 16": 20, "pages of 64": 20, "split": 10,
     "not split": 15, "split, lse": 2, "lse": 8, "causal": 8, "no keys": 15, "no queries": 5,
     "fewer keys than queries": 8, "tiles of keys": 10, "one tile of keys": 10, "tiles of a query": 5,
-    "queries of a tile": 2, "heads that divide no tile": 15, "gaps": 10, "a page in part": 15, "tiles of a page": 4,
+    "queries of a tile": 10, "heads that divide no tile": 15, "gaps": 10, "a page in part": 15, "tiles of a page": 10,
     "pages of a tile": 2, "tile_q 16": 10, "tile_q 32": 3, "tile_q 64": 1, "tile_kv 16": 8, "tile_kv 32": 4,
     "tile_kv 64": 1, "warps 2": 4, "warps 4": 4, "warps 8": 3, "warps_vo 2": 8, "warps_vo 4": 5, "warps_vo 8": 1,
     "stages 2": 10, "stages 3": 1,
