@@ -19,6 +19,8 @@ LONGEST_BUDGET_SECONDS = 7 * 24 * 3600
 Target = Annotated[StrictStr, Field(min_length=1, max_length=16)]
 DeviceClass = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,128}$")]
 Name = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
+LabelKey = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
+Labels = Annotated[dict[LabelKey, Name], Field(max_length=16)]
 
 
 class Budget(BaseModel):
@@ -45,6 +47,8 @@ class JobRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    name: Name | None = Field(None, description="Of the job, for people: several may have one.")
+    labels: Labels | None = Field(None, description="At most 16, such as a model or a team, to list jobs by.")
     target: Target | None = Field(None, description="Architecture, as in GET /v1/targets; default: the service's.")
     search: Search | None = Field(None, description='Default: {"level": 1}.')
     priority: Literal["low", "normal", "high"] = "normal"

@@ -16,6 +16,7 @@ from codegen.plan.generator import generator
 from service.app import create_app
 from service.http.connections import ConnectionLimits, Connections
 from service.http.large_bodies import CONNECTIONS, ApiServer, BodyProcess, serve_bodies
+from service.http.request_ids import NameRequests
 from storage.blobs.blob_store import BlobStore
 from storage.config.files import UMASK, raise_descriptor_limit
 from storage.config.logs import set_up_logging
@@ -37,7 +38,7 @@ def main() -> int:
     os.umask(UMASK)
     try:
         settings = load_settings()
-        set_up_logging(settings.log_level)
+        set_up_logging(settings.log_level, NameRequests())
         raise_descriptor_limit()
         load_operator_path(settings)
         database = Database(settings.database_url)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 
 from fastapi import Depends, FastAPI
 
@@ -10,7 +11,8 @@ from cukiln.types import Job
 from service import openapi
 from service.auth import Gate, may_call
 from service.context import Service
-from service.http import handle_errors
+from service.http import handle_errors, request_ids
+from service.http.compressed import CompressJson
 from service.http.head import HeadAsGet
 from service.http.parameters import known_parameters
 from service.http.turns import Turns
@@ -28,7 +30,7 @@ from service.routes import (
     traces,
     winners,
 )
-from service.routes.accept_job import accept_jobs
+from service.routes.accept_job import Submission, accept_jobs
 from service.threads import Together
 from storage.config.settings import Settings
 
@@ -50,7 +52,8 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         service = open_service(settings)
-        submissions = Together[bytes, Job]("submissions", lambda bodies: accept_jobs(service, bodies), MOST_SUBMISSIONS)
+        accept = partial(accept_jobs, service)
+        submissions = Together[Submission, Job]("submissions", accept, MOST_SUBMISSIONS)
         app.state.service, app.state.submissions, app.state.event_turns = service, submissions, Turns()
         app.state.reports = asyncio.Semaphore(jobs.REPORTS_AT_ONCE)
         try:
@@ -74,6 +77,8 @@ def create_app(settings: Settings, open_service: Callable[[Settings], Service] =
     app.router.routes.insert(0, winners.DIRECT)
     handle_errors.install(app, [route for module in ROUTERS for route in module.router.routes])
     app.add_middleware(HeadAsGet)
+    app.add_middleware(CompressJson)
     app.add_middleware(Gate)
+    request_ids.install(app)
     app.openapi = lambda: openapi.document(app)  # type: ignore[method-assign]
     return app

@@ -52,9 +52,14 @@ async def may_call(request: Request) -> None:
         return
     default: keys.Scope = "read" if request.method in SAFE_METHODS else "admin"
     needed: keys.Scope = getattr(request.scope["route"].endpoint, "needs", default)
+    require_scope(caller, needed, "this call")
+
+
+def require_scope(caller: Caller, needed: keys.Scope, what: str) -> None:
+    """Raises Refused (403) where the caller's key does not have it."""
     if not caller.may(needed):
         has = ", ".join(scope for scope in keys.SCOPES if caller.may(scope))
-        detail = f"The key {caller.name!r} has the scopes {has}; this call needs {needed}."
+        detail = f"The key {caller.name!r} has the scopes {has}; {what} needs {needed}."
         raise refuse("forbidden", detail, field="Authorization", allowed=[needed])
 
 

@@ -1,5 +1,6 @@
 """The OpenAPI document: FastAPI's, with the bodies that we read ourselves and the problems of every call."""
 
+import json
 from http import HTTPStatus
 from typing import Any
 
@@ -70,8 +71,23 @@ def document(app: FastAPI) -> dict[str, Any]:
         components.setdefault("schemas", {}).update(_schemas())
         components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         made["security"] = [{"key": []}, {}]
-        app.openapi_schema = made
+        app.openapi_schema = _as_3_1(made)
     return app.openapi_schema
+
+
+def _as_3_1(part: Any) -> Any:
+    """FastAPI describes the items of an event stream with a keyword of OpenAPI 3.2, which validators of 3.1 refuse.
+    Generators of clients refuse a default that is an object, as pydantic has it for a union: a description says it."""
+    if isinstance(part, list):
+        return [_as_3_1(element) for element in part]
+    if not isinstance(part, dict):
+        return part
+    own = {name: _as_3_1(value) for name, value in part.items()}
+    if "itemSchema" in own:
+        own["schema"] = {"type": "string", "description": json.dumps(own.pop("itemSchema")["properties"])}
+    if "oneOf" in own and isinstance(own.get("default"), dict):
+        own["description"] = f"{own.get('description', '')} Default: {json.dumps(own.pop('default'))}.".strip()
+    return own
 
 
 def _schemas() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from service.http.errors import Refused, problem_detail
+from service.http.request_ids import request_id
 
 PROBLEM_JSON = "application/problem+json"
 SENT_AT_ONCE = 64 << 10
@@ -25,7 +26,7 @@ def json_response(answer: BaseModel, *, status: int = 200, headers: Mapping[str,
 def problem_response(refused: Refused, instance: str | None = None) -> Response:
     """The problem as application/problem+json."""
     shown = instance.encode("utf-8", "replace").decode()[:200] if instance is not None else None
-    body = problem_detail(refused, shown).model_dump_json(exclude_none=True).encode()
+    body = problem_detail(refused, shown, request_id()).model_dump_json(exclude_none=True).encode()
     headers = {"Cache-Control": "no-store", **refused.headers}
     return Response(body, status_code=refused.status, headers=headers, media_type=PROBLEM_JSON)
 

@@ -48,6 +48,7 @@ KINDS: Mapping[str, Kind] = {
     "method-not-allowed": Kind(405, "The path does not know this method"),
     "body-too-slow": Kind(408, "The body came too slowly"),
     "import-withdrawn": Kind(409, "The import was withdrawn while it was written"),
+    "idempotency-key-reused": Kind(422, "Another request was sent under this Idempotency-Key"),
     "job-finished": Kind(409, "The job has already ended"),
     "job-unfinished": Kind(409, "The job has not ended yet"),
     "nothing-to-retry": Kind(409, "Nothing of the job is left to be tried again"),
@@ -122,7 +123,7 @@ def refuse(
     return Refused((Fault(kind, detail, field, allowed),), headers or {})
 
 
-def problem_detail(refused: Refused, instance: str | None = None) -> ProblemDetail:
+def problem_detail(refused: Refused, instance: str | None = None, request_id: str | None = None) -> ProblemDetail:
     """The body of the answer; a list of errors only where there is more than one."""
     first, count = refused.faults[0], len(refused.faults)
     kind = KINDS[first.kind]
@@ -135,6 +136,7 @@ def problem_detail(refused: Refused, instance: str | None = None) -> ProblemDeta
         status=kind.status,
         detail=detail,
         instance=instance,
+        request_id=request_id,
         field=first.field,
         allowed=first.allowed,
         errors=[fault.as_error() for fault in refused.faults[:MAX_FAULTS]] if count > 1 else None,

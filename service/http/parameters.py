@@ -1,4 +1,4 @@
-"""Query parameters: every one known, each once; what is allowed in one that is wrong."""
+"""Query parameters: every one known, each once where it is no list; what is allowed in one that is wrong."""
 
 from collections import Counter
 from typing import Any
@@ -15,10 +15,12 @@ async def known_parameters(request: Request) -> None:
     `?staet=done` would otherwise list all jobs, not the done ones. Probes may add what they like to /healthz."""
     if not request.scope["query_string"] or not request.url.path.startswith("/v1/"):
         return
-    names = {parameter["name"] for parameter in _described(request) if parameter["in"] == "query"}
+    known = {parameter["name"]: parameter["schema"] for parameter in _described(request) if parameter["in"] == "query"}
     given = Counter(name for name, _ in request.query_params.multi_items())
     faults = [
-        _fault(name[:100], sorted(names), times) for name, times in given.items() if name not in names or times > 1
+        _fault(name[:100], sorted(known), times)
+        for name, times in given.items()
+        if name not in known or (times > 1 and not _takes_several(known[name]))
     ]
     if faults:
         raise Refused(faults)
@@ -33,6 +35,10 @@ def _fault(name: str, names: list[str], times: int) -> Fault:
     if name not in names:
         return Fault("unknown-field", f"{name} is not a parameter of this call.", name, names)
     return Fault("invalid-value", f"{name} is given {times} times. Send it once.", name)
+
+
+def _takes_several(schema: dict[str, Any]) -> bool:
+    return any(part.get("type") == "array" for part in (schema, *schema.get("anyOf", ())))
 
 
 def _described(request: Request) -> list[dict[str, Any]]:

@@ -25,7 +25,7 @@ from service.http.answers import PROBLEM_JSON
 from service.http.errors import KINDS, TYPE_PREFIX, refuse
 from service.keyring import ANYONE
 from service.pages import page_filters
-from service.routes.jobs import ReportTurn, is_job_id
+from service.routes.jobs import Cursor, LabelsWanted, ReportTurn, is_job_id, labels_of
 from storage.database.session import Session
 from storage.database.tables import LIVE
 from storage.entities.jobs import list_jobs
@@ -101,13 +101,13 @@ _HEADERS = {
 
 @router.get("/", response_class=HTMLResponse)
 def get_overview(
-    request: Request, service: ServiceDep, cursor: Annotated[str | None, Query(max_length=512)] = None
+    request: Request, service: ServiceDep, cursor: Cursor = None, label: LabelsWanted = None
 ) -> HTMLResponse:
-    """Jobs, stage seconds by operator and by day, the compilers' phases."""
+    """Jobs, all or those with labels, stage seconds by operator and by day, the compilers' phases."""
     if caller_of(request) is None:
         return _page("key.html", status=401)
     with service.database.read() as session:
-        page = list_jobs(session, limit=JOBS_SHOWN, cursor=cursor)
+        page = list_jobs(session, limit=JOBS_SHOWN, cursor=cursor, labels=labels_of(label))
         live = {job.job: _progress(session, service, job) for job in page.jobs if job.state in LIVE}
         by_operator, by_day = timings(session, "operator"), timings(session, "day")
     problems = sum(row.problems for row in by_operator.timings)
@@ -116,6 +116,7 @@ def get_overview(
         jobs=page.jobs,
         next_cursor=page.next_cursor,
         first_page=cursor is None,
+        labels=label or [],
         progress=live,
         by_operator=by_operator.timings,
         by_day=by_day.timings,

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
@@ -20,15 +21,27 @@ from pydantic import (
 from codegen.canonical import LARGEST_INTEGER
 from codegen.job_request import HEAD_FIELDS, DeviceClass, JobRequest, Name, ProblemHead, Target
 from cukiln.counted import counted
-from cukiln.types import SharedAccess, VerdictName
+from cukiln.types import FrontEntry, SharedAccess, VerdictName, WinnerRecord
 from service.http.errors import Fault, Refused, refuse
 from service.http.faults import faults_of
+
+_RECORD_FIELDS = (*WinnerRecord.model_fields, *(f"front.{name}" for name in FrontEntry.model_fields))
+RecordField = StrEnum("RecordField", [(name, name) for name in _RECORD_FIELDS])  # type: ignore[misc]
 
 
 class LookupRequest(JobRequest):
     """A job's body is one, too; `search`, `priority` and `budget` change nothing."""
 
+    fields: Annotated[list[RecordField], Field(min_length=1)] | None = Field(
+        None, description="Of a record, and as `front.…` of its kernels: what the answer holds of them. Default: all."
+    )
+    on_miss: Literal["none", "tune"] = Field(
+        "none", description="`tune`: a job is made of the misses that no job is trying, and that none has failed at."
+    )
 
+
+LOOKUP_FIELDS = LookupRequest.model_fields.keys() - JobRequest.model_fields.keys()
+"""What a job's body does not have."""
 RequestModel = TypeVar("RequestModel", bound=JobRequest)
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -1,6 +1,9 @@
 """Job requests and retries → their durable rows, before the answer, and wake-ups for the planners. Concurrent requests
-are batched (`service.threads`): equal bodies are read once, and one transaction writes many jobs."""
+are batched (`service.threads`): equal bodies are read once, and one transaction writes many jobs.
 
+What is sent again under its Idempotency-Key makes no second job, but is answered with what became of the first."""
+
+import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -16,6 +19,7 @@ from service.http.errors import Refused, refuse
 from service.http.strict_json import read_json
 from service.requests.models import read_request
 from service.requests.resolve import Resolved, resolve_jobs
+from storage.database.database_errors import WrittenMeanwhile
 from storage.database.session import Session
 from storage.database.tables import LIVE
 from storage.entities.jobs import JobProblem, job_state, job_states, priority_name, problems_to_retry, unfinished_jobs
@@ -28,13 +32,24 @@ from storage.transitions.accept import (
     CreatedJob,
     NewJob,
     NewProblem,
+    SentUnder,
     create_jobs,
     create_large_job,
+    sent_before,
 )
 from storage.transitions.take_work import waiting_counts
 from workers import wake_ups
 
 BUSY_RETRY_SECONDS = 30
+IDEMPOTENCY_KEY = "Idempotency-Key"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job's body, and the Idempotency-Key that it came with."""
+
+    body: bytes
+    sent_under: SentUnder | None = None
 
 
 @dataclass(frozen=True)
@@ -42,19 +57,39 @@ class _New:
     """A job to be written, and its request's body: equal bodies are equal jobs."""
 
     place: int
-    asked: bytes
+    body: bytes
     job: NewJob
 
 
-def accept_jobs(service: Service, bodies: Sequence[bytes]) -> list[Job | Exception]:
-    """The job of each body, or what is wrong with it, of which nothing is kept. Raises where nothing can be read."""
-    outcomes: dict[int, Job | Exception] = {}
-    read: dict[bytes, NewJob | Exception] = _new_jobs(service, dict.fromkeys(bodies))
+class _SentBefore(Exception):
+    """There is this job under the Idempotency-Key."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(job)
+        self.job = job
+
+
+def sent_under(caller: str, key: str | None, body: bytes) -> SentUnder | None:
+    """`caller`: keys of different callers are different ones."""
+    if key is None:
+        return None
+    return SentUnder(
+        hashlib.sha256(f"{caller}\n{key}".encode()).hexdigest(),
+        hashlib.sha256(body).hexdigest(),
+    )
+
+
+def accept_jobs(service: Service, submissions: Sequence[Submission]) -> list[Job | Exception]:
+    """The job of each, or what is wrong with it, of which nothing is kept. Raises where nothing can be read."""
+    outcomes = _sent_before(service, submissions)
+    others = {place: submission for place, submission in enumerate(submissions) if place not in outcomes}
+    read = _new_jobs(service, dict.fromkeys(submission.body for submission in others.values()))
     new = []
-    for place, body in enumerate(bodies):
-        job = read[body]
+    for place, submission in others.items():
+        job = read[submission.body]
         if isinstance(job, NewJob):
-            new.append(_New(place, body, job))
+            under = submission.sent_under
+            new.append(_New(place, submission.body, replace(job, sent_under=under) if under else job))
         else:
             outcomes[place] = job
     for some in _transactions(new):
@@ -62,13 +97,31 @@ def accept_jobs(service: Service, bodies: Sequence[bytes]) -> list[Job | Excepti
             outcomes |= _write(service, some)
         except Exception as error:  # noqa: BLE001 - raised again for each of them
             outcomes.update((request.place, error) for request in some)
-    return [outcomes[place] for place in range(len(bodies))]
+    return [outcomes[place] for place in range(len(submissions))]
 
 
-def retry_job(service: Service, job_id: str) -> Job:
+def _sent_before(service: Service, submissions: Sequence[Submission]) -> dict[int, Job | Exception]:
+    """The answers to those that have a job, by place."""
+    outcomes: dict[int, Job | Exception] = {}
+    keyed = [(place, submission.sent_under) for place, submission in enumerate(submissions) if submission.sent_under]
+    if keyed:
+        with service.database.read() as session:
+            reports = _Reports(service, session, [])
+            for place, under in keyed:
+                try:
+                    if (before := _before(session, under)) is not None:
+                        outcomes[place] = reports.again(before)
+                except Refused as refused:
+                    outcomes[place] = refused
+    return outcomes
+
+
+def retry_job(service: Service, job_id: str, under: SentUnder | None = None) -> Job:
     """A new job of the problems of an ended one that failed, were cancelled or lost candidates, on its terms. Verdicts
     of our own limits are forgotten first, so that they are tried again; losses never were recorded. Raises Refused."""
     with service.database.read() as session:
+        if (before := _before(session, under)) is not None:
+            return _Reports(service, session, []).again(before)
         unfinished = unfinished_jobs(session)
         job = job_state(session, job_id)
         problems = problems_to_retry(session, job_id)
@@ -83,7 +136,16 @@ def retry_job(service: Service, job_id: str) -> Job:
     require_room(unfinished, service.settings.max_queued_jobs)  # before anything is forgotten
     resolved = [_resolved(problem) for problem in problems]
     forget_limited(service.database, job_id)
-    terms = NewJob((), priority_name(job.priority), job.budget_seconds, job.workspace_limit_bytes, job.deterministic)
+    terms = NewJob(
+        (),
+        priority_name(job.priority),
+        job.budget_seconds,
+        job.workspace_limit_bytes,
+        job.deterministic,
+        job.name,
+        job.labels,
+        under,
+    )
     outcome = _write(service, [_New(0, b"", _new_job(service, terms, resolved, service.alive()))])[0]
     if isinstance(outcome, Exception):
         raise outcome
@@ -113,7 +175,15 @@ def _read(service: Service, body: bytes, alive: Alive) -> NewJob:
     request = read_request(JobRequest, read_json(body, settings.max_json_depth), settings.max_problems)
     resolved = resolve_jobs(request, alive.known(settings.default_target), settings)
     budget = request.budget.seconds if request.budget else None
-    terms = NewJob((), request.priority, budget, request.workspace_limit_bytes, request.deterministic)
+    terms = NewJob(
+        (),
+        request.priority,
+        budget,
+        request.workspace_limit_bytes,
+        request.deterministic,
+        request.name,
+        request.labels,
+    )
     return _new_job(service, terms, resolved, alive)
 
 
@@ -146,34 +216,46 @@ def _new_job(service: Service, terms: NewJob, resolved: Sequence[Resolved], aliv
 
 
 def _transactions(new: Sequence[_New]) -> Iterator[list[_New]]:
-    """Jobs that are written together, in order; one with more than `PROBLEMS_AT_ONCE` alone."""
+    """Jobs that are written together, in order; one with more than `PROBLEMS_AT_ONCE` alone, and no two of one key."""
     some: list[_New] = []
-    problems = 0
+    problems, keys = 0, set[SentUnder | None]()
     for request in new:
-        if some and problems + len(request.job.problems) > PROBLEMS_AT_ONCE:
+        if some and (problems + len(request.job.problems) > PROBLEMS_AT_ONCE or request.job.sent_under in keys):
             yield some
-            some, problems = [], 0
+            some, problems, keys = [], 0, set()
         some.append(request)
+        keys |= {request.job.sent_under} - {None}
         problems += len(request.job.problems)
     if some:
         yield some
 
 
 def _write(service: Service, new: Sequence[_New]) -> dict[int, Job | Exception]:
+    try:
+        return _write_once(service, new)
+    except WrittenMeanwhile:  # another process has written a job under one of the keys since we looked
+        return _write_once(service, new)
+
+
+def _write_once(service: Service, new: Sequence[_New]) -> dict[int, Job | Exception]:
     outcomes: dict[int, Job | Exception] = {}
-    admitted, created = list(new), list[CreatedJob]()
+    admitted, refused, created = list(new), dict[int, Refused | _SentBefore](), list[CreatedJob]()
     if len(new) == 1 and len(new[0].job.problems) > PROBLEMS_AT_ONCE:
-        created = [_create_large(service, new[0].job)]
+        try:
+            created = [_create_large(service, new[0].job)]
+        except _SentBefore as before:
+            admitted, refused = [], {new[0].place: before}
     else:
         with service.database.write() as session:
             admitted, refused = _admitted(session, service.settings.max_queued_jobs, new)
             created = create_jobs(session, [request.job for request in admitted]) if admitted else []
-        outcomes.update(refused)
     tasks = sum(job.tasks for job in created)
     with service.database.read() as session:
         reports = _Reports(service, session, created)
         for request, job in zip(admitted, created, strict=True):
-            outcomes[request.place] = reports.of(request.asked, job)
+            outcomes[request.place] = reports.of(request.body, job)
+        for place, error in refused.items():
+            outcomes[place] = reports.again(error.job) if isinstance(error, _SentBefore) else error
         waiting = waiting_counts(session) if tasks else {}
     if tasks:
         count = waiting.get((wake_ups.PLAN, None), tasks)
@@ -181,22 +263,37 @@ def _write(service: Service, new: Sequence[_New]) -> dict[int, Job | Exception]:
     return outcomes
 
 
-def _admitted(session: Session, at_most: int, new: Sequence[_New]) -> tuple[list[_New], dict[int, Refused]]:
-    """Those for which there is room, and why the others are refused."""
-    unfinished, admitted, refused = unfinished_jobs(session), list[_New](), dict[int, Refused]()
+def _admitted(
+    session: Session, at_most: int, new: Sequence[_New]
+) -> tuple[list[_New], dict[int, Refused | _SentBefore]]:
+    """Those for which there is room, and why the others make no job."""
+    unfinished, admitted, refused = unfinished_jobs(session), list[_New](), dict[int, Refused | _SentBefore]()
     for request in new:
         try:
+            if (before := _before(session, request.job.sent_under)) is not None:
+                raise _SentBefore(before)
             if not request.job.cached:
                 require_room(unfinished, at_most)
                 unfinished += 1
             admitted.append(request)
-        except Refused as error:
+        except (Refused, _SentBefore) as error:
             refused[request.place] = error
     return admitted, refused
 
 
+def _before(session: Session, under: SentUnder | None) -> str | None:
+    """The job that was made under the key; None where there is none. Raises Refused where another body was sent."""
+    job, request = sent_before(session, [under.key]).get(under.key, (None, None)) if under else (None, None)
+    if under is not None and job is not None and request != under.request:
+        detail = f"Another request was sent under this key, and became job {job}. Send a new key with a new request."
+        raise refuse("idempotency-key-reused", detail, field=IDEMPOTENCY_KEY)
+    return job
+
+
 def _create_large(service: Service, job: NewJob) -> CreatedJob:
     def admit(session: Session) -> None:
+        if (before := _before(session, job.sent_under)) is not None:
+            raise _SentBefore(before)
         if not job.cached:
             require_room(unfinished_jobs(session), service.settings.max_queued_jobs)
 
@@ -214,6 +311,14 @@ class _Reports:
         self._session, self._live_seconds = session, service.settings.toolchain_live_seconds
         self._states = job_states(session, [job.id for job in created])
         self._equal: dict[bytes, Job] = {}
+
+    def again(self, job: str) -> Job:
+        """Of a job that was written before, as it stands. Raises Refused (409)."""
+        report = job_report(self._session, job, self._live_seconds)
+        if report is None:
+            detail = f"The job of this key, {job}, was removed meanwhile. Send a new key to make another."
+            raise refuse("idempotency-key-reused", detail, field=IDEMPOTENCY_KEY)
+        return report
 
     def of(self, body: bytes, created: CreatedJob) -> Job:
         untouched = self._states[created.id] == created.state

@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1/blobs/sha256", tags=["blobs"], responses=PROBLEMS
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
-@router.get("/{digest}", response_class=Response)
+@router.get("/{digest}", operation_id="get_blob", response_class=Response)
 @router.head("/{digest}", response_class=Response, include_in_schema=False)
 def get_blob(digest: str, request: Request, service: ServiceDep) -> Response:
     """The bytes under a digest. Immutable: strong ETag, 304 for If-None-Match, 206 for one Range."""

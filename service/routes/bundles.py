@@ -25,6 +25,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 @router.get(
     "/{job}/bundle",
+    operation_id="get_job_bundle",
     responses={
         **problems("job-not-found", "database-unavailable"),
         200: {"content": {"application/json": {}}, "description": "The content of a bundle.json"},

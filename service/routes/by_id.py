@@ -39,6 +39,7 @@ def require_one(session: Session, kind: Named, prefix: str, job: str | None = No
 
 @router.get(
     "/candidates/{candidate}",
+    operation_id="get_candidate",
     tags=["candidates"],
     response_model=CandidateFacts,
     responses=problems("candidate-not-found", "ambiguous-prefix", "invalid-value", "database-unavailable"),
@@ -57,6 +58,7 @@ def get_candidate(
 
 @router.delete(
     "/builds/{build}",
+    operation_id="forget_build",
     tags=["forget"],
     response_model=Forgotten,
     responses=problems("build-not-found", "build-in-use", "ambiguous-prefix", "database-unavailable"),
@@ -75,6 +77,7 @@ def delete_build(build: str, service: ServiceDep) -> Response:
 
 @router.delete(
     "/kernels/{key}",
+    operation_id="forget_winner",
     tags=["forget"],
     response_model=Forgotten,
     responses=problems("kernel-not-found", "ambiguous-prefix", "database-unavailable"),

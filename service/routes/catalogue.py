@@ -21,13 +21,13 @@ from storage.reports.times import timings
 router = APIRouter(prefix="/v1", tags=["catalogue"])
 
 
-@router.get("/operators", response_model=Operators, responses=problems())
+@router.get("/operators", operation_id="list_operators", response_model=Operators, responses=problems())
 def get_operators() -> Response:
     """JSON Schema of every operator's problem and of a search, and the tunables that a search may name."""
     return json_response(Operators(operators=[_operator(operator) for _, operator in sorted(operators().items())]))
 
 
-@router.get("/targets", response_model=Targets, responses=problems("database-unavailable"))
+@router.get("/targets", operation_id="list_targets", response_model=Targets, responses=problems("database-unavailable"))
 def get_targets(service: ServiceDep) -> Response:
     """Architectures with their data sheets, the live toolchains that compile for them, and the GPUs that measure."""
     alive = service.alive(with_drained=True)
@@ -50,7 +50,12 @@ def get_targets(service: ServiceDep) -> Response:
     return json_response(Targets(targets=reports, toolchains=toolchains, devices=devices, paused=paused))
 
 
-@router.get("/timings", response_model=Timings, responses=problems("invalid-value", "database-unavailable"))
+@router.get(
+    "/timings",
+    operation_id="get_timings",
+    response_model=Timings,
+    responses=problems("invalid-value", "database-unavailable"),
+)
 def get_timings(
     service: ServiceDep, by: Annotated[Literal["operator", "job", "day"], Query()] = "operator"
 ) -> Response:

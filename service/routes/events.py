@@ -75,6 +75,7 @@ async def place_for_stream(request: Request) -> AsyncIterator[None]:
 
 @router.get(
     "/{job}/events",
+    operation_id="watch_job",
     response_class=EventSourceResponse,
     responses=problems("job-not-found", "invalid-event-id", "busy", "database-unavailable"),
     dependencies=[Depends(place_for_stream)],

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from cukiln.types import GroupReport
 from service.context import Service, ServiceDep
 from service.http.answers import json_response
+from service.http.compressed import accepts_gzip
 from service.http.errors import refuse
 from service.openapi import problems
 from service.routes.blobs import verified_bytes
@@ -18,7 +19,6 @@ from storage.transitions.groups import group_report
 router = APIRouter(prefix="/v1/groups", tags=["groups"], responses=problems("group-not-found", "database-unavailable"))
 _ID = re.compile(r"[0-9a-f]{32}")
 _GZIP = b"\x1f\x8b"  # how a gzip file begins (RFC 1952, 2.3.1), and no text
-_REFUSED = re.compile(r"q\s*=\s*0(\.0*)?", re.IGNORECASE)
 
 FILE: dict[str, Any] = {"responses": problems("group-file-not-found", "blob-corrupt"), "response_class": Response}
 NOT_COMPILED = "The group has no {what} yet: it is not compiled."
@@ -28,15 +28,15 @@ NO_PTX = (
 )
 
 
-@router.get("/{group}", response_model=GroupReport)
+@router.get("/{group}", operation_id="get_group", response_model=GroupReport)
 def get_group(group: str, service: ServiceDep) -> Response:
     """The kernels of one .cu file, with nvcc's phases, resources and states."""
     return json_response(_report(service, group))
 
 
-@router.get("/{group}/source", **FILE)
-@router.get("/{group}/ptx", **FILE)
-@router.get("/{group}/log", **FILE)
+@router.get("/{group}/source", operation_id="get_group_source", **FILE)
+@router.get("/{group}/ptx", operation_id="get_group_ptx", **FILE)
+@router.get("/{group}/log", operation_id="get_group_log", **FILE)
 def get_file(group: str, request: Request, service: ServiceDep) -> Response:
     """The rendered .cu, the input of ptxas, nvcc's messages. Kept compressed, sent so where gzip is accepted."""
     file = request.url.path.rpartition("/")[2]
@@ -48,7 +48,7 @@ def get_file(group: str, request: Request, service: ServiceDep) -> Response:
     headers = {"X-Content-Type-Options": "nosniff"}
     if data.startswith(_GZIP):
         headers["Vary"] = "Accept-Encoding"
-        if _accepts_gzip(request.headers.get("accept-encoding")):
+        if accepts_gzip(request.headers.get("accept-encoding")):
             headers["Content-Encoding"] = "gzip"
         else:
             data = gzip.decompress(data)
@@ -63,12 +63,3 @@ def _report(service: Service, group: str) -> GroupReport:
     if report is None:
         raise refuse("group-not-found", f"There is no group {group[:64]!r}.", field="group")
     return report
-
-
-def _accepts_gzip(header: str | None) -> bool:
-    """Whether Accept-Encoding names gzip and does not refuse it (RFC 9110, 12.5.3)."""
-    for part in (header or "").split(","):
-        name, _, weight = part.partition(";")
-        if name.strip().lower() in ("gzip", "x-gzip"):
-            return not _REFUSED.fullmatch(weight.strip())
-    return False

@@ -28,13 +28,13 @@ LEAST_FREE_BYTES = 16 << 20
 router = APIRouter(tags=["health"])
 
 
-@router.get("/healthz", response_model=Health)
+@router.get("/healthz", operation_id="get_health", response_model=Health)
 async def get_health() -> Response:
     """Answers as long as the process does, also while all its threads are busy."""
     return json_response(Health(status="ok", checks={}))
 
 
-@router.get("/readyz", response_model=Health, responses=problems("not-ready"))
+@router.get("/readyz", operation_id="get_readiness", response_model=Health, responses=problems("not-ready"))
 def get_ready(service: ServiceDep) -> Response:
     """200 when all that a job needs is there; 503 with what is missing and what to do."""
     outcomes = {name: _outcome(check, service) for name, check in CHECKS.items()}

@@ -1,11 +1,14 @@
 """/v1/jobs: send, list, look at, cancel; a job's candidates, rejections, profile and timeline."""
 
 import asyncio
+import contextvars
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from typing import Annotated, TypeVar
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request
+from pydantic import Field
 from starlette.responses import Response
 
 from codegen.counts import Openings
@@ -21,12 +24,12 @@ from cukiln.types import (
     Timeline,
     VerdictName,
 )
-from service.auth import needs
+from service.auth import admitted, needs
 from service.context import Service, ServiceDep
 from service.http.answers import json_response
 from service.http.errors import Refused, refuse
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
-from service.routes.accept_job import accept_jobs, retry_job
+from service.routes.accept_job import IDEMPOTENCY_KEY, Submission, accept_jobs, retry_job, sent_under
 from service.routes.body import Body
 from service.threads import Together, to_its_end
 from storage.database.tables import LIVE
@@ -49,15 +52,33 @@ SUBMIT_PROBLEMS = (
     "empty-search-space",
     "search-space-too-large",
     "duplicate-name",
+    "idempotency-key-reused",
     "too-many-jobs",
     "storage-full",
 )
-RETRY_PROBLEMS = ("too-many-jobs", "storage-full")
+RETRY_PROBLEMS = ("idempotency-key-reused", "too-many-jobs", "storage-full")
 
 router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 _ID = re.compile(r"[0-9a-f]{32}")
 
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias=IDEMPOTENCY_KEY,
+        pattern=r"^[\x21-\x7e]{1,255}$",
+        description="Chosen by the caller: what is sent again under its key makes no second job, but is answered with "
+        "the first, as long as that is kept.",
+    ),
+]
 Cursor = Annotated[str | None, Query(max_length=512)]
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}=.{1,256}$")]
+LabelsWanted = Annotated[
+    list[Label] | None, Query(max_length=16, description="`key=value`; where it is given several times, all must fit.")
+]
+
+
+def labels_of(wanted: Sequence[str] | None) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in wanted or ())
 
 
 def known_job(job: str, service: ServiceDep) -> str:
@@ -94,6 +115,7 @@ def job_notfound(job: str) -> Refused:
 
 @router.post(
     "",
+    operation_id="submit_job",
     status_code=202,
     response_model=Job,
     responses={
@@ -103,16 +125,20 @@ def job_notfound(job: str) -> Refused:
     openapi_extra=body_of("JobRequest", EXAMPLE),
 )
 @needs("submit")
-async def post_job(request: Request, body: Body, service: ServiceDep) -> Response:
+async def post_job(
+    request: Request, body: Body, service: ServiceDep, idempotency_key: IdempotencyKey = None
+) -> Response:
     """Send 1 to 10,000 problems. 202 once the job is durable, 200 when every problem was answered from the cache."""
+    submission = Submission(body, sent_under(_caller(request), idempotency_key, body))
     if len(body) > SHARED_BYTES:
-        return _answer(await _in_thread(_accept_alone, service, body))
-    submissions: Together[bytes, Job] = request.app.state.submissions
-    return _answer(await to_its_end(submissions.do(body)))
+        return _answer(await _in_thread(_accept_alone, service, submission))
+    submissions: Together[Submission, Job] = request.app.state.submissions
+    return _answer(await to_its_end(submissions.do(submission)))
 
 
 @router.post(
     "/{job}/retry",
+    operation_id="retry_job",
     status_code=202,
     response_model=Job,
     responses={
@@ -121,17 +147,26 @@ async def post_job(request: Request, body: Body, service: ServiceDep) -> Respons
     },
 )
 @needs("submit")
-async def post_retry(job: KnownJob, service: ServiceDep) -> Response:
+async def post_retry(
+    job: KnownJob, request: Request, service: ServiceDep, idempotency_key: IdempotencyKey = None
+) -> Response:
     """A new job of what failed, was cancelled, lost candidates, or reached a limit, of a job that has ended."""
-    return _answer(await _in_thread(retry_job, service, job))
+    under = sent_under(_caller(request), idempotency_key, f"retry {job}".encode())
+    return _answer(await _in_thread(partial(retry_job, under=under), service, job))
+
+
+def _caller(request: Request) -> str:
+    caller = admitted(request)
+    return caller.key or caller.name
 
 
 async def _in_thread(write: Callable[[Service, T], Job], service: Service, asked: T) -> Job:
-    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, write, service, asked))
+    run = contextvars.copy_context().run  # its log names the request
+    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, run, write, service, asked))
 
 
-def _accept_alone(service: Service, body: bytes) -> Job:
-    (outcome,) = accept_jobs(service, [body])
+def _accept_alone(service: Service, submission: Submission) -> Job:
+    (outcome,) = accept_jobs(service, [submission])
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
@@ -144,20 +179,29 @@ def _answer(job: Job) -> Response:
     return json_response(job, status=202, headers={**headers, "Retry-After": POLL_SECONDS})
 
 
-@router.get("", response_model=JobPage, responses=problems("invalid-cursor", "invalid-value", "database-unavailable"))
+@router.get(
+    "",
+    operation_id="list_jobs",
+    response_model=JobPage,
+    responses=problems("invalid-cursor", "invalid-value", "database-unavailable"),
+)
 def get_jobs(
     service: ServiceDep,
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Cursor = None,
     state: JobState | None = None,
+    name: Annotated[str | None, Query(max_length=256)] = None,
+    label: LabelsWanted = None,
 ) -> Response:
     """Jobs, the newest first."""
     with service.database.read() as session:
-        return json_response(list_jobs(session, limit=limit, cursor=cursor, state=state))
+        page = list_jobs(session, limit=limit, cursor=cursor, state=state, name=name, labels=labels_of(label))
+        return json_response(page)
 
 
 @router.get(
     "/{job}",
+    operation_id="get_job",
     response_model=Job,
     responses=problems("job-not-found", "database-unavailable"),
     dependencies=[ReportTurn],
@@ -171,6 +215,7 @@ def get_job(job: KnownJob, service: ServiceDep) -> Response:
 
 @router.delete(
     "/{job}",
+    operation_id="cancel_job",
     response_model=Job,
     responses=problems("job-not-found", "job-finished", "database-unavailable"),
     dependencies=[ReportTurn],
@@ -189,6 +234,7 @@ def delete_job(job: KnownJob, service: ServiceDep) -> Response:
 
 @router.get(
     "/{job}/candidates",
+    operation_id="list_candidates",
     response_model=CandidatePage,
     responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
 )
@@ -212,6 +258,7 @@ def get_candidates(
 
 @router.get(
     "/{job}/profile",
+    operation_id="get_job_profile",
     response_model=ProfilePage,
     responses=problems("job-not-found", "invalid-cursor", "invalid-value", "database-unavailable"),
     dependencies=[ReportTurn],
@@ -231,7 +278,12 @@ def get_profile(
     return json_response(found(job, page))
 
 
-@router.get("/{job}/rejections", response_model=Rejections, responses=problems("job-not-found", "database-unavailable"))
+@router.get(
+    "/{job}/rejections",
+    operation_id="get_job_rejections",
+    response_model=Rejections,
+    responses=problems("job-not-found", "database-unavailable"),
+)
 def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
     """How many schedules each rule rejected before any compile, with one example each."""
     with service.database.read() as session:
@@ -240,6 +292,7 @@ def get_rejections(job: KnownJob, service: ServiceDep) -> Response:
 
 @router.get(
     "/{job}/timeline",
+    operation_id="get_job_timeline",
     response_model=Timeline,
     responses=problems("job-not-found", "database-unavailable"),
     dependencies=[ReportTurn],

@@ -36,6 +36,7 @@ router = APIRouter(prefix="/v1", tags=["jobs"])
 
 @router.post(
     "/results",
+    operation_id="import_results",
     status_code=202,
     response_model=Job,
     responses={
@@ -86,7 +87,10 @@ def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
 
 
 @router.get(
-    "/imports", response_model=ImportPage, responses=problems("invalid-cursor", "invalid-value", "database-unavailable")
+    "/imports",
+    operation_id="list_imports",
+    response_model=ImportPage,
+    responses=problems("invalid-cursor", "invalid-value", "database-unavailable"),
 )
 def get_imports(
     service: ServiceDep, limit: Annotated[int, Query(ge=1, le=1000)] = 50, cursor: Cursor = None
@@ -97,7 +101,10 @@ def get_imports(
 
 
 @router.delete(
-    "/imports/{import_id}", response_model=ImportReport, responses=problems("import-not-found", "database-unavailable")
+    "/imports/{import_id}",
+    operation_id="withdraw_import",
+    response_model=ImportReport,
+    responses=problems("import-not-found", "database-unavailable"),
 )
 @needs("import")
 def delete_import(import_id: str, request: Request, service: ServiceDep) -> Response:

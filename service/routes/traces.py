@@ -35,6 +35,7 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 @router.get(
     "/{job}/trace",
+    operation_id="get_job_trace",
     responses={
         **problems("job-not-found", "database-unavailable"),
         200: {

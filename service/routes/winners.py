@@ -4,24 +4,28 @@ A record by its key on the event loop: one that memory cannot answer is read by 
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from fastapi import APIRouter, Request
+from pydantic_core import from_json, to_json
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cukiln.types import Lookups, WinnerRecord
-from service.auth import may_call, needs
-from service.context import ServiceDep, service_of
+from cukiln.types import Lookups, PartialLookups, WinnerRecord
+from service.auth import admitted, may_call, needs, require_scope
+from service.context import Service, ServiceDep, service_of
 from service.http.answers import PiecesResponse, none_match
-from service.http.errors import refuse
+from service.http.errors import Refused, refuse
 from service.http.parameters import known_parameters
 from service.http.strict_json import read_json
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
-from service.requests.models import LookupRequest, read_request
+from service.requests.models import LOOKUP_FIELDS, LookupRequest, read_request
 from service.requests.resolve import Wanted, resolve_lookups
+from service.routes.accept_job import Submission, accept_jobs
 from service.routes.body import Body
 from service.winner_cache import WinnerCache
+from storage.entities.jobs import tried_keys
 from storage.entities.winners import Elsewhere
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
@@ -30,6 +34,7 @@ _KEY = re.compile(r"[0-9a-f]{64}")
 
 @router.get(
     "/kernels/{key}",
+    operation_id="get_winner",
     response_model=WinnerRecord,
     responses=problems("kernel-not-found", "database-unavailable"),
 )
@@ -64,21 +69,66 @@ MOST_ELSEWHERE = 8
 
 @router.post(
     "/lookups",
-    response_model=Lookups,
-    responses=problems(*BODY_PROBLEMS, "database-unavailable"),
+    operation_id="look_up_winners",
+    response_model=Lookups | PartialLookups,
+    responses=problems(*BODY_PROBLEMS, "storage-full", "database-unavailable"),
     openapi_extra=body_of("LookupRequest", EXAMPLE),
 )
 @needs("read")
-def post_lookups(body: Body, service: ServiceDep) -> Response:
-    """The winner record of each problem, null where there is none. Nothing is queued.
+def post_lookups(body: Body, request: Request, service: ServiceDep) -> Response:
+    """The winner record of each problem, null where there is none; nothing is queued unless `on_miss` says so.
 
     Where no device class is named, the record is that of a class with a live GPU, else of any that was measured, else
     the predicted one; `device_class` says which."""
     settings = service.settings
-    request = read_request(LookupRequest, read_json(body, settings.max_json_depth), settings.max_problems)
-    wanted = resolve_lookups(request, service.known())
-    search = _Search(service.winners, wanted, request)
-    return PiecesResponse(list(search.answer()), media_type="application/json")
+    value = read_json(body, settings.max_json_depth)
+    lookup = read_request(LookupRequest, value, settings.max_problems)
+    if lookup.on_miss == "tune":
+        require_scope(admitted(request), "submit", "on_miss: tune")
+    wanted = resolve_lookups(lookup, service.known())
+    search = _Search(service.winners, wanted, lookup)
+    queued = _queue(service, value, wanted, search.misses()) if lookup.on_miss == "tune" else {}
+    return PiecesResponse(list(search.answer(queued)), media_type="application/json")
+
+
+def _queue(service: Service, value: dict[str, Any], wanted: Sequence[Wanted], misses: Sequence[int]) -> dict[str, Any]:
+    """Make a job of those that none has tried: what the answer says of it."""
+    places = {wanted[place].key: place for place in reversed(misses)}
+    with service.database.read() as session:
+        tried = tried_keys(session, places)
+    problems, names = [], set[str]()
+    for key, place in sorted(places.items(), key=lambda item: item[1]):
+        if key not in tried:
+            problem = {name: part for name, part in value["problems"][place].items() if name != "name"}
+            if (name := wanted[place].name) not in names:
+                problem["name"] = name
+            names.add(name)
+            problems.append(problem)
+    if not problems:
+        return {}
+    body = {name: part for name, part in value.items() if name not in LOOKUP_FIELDS} | {"problems": problems}
+    (outcome,) = accept_jobs(service, [Submission(json.dumps(body).encode())])
+    if isinstance(outcome, Refused) and outcome.status in (429, 503, 507):
+        return {"not_queued": str(outcome)}
+    if isinstance(outcome, Exception):
+        raise outcome
+    return {"job": outcome.job}
+
+
+class _Fields:
+    """What of a record was asked for: `revision`, or `front.so_sha256` of each kernel in its front."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._own = [name for name in names if not name.startswith("front.")]
+        self._of_kernels = [name.removeprefix("front.") for name in names if name.startswith("front.")]
+
+    def of(self, record: bytes) -> bytes:
+        """The JSON of these fields."""
+        whole = from_json(record)
+        part = {name: whole.get(name) for name in self._own}
+        if self._of_kernels and "front" not in part:
+            part["front"] = [{name: kernel.get(name) for name in self._of_kernels} for kernel in whole["front"]]
+        return to_json(part)
 
 
 class _Search:
@@ -87,13 +137,18 @@ class _Search:
     def __init__(self, winners: WinnerCache, wanted: Sequence[Wanted], request: LookupRequest) -> None:
         self._winners, self._wanted = winners, wanted
         self._policy = request.workspace_limit_bytes, request.deterministic
+        self._fields = _Fields(request.fields) if request.fields else None
         self._found: dict[int, tuple[str, bytes]] = {}
         for level in range(max((len(problem.keys) for problem in wanted), default=0)):
             self._try({place: problem.keys[level] for place, problem in self._open() if level < len(problem.keys)})
         self._try_elsewhere()
         self._try({place: p.predicted for place, p in self._open() if p.predicted is not None})
 
-    def answer(self) -> Iterator[bytes]:
+    def misses(self) -> list[int]:
+        """Places of the problems without a record."""
+        return [place for place, _ in self._open()]
+
+    def answer(self, queued: Mapping[str, str]) -> Iterator[bytes]:
         """The JSON of `Lookups`, put together from records that are JSON already."""
         yield b'{"results":['
         for place, problem in enumerate(self._wanted):
@@ -103,10 +158,12 @@ class _Search:
                 json.dumps(problem.name).encode(),
                 key.encode(),
             )
-            yield record
+            yield self._fields.of(record) if self._fields and place in self._found else record
             yield b"}"
         hits = len(self._found)
-        yield b'],"hits":%d,"misses":%d}' % (hits, len(self._wanted) - hits)
+        yield b'],"hits":%d,"misses":%d' % (hits, len(self._wanted) - hits)
+        yield b"".join(b',"%b":%b' % (name.encode(), json.dumps(text).encode()) for name, text in queued.items())
+        yield b"}"
 
     def _open(self) -> Iterator[tuple[int, Wanted]]:
         return ((place, problem) for place, problem in enumerate(self._wanted) if place not in self._found)

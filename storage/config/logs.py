@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from cukiln.printable import printable
 
-FORMAT = "%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s"
+FORMAT = "%(asctime)s %(levelname)s %(name)s [%(process)d] %(request)s%(message)s"
 SPAN_SECONDS = 60.0
 MOST_WARNINGS, MOST_OTHERS = 10, 1_000
 """Lines of one kind in that time. A listening socket without descriptors for its callers wrote 9,000 in a second."""
@@ -15,10 +15,13 @@ _NUMBERS = re.compile(r"0x[0-9a-f]+|[0-9]+")
 _KIND_LENGTH = 200
 
 
-def set_up_logging(level: str = "INFO") -> None:
-    """`level` as CUKILN_LOG_LEVEL gives it. Called once, by the process that owns stderr."""
+def set_up_logging(level: str = "INFO", *filters: logging.Filter) -> None:
+    """`level` as CUKILN_LOG_LEVEL gives it. Called once, by the process that owns stderr. A filter may give a record
+    `request`, which stands before the message."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PrintableFormatter(FORMAT))
+    handler.setFormatter(PrintableFormatter(FORMAT, defaults={"request": ""}))
+    for added in filters:
+        handler.addFilter(added)
     handler.addFilter(LimitRepeats(handler))
     logging.basicConfig(level=level.upper(), handlers=[handler])
     logging.getLogger("alembic").setLevel(logging.WARNING)  # logs at INFO each time it reads the schema

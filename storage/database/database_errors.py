@@ -7,7 +7,7 @@ import errno
 import sqlite3
 from enum import Enum
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from storage.errors import StorageError
@@ -22,6 +22,8 @@ class Failure(Enum):
 
 DATABASE_ERRORS: tuple[type[Exception], ...] = (DBAPIError, PoolTimeout)
 """What a transaction may raise beside StorageError."""
+WrittenMeanwhile = IntegrityError
+"""Raised where another process has written a row with the same key since a transaction looked for it."""
 DATABASE_AWAY: tuple[type[Exception], ...] = (*DATABASE_ERRORS, StorageError, OSError)
 """Raised in a worker where the database or its disk is away: it tries again, or gives its leases up."""
 

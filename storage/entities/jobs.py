@@ -1,6 +1,6 @@
 """Jobs and their problems: their rows, states and pages."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from sqlalchemy import Row, exists, func, or_, select
@@ -40,9 +40,15 @@ def last_deadline(session: Session, job_ids: Sequence[str]) -> float | None:
 
 
 def list_jobs(
-    session: Session, *, limit: int = 50, cursor: str | None = None, state: JobState | None = None
+    session: Session,
+    *,
+    limit: int = 50,
+    cursor: str | None = None,
+    state: JobState | None = None,
+    name: str | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> JobPage:
-    """Jobs, newest first. Raises `BadCursor`."""
+    """Jobs, newest first; `labels`: those that have them all. Raises `BadCursor`."""
     limit = max(1, min(limit, MAX_PAGE))
     count = (
         select(func.count())
@@ -52,10 +58,14 @@ def list_jobs(
         .scalar_subquery()
     )
     job = core(JobRow).c
-    columns = (job.id, job.state, job.cached, job.created_at, job.finished_at)
+    columns = (job.id, job.state, job.cached, job.created_at, job.finished_at, job.name, job.labels)
     query = select(*columns, count.label("problem_count")).where(job.state.not_in(HIDDEN))
     if state is not None:
         query = query.where(job.state == state)
+    if name is not None:
+        query = query.where(job.name == name)
+    for label, value in (labels or {}).items():
+        query = query.where(job.labels[label].as_string() == value)
     key = (job.created_at, job.id)
     rows, next_cursor = read_page(session, query, key, (float, str), limit, cursor, descending=True)
     return JobPage(jobs=[JobSummary(job=row["id"], **row) for row in rows], next_cursor=next_cursor)
@@ -98,6 +108,12 @@ def problems_to_plan(session: Session, lease: Lease) -> list[JobProblem]:
         .order_by(JobProblemRow.position)
     )
     return list(rows)
+
+
+def tried_keys(session: Session, keys: Iterable[str]) -> set[str]:
+    """Those of winner records that a job waits for, or has failed to make."""
+    tried = select(JobProblemRow.key).where(JobProblemRow.state.in_((*LIVE, "failed"))).distinct()
+    return {key for (key,) in rows_among(session, tried, JobProblemRow.key, keys)}
 
 
 def candidates_of_job(session: Session, job_id: str) -> int:

@@ -1,7 +1,7 @@
 """A job is created with its problems and plan tasks: in one transaction, or, if it is large, in several, of which the
 last makes it visible."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +9,7 @@ from sqlalchemy import insert, select, update
 
 from cukiln.types import JobState
 from storage.database.session import Database, Session, clock_of
-from storage.database.sql import chunks, core
+from storage.database.sql import chunks, core, rows_among
 from storage.database.tables import ACCEPTING, JobProblemRow, JobRow
 from storage.entities.jobs import PRIORITIES, Priority
 from storage.queue.new_tasks import PLAN, NewTask, add_tasks, plan_ref
@@ -36,12 +36,24 @@ class NewProblem:
 
 
 @dataclass(frozen=True)
+class SentUnder:
+    """Digests of a caller's Idempotency-Key, and of what was sent with it: one job is made of it, however often it is
+    sent."""
+
+    key: str
+    request: str
+
+
+@dataclass(frozen=True)
 class NewJob:
     problems: Sequence[NewProblem]
     priority: Priority = "normal"
     budget_seconds: float | None = None
     workspace_limit_bytes: int | None = None
     deterministic: bool = False
+    name: str | None = None
+    labels: dict[str, str] | None = None
+    sent_under: SentUnder | None = None
 
     @property
     def cached(self) -> bool:
@@ -59,7 +71,8 @@ class CreatedJob:
 
 
 def create_job(session: Session, new: NewJob) -> CreatedJob:
-    """Write the job, its problems and its plan tasks: durable when the transaction has committed."""
+    """Write the job, its problems and its plan tasks: durable when the transaction has committed. Raises
+    WrittenMeanwhile where there is one under its Idempotency-Key."""
     (created,) = create_jobs(session, [new])
     return created
 
@@ -82,6 +95,12 @@ def create_jobs(session: Session, jobs: Sequence[NewJob]) -> list[CreatedJob]:
     return created
 
 
+def sent_before(session: Session, keys: Collection[str]) -> dict[str, tuple[str, str]]:
+    """By digest of an Idempotency-Key: the job that was made under it, and the digest of what was sent."""
+    query = select(JobRow.idempotency, JobRow.id, JobRow.request)
+    return {key: (job, request) for key, job, request in rows_among(session, query, JobRow.idempotency, keys)}
+
+
 def create_large_job(database: Database, new: NewJob, admit: Callable[[Session], None]) -> CreatedJob | None:
     """The same as `create_job`, some problems in each transaction. What is interrupted is removed later
     (`storage.maintenance.retention.find_half_accepted`); None where that came first, after ten minutes. `admit` may
@@ -90,7 +109,7 @@ def create_large_job(database: Database, new: NewJob, admit: Callable[[Session],
     row = _job_row(job_id, new, now)
     with database.write() as session:
         admit(session)
-        session.execute(insert(core(JobRow)), [{**row, "state": ACCEPTING, "started_at": None, "finished_at": None}])
+        session.execute(insert(core(JobRow)), [{**row, **_HIDDEN}])
     for some in chunks(enumerate(new.problems), PROBLEMS_AT_ONCE):
         problems = [_problem_row(job_id, position, problem, now) for position, problem in some]
         database.pause()
@@ -110,6 +129,10 @@ def create_large_job(database: Database, new: NewJob, admit: Callable[[Session],
     return CreatedJob(job_id, row["state"], new.cached, len(tasks))
 
 
+_HIDDEN = {"state": ACCEPTING, "started_at": None, "finished_at": None, "idempotency": None}
+"""Of a row that nothing shows yet."""
+
+
 def _is_accepting(session: Session, job_id: str) -> bool:
     return session.scalar(select(JobRow.state).where(JobRow.id == job_id)) == ACCEPTING
 
@@ -123,6 +146,10 @@ def _job_row(job_id: str, new: NewJob, now: float) -> dict[str, Any]:
         "budget_seconds": new.budget_seconds,
         "workspace_limit_bytes": new.workspace_limit_bytes,
         "deterministic": new.deterministic,
+        "name": new.name,
+        "labels": new.labels,
+        "idempotency": new.sent_under and new.sent_under.key,
+        "request": new.sent_under and new.sent_under.request,
         "created_at": now,
         "started_at": now if new.cached else None,
         "finished_at": now if new.cached else None,

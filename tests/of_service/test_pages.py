@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import html
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -266,6 +267,21 @@ def test_names_of_a_request_are_text_on_the_page(api: Api, open_page: Open) -> N
     assert page.locator("img").count() == 0
 
 
+@needs_chromium
+def test_a_named_job_is_shown_by_its_name_and_found_by_its_label(api: Api, open_page: Open) -> None:
+    label = {"team": 'a & b="c"' + HOSTILE}
+    job = api.submit(name=HOSTILE, labels=label).json()["job"]
+    api.submit(labels={"team": "other"})
+    page = drawn(open_page(f"{api.url}/jobs/{job}"))
+    assert HOSTILE in page.locator("h1").inner_text() and page.title() == f"cukiln: {HOSTILE}"
+    page.locator("a.label").click()
+    assert page.locator("#jobs tbody tr").count() == 1
+    assert HOSTILE in page.locator(f"tr[data-job='{job}'] th").inner_text()
+    assert page.locator("img").count() == 0
+    page.get_by_role("link", name="all jobs").click()
+    assert page.locator("#jobs tbody tr").count() == 2
+
+
 def test_pages_allow_nothing_but_their_own_files(shared_api: Api) -> None:
     for path in ("/", "/jobs/nothing"):
         response = shared_api.client.get(path)
@@ -302,10 +318,11 @@ def test_a_large_job_shows_its_first_problems_and_says_where_the_rest_is(api: Ap
 
 def test_older_jobs_are_on_further_pages(api: Api) -> None:
     publish(api.database)
-    jobs = [api.submit().json()["job"] for _ in range(27)]
-    first = api.client.get("/").text
+    jobs = [api.submit(labels={"a": "b"}).json()["job"] for _ in range(27)]
+    api.submit()
+    first = api.client.get("/?label=a=b").text
     (older,) = re.findall(r'href="(/\?cursor=[^"]+)"', first)
-    second = api.client.get(older).text
+    second = api.client.get(html.unescape(older)).text
     shown = [re.findall(r'data-job="(\w+)"', text) for text in (first, second)]
     assert [*shown[0], *shown[1]] == jobs[::-1]
 

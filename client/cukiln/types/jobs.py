@@ -178,6 +178,8 @@ class Progress(Answer):
 
 class JobHead(Answer):
     job: str
+    name: str | None = None
+    labels: dict[str, str] | None = None
     state: JobState
     cached: bool
     created_at: float

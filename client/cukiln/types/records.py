@@ -147,9 +147,29 @@ class LookupResult(Answer):
 
 
 class Lookups(Answer):
+    """`job`: of the misses, where `on_miss` is `tune` and a job was made; `not_queued`: why none could be made."""
+
     results: list[LookupResult]
     hits: int
     misses: int
+    job: str | None = None
+    not_queued: str | None = None
+
+
+class PartialResult(Answer):
+    """Of a lookup that named fields: the record has these alone."""
+
+    name: str | None
+    key: str
+    record: dict[str, Any] | None
+
+
+class PartialLookups(Answer):
+    results: list[PartialResult]
+    hits: int
+    misses: int
+    job: str | None = None
+    not_queued: str | None = None
 
 
 class ImportReport(ImportHead):
@@ -224,6 +244,7 @@ class ProblemDetail(Answer):
     status: int
     detail: str
     instance: str | None = None
+    request_id: str | None = None  # the X-Request-ID of the answer, which the service's log has, too
     field: str | None = None
     allowed: Any | None = None
     errors: list[dict[str, Any]] | None = None

@@ -48,6 +48,11 @@ class JobRow(Base):
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
     error: Mapped[str | None] = mapped_column(Text)
+    name: Mapped[str | None] = mapped_column(String(256), index=True)
+    labels: Mapped[dict[str, Any] | None]
+    # Digests of a caller's Idempotency-Key and of what was sent with it.
+    idempotency: Mapped[str | None] = mapped_column(String(64), index=True, unique=True)
+    request: Mapped[str | None] = mapped_column(String(64))
 
 
 class JobProblemRow(Base):
