@@ -38,7 +38,7 @@ GEMM = (
 CONV = ("conv/gather.cuh", "conv/channel_planes.cuh", "conv/direct.cuh", "conv/window.cuh", "conv/launch.cuh")
 
 # Attention: tiles of queries, keys and values; partial results that are merged.
-ATTENTION = ("attention/tile.cuh", "attention/add_splits.cuh")
+ATTENTION = ("attention/tile.cuh", "attention/merge_rows.cuh")
 
 
 Constants = Mapping[str, int | bool]

@@ -36,37 +36,9 @@ __device__ __forceinline__ void write_partial(const ArgumentsOf<C>& arguments, c
     }
 }
 
-// One thread per vector of out: the merged sums are divided, and rounded once.
 template <class C>
 __device__ __forceinline__ void merge(const ArgumentsOf<C>& arguments) {
-  using T = typename C::Input;
-  constexpr int width = C::align_out;
-  const int per_row = arguments.head_dim_vo / width, pitch = workspace_pitch(arguments.head_dim_vo);
-  const int64_t rows = int64_t(C::ragged ? 1 : arguments.batch) * arguments.heads_q * arguments.seq_q;
-  const int64_t index = int64_t(blockIdx.x) * merge_threads + threadIdx.x;
-  if (!in_bounds(index, rows * per_row)) return;  // bounds: merge
-  const int64_t row = index / per_row;
-  const int column = static_cast<int>(index - row * per_row) * width;
-  const int64_t head = row / arguments.seq_q, query = row - head * arguments.seq_q;
-  if constexpr (C::ragged) {
-    if (query >= entry(arguments.qo_indptr, arguments.batch)) return;  // of no sequence
-  }
-
-  float greatest, total, sums[width];
-  add_splits(arguments, rows, pitch, row, column, greatest, total, sums);
-  const float share = total == 0.0f ? 0.0f : 1.0f / total;  // of a query that sees nothing: zeros
-  Vector<T, width> out;
-#pragma unroll
-  for (int i = 0; i < width; ++i) out.data[i] = from_float<T>(sums[i] * share);
-  if constexpr (C::lse) {
-    const float lse = greatest + cukiln::log2(total);  // -infinity where nothing is seen
-    const int64_t at = C::ragged ? query * arguments.heads_q + head : row;
-    if (column == 0) store_global<1>(arguments.lse + at, Vector<float, 1>{{lse}});
-  }
-  const int64_t batch = head / arguments.heads_q;
-  T* const target = static_cast<T*>(arguments.out) + batch * arguments.of_out.batch +
-      (head - batch * arguments.heads_q) * arguments.of_out.head + query * arguments.of_out.position;
-  store_global<width>(target + column, out);
+  merge_rows<C>(arguments);
 }
 
 #endif  // CUKILN_DEVICE

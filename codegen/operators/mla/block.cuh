@@ -70,7 +70,7 @@ struct Keys {
   static constexpr int bytes = stage_bytes<C>, at_kpe = C::tile_kv * Ckv<C>::row_bytes;
 };
 
-__device__ __forceinline__ int entry(const int* table, int index) { return load_global<1>(table + index).data[0]; }
+__device__ __forceinline__ int entry(const int* table, int index) { return attention::entry(table, index); }
 
 // What a row's sums are multiplied by: of a query that sees nothing they are zeros.
 __device__ __forceinline__ float share_of(float total) { return total == 0.0f ? 0.0f : 1.0f / total; }

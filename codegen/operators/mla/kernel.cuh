@@ -127,7 +127,7 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
     reading = attention::next_of(reading, C::stages);
   }
   warp.tell_total(exchange);
-  if constexpr (!splits_keys<C>) cp_async_wait<0>();
+  if constexpr (!splits_keys<C>) cp_async_wait<C::stages - 2>();
   __syncthreads();  // all warps have told their totals, and Q has landed where there was no tile: out may take its place
   if constexpr (splits_keys<C>) {
     write_partial<C>(arguments, sequence, warp, exchange);
@@ -136,29 +136,31 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
   }
 }
 
-// One thread per vector of out: the merged sums are divided, and rounded once.
+// Of attention with a query of each token: what `merge_rows` takes of its arguments, and of a Config.
+struct MergeArguments {
+  float* workspace;
+  void* out;
+  float* lse;
+  struct {
+    int64_t batch, position, head;
+  } of_out;
+  int batch, seq_q, heads_q, head_dim_vo, splits;
+};
+template <class C>
+struct MergeConfig : C {
+  static constexpr bool ragged = false;
+  static constexpr int align_out = vector_elements;
+};
+
 template <class C>
 __device__ __forceinline__ void merge(const SplitArguments& arguments) {
-  using T = typename C::Input;
-  constexpr int per_row = columns_ckv / vector_elements;
-  const int64_t rows = int64_t(arguments.tokens) * arguments.heads;
-  const int64_t row = int64_t(blockIdx.x) * (attention::merge_threads / per_row) + threadIdx.x / per_row;
-  const int column = static_cast<int>(threadIdx.x) % per_row * vector_elements;
-  if (!in_bounds(row, rows)) return;  // bounds: merge
   if constexpr (C::ragged) {
+    const int64_t row = (int64_t(blockIdx.x) * attention::merge_threads + threadIdx.x) / (columns_ckv / vector_elements);
     if (row >= int64_t(entry(arguments.qo_indptr, arguments.batch)) * arguments.heads) return;  // of no sequence
   }
-  float greatest, total, sums[vector_elements];
-  attention::add_splits(arguments, rows, columns_ckv, row, column, greatest, total, sums);
-  const float share = share_of(total);
-  Vector<T, vector_elements> out;
-#pragma unroll
-  for (int i = 0; i < vector_elements; ++i) out.data[i] = from_float<T>(sums[i] * share);
-  if constexpr (C::lse) {
-    const float lse = greatest + cukiln::log2(total);  // -infinity where nothing is seen
-    if (column == 0) store_global<1>(arguments.lse + row, Vector<float, 1>{{lse}});
-  }
-  store_global<vector_elements>(static_cast<T*>(arguments.out) + row * columns_ckv + column, out);
+  const int pitch = columns_ckv, of_token = arguments.heads * columns_ckv;
+  attention::merge_rows<MergeConfig<C>>(MergeArguments{arguments.workspace, arguments.out, arguments.lse, {of_token, 0, pitch},
+                                                       arguments.tokens, 1, arguments.heads, columns_ckv, arguments.splits});
 }
 
 #endif  // CUKILN_DEVICE

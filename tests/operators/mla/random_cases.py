@@ -124,6 +124,6 @@ SPREAD = {
     "fewer keys than queries": 8, "tiles of keys": 10, "one tile of keys": 10, "tiles of a query": 5,
     "queries of a tile": 10, "heads that divide no tile": 15, "gaps": 10, "a page in part": 15, "tiles of a page": 10,
     "pages of a tile": 2, "tile_q 16": 10, "tile_q 32": 3, "tile_q 64": 1, "tile_kv 16": 8, "tile_kv 32": 4,
-    "tile_kv 64": 1, "warps 2": 4, "warps 4": 4, "warps 8": 3, "warps_vo 2": 8, "warps_vo 4": 5, "warps_vo 8": 1,
+    "tile_kv 64": 1, "warps 2": 4, "warps 4": 4, "warps 8": 3, "warps_vo 2": 8, "warps_vo 4": 5,
     "stages 2": 10, "stages 3": 1,
 }  # fmt: skip

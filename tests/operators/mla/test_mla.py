@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -41,6 +42,7 @@ from tests.operators.mla.kernels import (
     mla,
 )
 from tests.operators.mla.random_cases import SPREAD, draws, properties
+from workers.cpu.verify import CpuVerdict
 
 # ---- problems
 
@@ -441,7 +443,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "the workspace of the first split": (OWN, "blockIdx.y * rows", "0 * rows"),
     "the workspace of the first warp": (OWN, "warp.part * Warp<C>::own_columns", "0 * Warp<C>::own_columns"),
     "partial totals where sums are": (OWN, "arguments.splits * rows * columns_ckv + 2 * first", "2 * first"),
-    "merged lse of the first row": (OWN, "arguments.lse + row", "arguments.lse + 0 * row"),
+    "merged as a query of each head": (OWN, "arguments.heads * columns_ckv", "columns_ckv"),
     "queries of the first sequence": (OWN, "token * arguments.of_q_nope.outer", "0 * arguments.of_q_nope.outer"),
     "scores as exponents of e": (OWN, "scalars[0] * log2_of_e", "scalars[0]"),
     "a workspace of one split": (OWN, "4 * splits(kernel, integers[3], launch[0])", "4 * 1"),
@@ -676,3 +678,10 @@ def test_schedules_of_tests_are_accepted() -> None:
     """What is verified on the CPU is what a search may try."""
     assert OP.rules(mla(), Schedule.of(SMALL), SM_90A) == ACCEPTED
     assert OP.rules(mla(), Schedule.of({**SMALL, "split": "workspace", "split_kv": 2}), SM_90A) == ACCEPTED
+
+
+def test_no_access_to_shared_memory_has_a_bank_conflict(proofs: Mapping[Kernel, CpuVerdict]) -> None:
+    for verdict in proofs.values():
+        accesses = verdict.details["shared_memory"]
+        assert {access["kind"] for access in accesses} == {"ldmatrix", "cp_async", "read", "write"}
+        assert [access for access in accesses if access["wavefronts"] != access["ideal"]] == []
