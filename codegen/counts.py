@@ -1,7 +1,7 @@
 """What a run of a schedule does, by launch and primitive: the counts of a profile, as integers.
 
-Bytes are those that lanes ask for: what a cache answers counts each time. Multiplications are of two numbers; those
-by a transform's constants are none.
+Bytes are those that lanes ask for: what a cache answers counts each time. Multiplications are of two numbers: those by
+constants are none, nor are those inside of an approximation, nor what rescales running sums where none is a primitive.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from typing import Literal
 class Primitive:
     """`times`: of lanes, or of warps where a warp executes it together (mma). `multiplications`: executed, those of
     tiles that reach beyond the matrices too; over a ring on tensor cores of `limb_products` bytes. `of_epilogue`: those
-    of them that a ring's epilogue has, which are all the problem's."""
+    of them that are squares and polynomials of an epilogue, which are all the problem's."""
 
     name: str
     times: int
@@ -81,6 +81,11 @@ def load(bytes_: int, access: int, name: str = "load_global") -> Primitive:
 
 def store(bytes_: int, access: int) -> Primitive:
     return Primitive("store_global", bytes_ // access, bytes_written=bytes_)
+
+
+def multiply(times: int) -> Primitive:
+    """Products one by one, which are no part of a multiply-add."""
+    return Primitive("multiply", times, times)
 
 
 def merged(parts: Sequence[Primitive]) -> tuple[Primitive, ...]:

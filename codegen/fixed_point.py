@@ -38,6 +38,10 @@ N = TypeVar("N", bound=Node)
 RINGS = ("int32", "int64")
 # Those that Winograd's products are in, over each: with room for the scale of its filters.
 WINOGRAD_RINGS = {"int32": "int40", "int64": "int72"}
+# Integer multiply-adds of 32 bits for one in a ring: of Z/2^64 ptxas writes one of 32 x 32 bits to 64, which counts
+# twice, and two for the upper half. Of 128 bits that is a product of 64 by 64, 8 of those that count twice, and two of
+# the upper halves; an estimate.
+IMADS = {"int32": 1, "int64": 4, "int40": 4, "int72": 24}
 # Fields that problems over rings alone have: others are keyed without them.
 FIELDS = ("fraction_bits", "rounding", "truncation")
 Rounding = Literal["floor", "nearest"]

@@ -320,6 +320,10 @@ class Operator(ABC):
         """Of two numbers, as the problem has them, with zeros of a padding; over a ring with those of the epilogue."""
         return 0
 
+    def imads(self, problem: Problem) -> int:
+        """Integer multiply-adds of 32 bits that a product of two of the problem's numbers takes; 0: they are floats."""
+        return 0
+
     def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:
         """Bytes that one party of a two-party evaluation sends: of operands that are opened, and of numbers that are
         truncated. None where the problem is over no ring; comparisons are not in it."""

@@ -43,7 +43,7 @@ def main() -> int:
         load_operator_path(settings)
         database = Database(settings.database_url)
         database.migrate()  # safe beside other processes that migrate it
-        BlobStore(database, settings.blobs_url)
+        BlobStore(database, settings.blobs_url).require()
         database.dispose()
     except StorageError as error:
         print(f"cukiln: {error}", file=sys.stderr)  # noqa: T201 - there is no log yet

@@ -71,7 +71,10 @@ struct WideSumOfSquares : WideSum<int> {
   template <int N>
   static __device__ __forceinline__ void take(State& state, const Vector<int, N>& values, int, int) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) state.sum += static_cast<unsigned long long>(int64_t(values.data[i]) * values.data[i]);
+    for (int i = 0; i < N; ++i) {
+      state.sum += static_cast<unsigned long long>(int64_t(values.data[i]) * values.data[i]);
+      CUKILN_COUNT("multiply", 1);
+    }
   }
 };
 
@@ -146,6 +149,7 @@ struct Moments {
     for (int i = 0; i < N; ++i) {
       const float distance = values.data[i] - several.mean;
       squares.data[i] = distance * distance;
+      CUKILN_COUNT("multiply", 1);
     }
     several.squares = added(squares);
     merge(state, several);

@@ -181,11 +181,17 @@ __device__ __forceinline__ void write_normalised(Part<C>& part, float mean, floa
   const float factor = 1.0f / cukiln::sqrt(square + arguments.epsilon);
   part.each([&](Vector<float, C::vector>& values, unsigned column) {
 #pragma unroll
-    for (int i = 0; i < C::vector; ++i) values.data[i] = (values.data[i] - mean) * factor;
+    for (int i = 0; i < C::vector; ++i) {
+      values.data[i] = (values.data[i] - mean) * factor;
+      CUKILN_COUNT("multiply", 1);
+    }
     if constexpr (C::scale) {
       const Vector<float, C::vector> gamma = shared_by_rows<C>(arguments.gamma, column);
 #pragma unroll
-      for (int i = 0; i < C::vector; ++i) values.data[i] *= gamma.data[i];
+      for (int i = 0; i < C::vector; ++i) {
+        values.data[i] *= gamma.data[i];
+        CUKILN_COUNT("multiply", 1);
+      }
     }
     if constexpr (C::shift) {
       const Vector<float, C::vector> beta = shared_by_rows<C>(arguments.beta, column);

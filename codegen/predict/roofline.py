@@ -126,9 +126,10 @@ def predict(candidate: Candidate, resources: Resources, target: Target) -> Predi
     )
 
 
-def imad_us(imads: float, target: Target) -> float:
-    """Microseconds of so many integer multiply-adds of 32 bits alone, on all multiprocessors."""
-    return imads / (IMAD_LANES * target.sm_count * target.clock_mhz)
+def products_us(products: int, imads: int, target: Target) -> float:
+    """Microseconds of so many products alone, on all multiprocessors. `imads`: `Operator.imads`."""
+    per_clock = IMAD_LANES / imads if imads else float(target.fp32_lanes_per_sm)
+    return products / (per_clock * target.sm_count * target.clock_mhz)
 
 
 def launch_times(prediction: Prediction, work: Work, target: Target, functions: Sequence[str]) -> list[float | None]:

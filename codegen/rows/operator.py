@@ -2,15 +2,18 @@
 rules, calls, and what a schedule does to the machine."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
 from codegen.alignment import classes, power_of_two
+from codegen.counts import LaunchCounts, Primitive, load, merged, multiply, store
 from codegen.dtypes import dtype
 from codegen.kernel import Kernel
 from codegen.operator import (
+    WIDEST_ACCESS,
     Array,
     Config,
     Cost,
@@ -204,6 +207,27 @@ class RowOperator(Operator):
             dynamic_shared_bytes=_shared_bytes(t, size), independent=int(t["vector"]), steps=trips, overlap=0.5,
         )  # fmt: skip
 
+    def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
+        """Every row reads the vectors that all share."""
+        p, t = self.own(problem), schedule.as_dict()
+        size, out, width = dtype(p.dtype).bytes, dtype(p.out_dtype).bytes, int(t["vector"])
+        elements, products = p.rows * p.columns, self.multiplications(p)
+        passes = 2 if t["algorithm"] == "online" else 1
+        parts = (
+            *self.beside(p, t),
+            multiply(products),
+            load(size * elements * (passes + len(p.vectors)), size * width),
+            store(out * elements, min(WIDEST_ACCESS, out * width)),
+        )
+        return (LaunchCounts("run", merged(parts), products),)
+
+    def beside(self, p: Any, t: Mapping[str, Any]) -> tuple[Primitive, ...]:
+        """What an algorithm does beside what all of them do."""
+        return ()
+
+    @abstractmethod
+    def multiplications(self, problem: Problem) -> int: ...
+
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         return LaunchBounds(_threads(kernel.tunables.as_dict()))
 
@@ -222,6 +246,19 @@ class NormOperator(RowOperator):
 
     problem_type: ClassVar[type[NormProblem]]
     centred: ClassVar[bool]
+
+    def multiplications(self, problem: Problem) -> int:
+        """Squares, products with the reciprocal of their root, and with gamma."""
+        p = self.own(problem)
+        return int((2 + p.scale) * p.rows * p.columns)
+
+    def beside(self, p: Any, t: Mapping[str, Any]) -> tuple[Primitive, ...]:
+        """Online every thread of a row reads three elements, of which one is near the mean, and each thread has the
+        variance by a multiply-add."""
+        if not self.centred or t["algorithm"] != "online":
+            return ()
+        threads, size = -(-p.rows // int(t["rows"])) * _threads(t), dtype(p.dtype).bytes
+        return Primitive("fma", threads, threads), load(3 * size * p.rows * int(t["row_threads"]), size)
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         return make_inputs(self.own(problem), kind, rng, centred=self.centred)

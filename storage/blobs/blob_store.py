@@ -54,6 +54,10 @@ class BlobStore:
         self._database = database
         self._objects = objects if objects is not None else open_objects(url, PREFIX)
 
+    def require(self) -> None:
+        """Raises SettingsError where a remote store does not answer."""
+        self._objects.require()
+
     def put(self, data: bytes, media_type: str) -> Blob:
         """Keep the bytes; durable, row included, when it returns."""
         return self.put_many([(data, media_type)])[0]

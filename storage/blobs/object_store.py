@@ -9,7 +9,9 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import obstore
@@ -18,6 +20,18 @@ from obstore.store import LocalStore, ObjectStore, from_url
 
 from storage.errors import SettingsError
 
+RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
+"""Of a request to a remote store. obstore's own take up to three minutes."""
+NO_BUCKET, REFUSED = "there is no such bucket", "its credentials are refused"
+REASONS = {
+    "NoSuchBucket": NO_BUCKET,  # S3
+    "ContainerNotFound": NO_BUCKET,  # Azure
+    "bucket does not exist": NO_BUCKET,  # Google Cloud Storage
+    "403 Forbidden": REFUSED,
+    "401 Unauthorized": REFUSED,
+}
+"""By words of obstore's error, which is of one kind for all of them."""
+LONGEST_REASON = 200
 FANOUT = [f"{number:02x}" for number in range(256)]
 
 
@@ -40,19 +54,32 @@ def open_objects(url: str, prefix: str) -> "RemoteObjects":
     try:
         if parts.scheme == "file":
             return LocalObjects(Path(unquote(parts.path)), prefix)
-        return RemoteObjects(from_url(url))
+        return RemoteObjects(from_url(url, retry_config=RETRIES), url)
     except (OSError, BaseError) as error:
         why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise SettingsError(
-            f"CUKILN_BLOBS_URL={url} cannot be used ({why}): name a store that can be written"
-        ) from error
+        raise _unusable(url, why) from error
+
+
+def _unusable(url: str, why: str) -> SettingsError:
+    return SettingsError(f"CUKILN_BLOBS_URL={url} cannot be used ({why}): name a store that can be written")
 
 
 class RemoteObjects:
     """A store whose `put` is durable and atomic by contract, as S3's is. Paths are relative, with `/` between parts."""
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, url: str = "memory:///") -> None:
+        self._store, self._url = store, url
+
+    def require(self) -> None:
+        """Raises SettingsError where nothing can be listed: no bucket of the name, wrong credentials, no answer."""
+        try:
+            next(iter(obstore.list(self._store, chunk_size=1)), None)
+        except BaseError as error:
+            text = str(error)
+            why = next(
+                (why for words, why in REASONS.items() if words in text), text.partition("\n")[0][:LONGEST_REASON]
+            )
+            raise _unusable(self._url, why) from error
 
     def put(self, path: str, data: bytes) -> None:
         """Durable and complete under `path` when it returns; before that, `path` holds nothing or all of it."""
@@ -105,7 +132,10 @@ class LocalObjects(RemoteObjects):
             folder.mkdir(exist_ok=True)
         for folder in (root / prefix, root, root.parent):
             sync(folder)
-        super().__init__(LocalStore(root))
+        super().__init__(LocalStore(root), root.as_uri())
+
+    def require(self) -> None:
+        """It was made, or was there."""
 
     def put(self, path: str, data: bytes) -> None:
         file = self.root / path

@@ -9,8 +9,7 @@ from sqlalchemy import RowMapping, select
 from codegen.counts import LaunchCounts, Openings, Primitive
 from codegen.kernel import Candidate
 from codegen.operators import operator
-from codegen.operators.matmul.simt import IMADS
-from codegen.predict.roofline import Prediction, imad_us, launch_times, predict
+from codegen.predict.roofline import Prediction, launch_times, predict, products_us
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
 from codegen.targets import target as data_sheet
@@ -71,7 +70,7 @@ def profile_row(
     prediction, launches = predict(candidate, resources, target), op.launches(problem, schedule, target)
     functions = [launch.function for launch in launches]
     times_us = launch_times(prediction, op.work(problem, schedule, target), target, functions)
-    element = str(candidate.kernel.signature_dict.get("dtype"))
+    imads = op.imads(problem)
     counts = _counts(
         op.name,
         launches,
@@ -91,7 +90,7 @@ def profile_row(
         candidate=candidate.id,
         schedule=schedule.as_dict(),
         counts=counts,
-        kernels=[_kernel(*one, prediction, element, target) for one in zip(launches, times_us, strict=True)],
+        kernels=[_kernel(*one, prediction, imads, target) for one in zip(launches, times_us, strict=True)],
         ring_forms=[RingForm(**asdict(form)) for form in op.ring_forms(problem, schedule, openings)],
     )
 
@@ -109,7 +108,7 @@ def _counts(
 
 
 def _kernel(
-    launch: LaunchCounts, us: float | None, prediction: Prediction, element: str, target: Target
+    launch: LaunchCounts, us: float | None, prediction: Prediction, imads: int, target: Target
 ) -> ProfileKernel:
     """Its seconds are always predicted. Those of a primitive are its roof's alone, which others hide: they do not add
     up; products of an epilogue alone have those of their own instructions."""
@@ -119,7 +118,7 @@ def _kernel(
 
     def us_of(part: Primitive) -> float | None:
         if part.of_epilogue and part.of_epilogue == part.multiplications:
-            return imad_us(IMADS[element] * part.multiplications, target)
+            return products_us(part.multiplications, imads, target)
         if part.multiplications:
             return roofs.get("mma" if part.name.startswith("mma") else "fma")
         bytes_ = part.bytes_read + part.bytes_written

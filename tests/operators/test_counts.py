@@ -32,6 +32,10 @@ BIAS_N = [{"op": "bias", "axis": "n"}]
 SQUARES = {"where_set": {"op": "square"}, "where_clear": {"op": "square"}}
 TWO_SQUARES = {"op": "masked_activation", **SQUARES}
 CUBE = {"op": "polynomial", "coefficients": [0.0, 0.5, 0.25, 1.0]}
+SQUARED = {"op": "masked_activation", "where_set": {"op": "square"}}
+FEW = {**CONV, "c": 3, "k": 22, "dtype": "float32"}
+DEPTHWISE = {**CONV, "c": 24, "groups": 24}
+REDUCE: dict[str, Any] = {"operator": "reduce", "shape": [90, 48], "axes": [0]}
 MASKED: dict[str, Any] = {"operator": "masked_activation", "shape": [5003], "where_set": {"op": "relu"}}
 ATTENTION: dict[str, Any] = {
     "operator": "attention", "batch": 2, "seq_q": 70, "seq_kv": 150, "heads_q": 2, "head_dim_qk": 64, "head_dim_vo": 40,
@@ -77,7 +81,52 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {**CONV, "dtype": "float32", "c": 19, "layout": "nchw", "winograd": "f4"},
         {"algorithm": "winograd_fused", "output_tile": 4},
     ),
+    "separate epilogue": ({**CONV, "epilogue": [*BIAS, {"op": "relu"}]}, {"epilogue": "separate"}),
+    "separate epilogue, fp32, channels first, squares": (
+        {**CONV, "dtype": "float32", "w": 12, "layout": "nchw", "epilogue": [*BIAS, SQUARED, {"op": "residual"}]},
+        {"epilogue": "separate"},
+    ),
+    "squares in fp16": ({**MATMUL, "dtype": "float16", "epilogue": [SQUARED]}, {}),
+    "F(2), squares, channels first": (
+        {**CONV, "layout": "nchw", "winograd": "f2", "epilogue": [*BIAS, SQUARED]}, {"algorithm": "winograd"}
+    ),
+    "direct, few channels": ({**FEW, "epilogue": BIAS}, {"algorithm": "direct", "filters": 4, "pixels": 2}),
+    "direct, channels first, groups": (
+        {**FEW, "layout": "nchw", "groups": 2, "c": 6, "k": 24, "stride": 2, "dtype": "float16"},
+        {"algorithm": "direct", "filters": 4, "pixels": 2, "taps": 16},
+    ),
+    "direct, depthwise": ({**DEPTHWISE, "stride": 2, "epilogue": BIAS}, {"algorithm": "direct", "pixels": 4}),
+    "direct, depthwise, a window": (
+        {**DEPTHWISE, "r": 3, "s": 5, "padding": [1, 2]}, {"algorithm": "direct", "window": 5, "pixels": 4}
+    ),
+    "direct, depthwise, channels first": (
+        {**DEPTHWISE, "layout": "nchw", "epilogue": BIAS}, {"algorithm": "direct", "pixels": 2}
+    ),
+    "direct, separate epilogue": (
+        {**DEPTHWISE, "layout": "nchw", "w": 12, "epilogue": BIAS}, {"algorithm": "direct", "epilogue": "separate"}
+    ),
     "image's gradient": (DGRAD, {}),
+    "image's gradient, direct, stride": (
+        {**FEW, "operator": "conv2d_dgrad", "k": 7, "stride": 2}, {"algorithm": "direct", "pixels": 2, "taps": 16}
+    ),
+    "image's gradient, direct, depthwise, stride": (
+        {**DEPTHWISE, "operator": "conv2d_dgrad", "stride": 2, "dtype": "float32"}, {"algorithm": "direct"}
+    ),
+    "image's gradient, direct, depthwise, a window": (
+        {**DEPTHWISE, "operator": "conv2d_dgrad", "stride": [2, 1], "padding": [[1, 1], [0, 1]]},
+        {"algorithm": "direct", "window": 3, "pixels": 4},
+    ),
+    "filters' gradient, direct": (
+        {**DEPTHWISE, "operator": "conv2d_wgrad", "s": 5},
+        {"algorithm": "direct", "filters": 4, "elements": 8, "split": "none"},
+    ),
+    "filters' gradient, direct, slices": (
+        {**DEPTHWISE, "operator": "conv2d_wgrad", "k": 48, "stride": 2},
+        {"algorithm": "direct", "filters": 2, "split": "workspace"},
+    ),
+    "filters' gradient, direct, channels first, atomic slices": (
+        {**DEPTHWISE, "operator": "conv2d_wgrad", "layout": "nchw"}, {"algorithm": "direct", "split": "atomic"}
+    ),
     "image's gradient, stride": ({**DGRAD, "stride": 2}, {}),
     "image's gradient, no taps": ({**DGRAD, "stride": 2, "r": 1, "s": 1, "padding": 0}, {}),
     "image's gradient, F(2)": ({**DGRAD, "winograd": "f2"}, {"algorithm": "winograd"}),
@@ -150,6 +199,39 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     ),
     "masked": ({**MASKED, "dtype": "float16"}, {}),
     "masked, bytes": ({**MASKED, "mask": "bytes"}, {}),
+    "masked, squares in fp32": ({**MASKED, **SQUARES}, {}),
+    "masked, lists": ({**MASKED, **SQUARES, "dtype": "float16"}, {"algorithm": "gather_scatter"}),
+    "masked, lists of bytes over a ring": (
+        {**MASKED, **SQUARES, "mask": "bytes", "dtype": "int64", "fraction_bits": 18}, {"algorithm": "gather_scatter"}
+    ),
+    **{
+        f"{name} {kept}": ({"operator": name, "shape": [7, 300], **fields}, {"algorithm": kept, "row_threads": threads})
+        for name, fields in (
+            ("softmax", {"dtype": "float16"}), ("layer_norm", {"dtype": "bfloat16"}),
+            ("rms_norm", {"out_dtype": "float16"}),
+        )
+        for kept, threads in (("registers", 64), ("shared", 16), ("online", 8))
+    },
+    "layer_norm without gamma and beta": (
+        {"operator": "layer_norm", "shape": [9, 40], "scale": False, "shift": False}, {}
+    ),
+    "sum of rows": ({**REDUCE, "axes": [1]}, {}),
+    "sum of columns": ({**REDUCE, "dtype": "float16", "out_dtype": "float32"}, {}),
+    "sum of rows, slices": ({**REDUCE, "shape": [5, 5000], "axes": [1]}, {"split": "workspace"}),
+    "variance of columns, slices": (
+        {**REDUCE, "shape": [700, 72], "fn": "variance", "map": "square"}, {"split": "workspace"}
+    ),
+    "sum of squares of integers": ({**REDUCE, "dtype": "int32", "fn": "sum_of_squares"}, {}),
+    "sums over a ring": ({**REDUCE, "dtype": "int64"}, {}),
+    "logsumexp": ({**REDUCE, "axes": [1], "fn": "logsumexp"}, {}),
+    "argmax": ({**REDUCE, "axes": [1], "fn": "argmax"}, {}),
+    "bias gradient that writes the map": (
+        {**REDUCE, "dtype": "float16", "map": "gelu_grad", "write_map": True, "epilogue": [{"op": "residual"}]}, {}
+    ),
+    "relu's gradient of axes in another order": (
+        {**REDUCE, "shape": [6, 5, 8], "strides": [1, 48, 6], "axes": [1], "map": "relu_grad"}, {}
+    ),
+    "sum of squares of products": ({**REDUCE, "axes": [0, 1], "map": "multiply", "fn": "sum_of_squares"}, {}),
     "attention": (ATTENTION, {}),
     "attention, a group": ({**ATTENTION, "heads_kv": 1, "causal": True, "lse": True}, {"tile_kv": 32, "stages": 2}),
     "attention, ragged": (
@@ -189,13 +271,17 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }  # fmt: skip
 
 # These have no product of one length for each output.
-WITHOUT_SUMS = ("masked", "attention", "mla")
+WITHOUT_SUMS = (
+    "masked", "attention", "mla", "softmax", "layer_norm", "rms_norm", "sum", "variance", "logsumexp", "argmax",
+    "bias gradient", "relu's gradient",
+)  # fmt: skip
 # Sums of these differ in length.
 UNEVEN = (
     "ring convolution, image's gradient", "ring convolution, image's gradient, limbs split ahead, stride",
     "ring convolution, image's gradient, stride, tiles truncated",
     "ring convolution, image's gradient, no taps, products truncated",
-    "image's gradient, stride", "image's gradient, no taps",
+    "image's gradient, stride", "image's gradient, no taps", "image's gradient, direct, stride",
+    "image's gradient, direct, depthwise, stride", "image's gradient, direct, depthwise, a window",
 )  # fmt: skip
 
 
@@ -218,8 +304,13 @@ def candidates() -> dict[str, Candidate]:
 
 @pytest.fixture(scope="module")
 def counted(candidates: dict[str, Candidate], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Counted]:
-    """All bits of masks are set: a function of some elements alone is counted as one of all."""
-    return count_runs(candidates, tmp_path_factory.mktemp("counted"))
+    """All bits of masks are set: a function of some elements alone is counted as one of all. Of lists every second one
+    is."""
+    masks: dict[str, np.ndarray[Any, Any]] = {
+        "masked, lists": np.full(-(-5003 // 32), -0x55555556, np.int32),
+        "masked, lists of bytes over a ring": (np.arange(5003) % 2).astype(np.uint8),
+    }
+    return count_runs(candidates, tmp_path_factory.mktemp("counted"), masks)
 
 
 def written_outputs(one: Candidate, run: Counted) -> int:
@@ -293,10 +384,17 @@ def test_of_two_functions_the_dearer_one_is_counted(operator_name: str, tmp_path
 def test_bytes_are_within_5_per_cent_of_the_run(
     name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
 ) -> None:
+    """And as many accesses move them."""
     one, run = candidates[name], counted[name]
     for launch in operator(one.problem.operator).launches(one.problem, one.schedule, TARGET):
         said = (launch.total.bytes_read, launch.total.bytes_written)
         assert said == pytest.approx(run.moved(launch.function), rel=0.05), launch.function
+        accesses = {part.name: part.times for part in launch.primitives if part.bytes_read + part.bytes_written}
+        assert accesses == {
+            name: count.times
+            for name, count in run.of(launch.function).items()
+            if name != "sectors" and count.bytes_read + count.bytes_written
+        }
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(WITHOUT_SUMS) and name not in UNEVEN])
@@ -329,6 +427,30 @@ def test_ring_bytes_are_operands_and_truncated_numbers_of_the_run(
     sent = op.ring_bytes(one.problem, one.schedule, Openings())
     assert sent is not None and 0 <= opened + truncated - sent < 32 * 2  # of each operand a part of a sector
     assert op.ring_bytes(one.problem, one.schedule, Openings(filters="public")) == truncated
+
+
+# Of Winograd's forms, how many tiles there are, and how many the matrix of a place has with what fills it up.
+@pytest.mark.parametrize(
+    ("name", "tiles"),
+    [
+        ("ring convolution, imad", None), ("ring convolution, limbs", None),
+        ("ring convolution, F(2) by limbs", (60, 64)), ("ring convolution of int32, F(2)", (60, 64)),
+        ("ring convolution, F(4) by imad", (18, 24)),
+    ],
+)  # fmt: skip
+def test_ring_bytes_of_a_convolution_are_what_the_run_multiplies_and_truncates(
+    name: str, tiles: tuple[int, int] | None, candidates: dict[str, Candidate], counted: dict[str, Counted]
+) -> None:
+    """The im2col matrix, a row for each pixel that was written, or the tiles that a launch transformed; the filters."""
+    one, run = candidates[name], counted[name]
+    op, size = operator("conv2d"), 4 if one.problem.dtype == "int32" else 8
+    taps, filters, truncated = 9 * 8, 24, run.of()["truncate"].times
+    opened = written_outputs(one, run) // filters * taps + filters * taps
+    if tiles is not None:  # an access writes an element
+        of_filters, of_image = (run.of(f)["store_global"].times for f in ("transform_filters", "transform_image"))
+        opened = of_filters + of_image * tiles[0] // tiles[1]
+    assert op.ring_bytes(one.problem, one.schedule, Openings()) == size * (opened + truncated)
+    assert op.ring_bytes(one.problem, one.schedule, Openings(filters="public")) == size * truncated
 
 
 def test_floats_send_no_ring_bytes(candidates: dict[str, Candidate]) -> None:
@@ -384,15 +506,3 @@ def test_sums_over_a_ring_send_nothing(fields: dict[str, Any], sent: int | None)
     """Comparisons are not counted: what `max` and `min` send is none. int32 summed in int64 is no ring."""
     one = candidate({"operator": "reduce", "shape": [40, 30], "axes": [1], "fn": "sum", **fields}, {})
     assert operator("reduce").ring_bytes(one.problem, one.schedule, Openings()) == sent
-
-
-def test_of_a_separate_epilogue_the_run_counts_all_but_what_is_read_in_place(tmp_path: Path) -> None:
-    """Sums are read by a plain pointer (docs/profile.md): what is missing is these bytes, of each node."""
-    fields = {**CONV, "epilogue": [{"op": "bias"}, {"op": "relu"}]}
-    one = candidate(fields, {"epilogue": "separate"})
-    run, sums = count_runs({"separate": one}, tmp_path)["separate"], 4 * 2 * 9 * 11 * 24
-    _, *nodes = operator("conv2d").launches(one.problem, one.schedule, TARGET)
-    assert [node.function for node in nodes] == ["node0", "node1"]
-    for node in nodes:
-        read, written = run.moved(node.function)
-        assert (node.total.bytes_read - read, node.total.bytes_written) == (sums, written)

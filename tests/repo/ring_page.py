@@ -5,11 +5,10 @@ from __future__ import annotations
 
 from functools import partial
 
-from codegen.fixed_point import bits_of
+from codegen.fixed_point import IMADS, bits_of
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.matmul.limbs import limb_products
-from codegen.operators.matmul.simt import IMADS
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.predict.roofline import IMAD_LANES
 from codegen.search.search import Search

@@ -34,7 +34,7 @@ def open_stores(settings: Settings) -> None:
     database = Database(settings.database_url)
     try:
         database.migrate()
-        BlobStore(database, settings.blobs_url)
+        BlobStore(database, settings.blobs_url).require()
     finally:
         database.dispose()
 

@@ -206,15 +206,17 @@ class Conv2d(WinogradOperator):
         if not unfused_epilogue.is_separate(t):
             return super().launches(p, schedule, target)
         sums = unfused_epilogue.sums(p)
-        nodes = unfused_epilogue.counted_launches(p, self.aligns(sums)[2])
+        width = int(self.fields(self.signature(p), t)["align_c"])
+        nodes = unfused_epilogue.counted_launches(self.product(p), width)
         return (*super().launches(sums, schedule, target), *nodes)
 
     def planes(self, p: Conv2dProblem) -> ChannelPlanes:
         rows, columns = p.padded
         align = implicit.widths(p, p.group_channels, 1, 1)[0] if p.channels_last else 1
         return ChannelPlanes(
-            p.dtype, p.channels_last, p.n, p.h * p.w, p.groups, p.group_channels, p.k * p.r * p.s, rows * columns, align
-        )
+            p.dtype, p.channels_last, p.n, p.h * p.w, p.groups, p.group_channels, p.k * p.r * p.s, rows * columns,
+            align, align,
+        )  # fmt: skip
 
     def _work_of_planes(self, p: Conv2dProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
         planes = self.planes(p)
@@ -227,6 +229,10 @@ class Conv2d(WinogradOperator):
 
     def direct_work(self, p: Conv2dProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
         return direct.work(p, t, least)
+
+    def direct_launches(self, p: Conv2dProblem, t: Mapping[str, Any]) -> tuple[LaunchCounts, ...]:
+        part, row = direct.Part(1, direct.blocks(p, t)[0], p), direct.Row(p.q, p.corner[1], p.w)
+        return (direct.launch(p, [part], row, t, self.fields(self.signature(p), t)),)
 
 
 OPERATOR = Conv2d()

@@ -43,6 +43,7 @@ __device__ __forceinline__ void node(const Arguments& arguments) {
     const int filter = static_cast<int>((C::channels_last ? first : first / per_image) % arguments.filters);
     float* const sums = static_cast<float*>(arguments.out) + first;
     // Not load_global: this launch writes there, too.
+    CUKILN_COUNT("load_global", 0, sizeof(Vector<float, width>));
     Vector<float, width> value = *reinterpret_cast<const Vector<float, width>*>(sums);
     C::Epilogue::template apply_node<index>(value, Position{filter, filter, first}, arguments.epilogue);
     if constexpr (index + 1 < C::Epilogue::nodes) {

@@ -15,7 +15,8 @@ from codegen.dtypes import dtype
 from codegen.epilogue import node_of, words_of_mask
 from codegen.operator import Work
 from codegen.operators.convolution.problem import Convolution
-from codegen.operators.matmul import traffic
+from codegen.operators.matmul import counts, traffic
+from codegen.operators.matmul.problem import MatmulProblem
 from codegen.search.rules import Rejected, check_workspace
 from codegen.search.schedule import Schedule, Value
 from codegen.search.space import Tunable
@@ -94,18 +95,16 @@ def launches(problem: Convolution, width: int, target: Target) -> tuple[Work, ..
     return tuple(works)
 
 
-def counted_launches(problem: Convolution, width: int) -> tuple[LaunchCounts, ...]:
-    """What each node's launch does. `width`: sums of an access."""
-    p, outputs, size = problem, problem.pixels * problem.k, dtype(SUM).bytes
+def counted_launches(product: MatmulProblem, width: int) -> tuple[LaunchCounts, ...]:
+    """What each node's launch does. `product`: with the chain of its outputs; `width`: sums of an access."""
+    outputs, size, chain = product.batch * product.m * product.n, dtype(SUM).bytes, product.epilogue
     made = []
-    for number, node in enumerate(p.epilogue):
-        element = node.operand_dtype(p.out_dtype)
-        operand = 0 if element is None else dtype(element).bytes
-        written = dtype(p.out_dtype).bytes if number == len(p.epilogue) - 1 else size
-        operand_bytes = outputs * operand // (width if node.packed_mask else 1)
+    for number, node in enumerate(chain):
+        written = dtype(product.out_dtype).bytes if number == len(chain) - 1 else size
         parts = [
             load(outputs * size, width * size),
-            load(operand_bytes, operand or 1),
+            *counts.epilogue_reads((node,), product.out_dtype, outputs, width),
+            *counts.epilogue_products(product.model_copy(update={"epilogue": (node,)}), outputs, truncated=0),
             store(outputs * written, width * written),
         ]
         made.append(LaunchCounts(f"node{number}", merged(parts)))

@@ -278,6 +278,15 @@ class Conv2dDgrad(WinogradOperator):
         across, down = direct.blocks(largest(p), t)
         return work.together(p, least, self.operands(p), across * down * count(p), partial(work.of_sums, t=t))
 
+    def direct_launches(self, p: Conv2dDgradProblem, t: Mapping[str, Any]) -> tuple[LaunchCounts, ...]:
+        """Strips of all phases have as many blocks as those of the largest."""
+        parts = [
+            direct.Part(number, direct.blocks(largest(p) if t["window"] else phase, t)[0], phase)
+            for number, phase in phases(p)
+        ]
+        row = direct.Row(p.w, p.s - 1 - p.corner[1], p.q)
+        return (direct.launch(p, parts, row, t, self.fields(self.signature(p), t)),)
+
 
 def _pixels_reached(p: Conv2dDgradProblem) -> int:
     """Pixels of dy with what windows reach beyond it."""

@@ -8,6 +8,7 @@ from importlib.resources import files as packaged_files
 from typing import Any
 
 from codegen.arrays import Float64, namespace_of
+from codegen.counts import LaunchCounts
 from codegen.kernel import Kernel
 from codegen.operator import GEMM, Array, Cost, Work
 from codegen.operators.conv2d_wgrad import direct, reduced
@@ -144,6 +145,9 @@ class Conv2dWgrad(ConvolutionOperator):
 
     def direct_work(self, p: Conv2dWgradProblem, t: Mapping[str, Any], least: Cost, target: Target) -> Work:
         return direct.work(p, _all_filters(p), self.aligns(p), t, least, target)
+
+    def direct_launches(self, p: Conv2dWgradProblem, t: Mapping[str, Any]) -> tuple[LaunchCounts, ...]:
+        return direct.launches(p, _all_filters(p), self.aligns(p), t)
 
 
 @lru_cache(maxsize=1024)

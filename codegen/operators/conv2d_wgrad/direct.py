@@ -7,12 +7,13 @@ from itertools import product as combinations
 from typing import Any
 
 from codegen.alignment import power_of_two
+from codegen.counts import LaunchCounts, Primitive
 from codegen.dtypes import dtype
 from codegen.operator import Constants, Cost, Work
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.conv2d_wgrad.space import fill, level_slices
 from codegen.operators.convolution.direct import filter_rules
-from codegen.operators.matmul import grid, split, traffic
+from codegen.operators.matmul import counts, grid, split, traffic
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.joined_space import Kind
@@ -208,6 +209,23 @@ def work(
         independent=t["filters"] * t["elements"], steps=split.steps_of_block(as_product, t), overlap=0.5,
         others=traffic.other_launches(as_product, t, dw, as_stored, target),
     )  # fmt: skip
+
+
+def launches(
+    problem: Conv2dWgradProblem, as_product: MatmulProblem, aligns: tuple[int, int, int], tunables: Mapping[str, Any]
+) -> tuple[LaunchCounts, ...]:
+    """What each launch does: of the image what lies in it is loaded and multiplied, the padding is not. A filter of a
+    channel that others share is multiplied whether it exists or not."""
+    p, t = problem, {**of_product(tunables), "thread_n": 1}
+    dy, x, dw = aligns
+    size, filters = dtype(p.dtype).bytes, int(t["filters"])
+    tiles_m, tiles_n = grid.tiles(as_product, t["tile_m"], t["tile_n"])
+    threads_k = tiles_m * int(t["threads_k"])
+    loaded, executed = (p.k, p.k) if p.depthwise else (threads_k, threads_k * filters)
+    products = Primitive("fma", p.taps_inside * executed, p.taps_inside * executed)
+    widths = (min(filters, dy) if p.channels_last else 1, min(filters, x) if p.depthwise else 1, dw)
+    reads = (size * tiles_n * p.pixels * p.k, size * p.taps_inside * loaded)
+    return counts.launches(as_product, t, widths, reads, products)
 
 
 def compile_seconds(tunables: Mapping[str, Any], epilogue: tuple[str, ...]) -> float:

@@ -37,7 +37,7 @@ def of_run(t: Mapping[str, Any]) -> dict[str, Any]:
 class ChannelPlanes:
     """What is split of a problem: the image, `images` of `pixels`, each with `groups` times `channels`, and the
     filters, which have `places` (rows of all groups times taps) times `channels`. `reach`: pixels of an image with its
-    padding; `align`: elements per access of the image."""
+    padding; `align`, `align_filters`: elements per access of the image and of the filters."""
 
     dtype: str
     channels_last: bool
@@ -48,6 +48,7 @@ class ChannelPlanes:
     places: int
     reach: int
     align: int
+    align_filters: int = 1
 
     @property
     def size(self) -> int:
@@ -125,7 +126,11 @@ class ChannelPlanes:
 
     def _split(self) -> LaunchCounts:
         (image, filters), size = self.elements, self.size
-        parts = (load(size * image, size * self.align), load(size * filters, size), store(self.bytes, VECTOR))
+        parts = (
+            load(size * image, size * self.align),
+            load(size * filters, size * self.align_filters),
+            store(self.bytes, VECTOR),
+        )
         return LaunchCounts(limb_planes.SPLIT_LIMBS, merged(parts))
 
     def gather_instructions(self) -> float:

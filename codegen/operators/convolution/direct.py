@@ -1,13 +1,16 @@
 """The kernel without a product: tunables, levels, rules, and what a schedule does to the machine."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain, product
 from typing import Any, Protocol
 
 from codegen.alignment import needs_cuda_cores, power_of_two, widest
+from codegen.counts import LaunchCounts, Primitive, load, merged, store
 from codegen.dtypes import dtype
 from codegen.operator import Constants, Cost, Work, constants
-from codegen.operators.convolution.problem import Convolution
+from codegen.operators.convolution.problem import Convolution, windows_inside
+from codegen.operators.matmul import counts
 from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted, residency_rules
 from codegen.search.schedule import Schedule, Value
@@ -243,6 +246,61 @@ def work(problem: Convolution, t: Mapping[str, Any], least: Cost) -> Work:
         dram_bytes=float(least.bytes_read + least.bytes_written), dynamic_shared_bytes=shared_bytes({}, t),
         independent=t["pixels"] * t["filters"], steps=p.taps // (window or 1), overlap=0.5,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """`number` convolutions of a launch with the same extents and taps, each in `across` blocks along its pixels."""
+
+    number: int
+    across: int
+    convolution: Convolution
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a window lies along a row: output pixels, zeros before the first element that is read, and elements."""
+
+    pixels: int
+    padding: int
+    extent: int
+
+
+def launch(problem: Convolution, parts: Sequence[Part], row: Row, t: Fields, read: Fields) -> LaunchCounts:
+    """What a launch does. `problem` is that of the operator, `read` what the code reads (`fields`). Every block loads
+    all taps of its filters; of the image lanes ask for what is not padding."""
+    p, any_part = problem, parts[0].convolution
+    size, out, filters = dtype(p.dtype).bytes, dtype(p.out_dtype).bytes, any_part.k
+    down, (pixels, of_block) = blocks(any_part, t)[1], block(t)
+    wide_in = min(t["filters"], read["align_a"]) if p.depthwise else 1
+    wide_out = min(t["filters"], read["align_c"])
+    taps = sum(part.number * part.across * part.convolution.taps for part in parts)
+    outputs = sum(part.number * part.convolution.pixels for part in parts) * filters
+    if t["window"]:
+        rows = windows_inside(p.p, p.stride[0], p.corner[0], p.r, p.dilation[0], p.h)
+        image = p.n * rows * _columns_loaded(row, t) * filters
+    elif p.depthwise:
+        image = p.taps_inside * filters
+    else:
+        image = p.taps_inside * any_part.group_channels * t["threads_k"] * down
+    executed = taps * down * pixels * of_block
+    primitives = (
+        Primitive("fma", executed, executed),
+        load(size * taps * filters, size),
+        load(size * image, size * wide_in),
+        *counts.epilogue_reads(p.epilogue, p.out_dtype, outputs, wide_out),
+        *counts.epilogue_products(p, outputs, truncated=0),
+        store(out * outputs, out * wide_out),
+    )
+    products = sum(part.number * part.convolution.pixels * part.convolution.taps for part in parts) * filters
+    return LaunchCounts("run", merged(primitives), products)
+
+
+def _columns_loaded(row: Row, t: Fields) -> int:
+    """Elements of a row that strips of neighbouring pixels load for one row of their filters."""
+    strip, beside = int(t["pixels"]), int(t["pixels"]) + int(t["window"]) - 1
+    firsts = range(-row.padding, row.pixels - row.padding, strip)
+    return sum(max(0, min(first + beside, row.extent) - max(first, 0)) for first in firsts)
 
 
 def compile_seconds(tunables: Mapping[str, Any], epilogue: tuple[str, ...]) -> float:

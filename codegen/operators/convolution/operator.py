@@ -105,6 +105,10 @@ class ConvolutionOperator(ProductOperator):
         """`work` of `direct`."""
 
     @abstractmethod
+    def direct_launches(self, p: Any, t: Fields) -> tuple[LaunchCounts, ...]:
+        """`launches` of `direct`."""
+
+    @abstractmethod
     def spread(self, p: Any, factors: Array) -> Array:
         """A factor for each product of a sum, as factors of the tensor that is read and not gathered."""
 
@@ -326,7 +330,7 @@ class ConvolutionOperator(ProductOperator):
         """Of the gathered operand lanes ask for what lies in the image, not for its padding."""
         p, t = self.own(problem), self.values(schedule)
         if is_direct(t):
-            return super().launches(p, schedule, target)
+            return self.direct_launches(p, t)
         s = _signature(self, p)
         aligned, place = (*self.product_aligns(s), s[self.align_names[2]]), self.gathered_place(p)
         inside = self.share_inside(p)

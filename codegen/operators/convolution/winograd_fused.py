@@ -8,7 +8,7 @@ from typing import Any
 from codegen.alignment import needs_cuda_cores, round_up
 from codegen.counts import LaunchCounts, Primitive, load, merged, store
 from codegen.dtypes import dtype
-from codegen.fixed_point import RINGS, over_ring
+from codegen.fixed_point import IMADS, RINGS, over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Config, Cost, LaunchBounds, Work, constants
 from codegen.operators.convolution import winograd
@@ -22,7 +22,7 @@ from codegen.operators.convolution.winograd_work import (
 )
 from codegen.operators.matmul import counts, ring_space
 from codegen.operators.matmul.product import ring_fields
-from codegen.operators.matmul.simt import IMADS, TRUNCATION
+from codegen.operators.matmul.simt import TRUNCATION
 from codegen.operators.matmul.traffic import node_seconds
 from codegen.search.joined_space import Kind
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, residency_rules
@@ -246,7 +246,7 @@ def launches(problem: AllowsWinograd, t: Mapping[str, Any]) -> tuple[LaunchCount
         load(size * down * p.n * rows * columns * p.c, size),
         load(size * across * p.k * p.taps, size),
         *counts.epilogue_reads(p.epilogue, p.out_dtype, results, 1),
-        *(counts.in_fixed_point(p, results, whole=True) if ring else ()),
+        *counts.epilogue_products(p, results, truncated=results),
         store(out * results, out),
     )
     multiplied = winograd.places(outputs) * winograd.tiles(p, outputs) * p.k * p.c

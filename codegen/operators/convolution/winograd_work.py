@@ -7,7 +7,6 @@ from typing import Any
 
 from codegen.counts import LaunchCounts, Primitive, load, merged, store
 from codegen.dtypes import dtype
-from codegen.fixed_point import over_ring
 from codegen.operator import Cost, Work
 from codegen.operators.convolution import winograd
 from codegen.operators.convolution.problem import AllowsWinograd, windows_inside
@@ -139,9 +138,10 @@ def launches(problem: AllowsWinograd, schedule: Schedule) -> tuple[LaunchCounts,
         for axis, (extent, of_image) in enumerate(((p.p, p.h), (p.q, p.w)))
     )
     results, tiles, out = p.pixels * p.k, winograd.tiles(p, outputs), dtype(p.out_dtype).bytes
-    epilogue = counts.epilogue_reads(p.epilogue, p.out_dtype, results, wide_out)
-    if over_ring(p):
-        epilogue += counts.in_fixed_point(p, results, whole=True)
+    epilogue = [
+        *counts.epilogue_reads(p.epilogue, p.out_dtype, results, wide_out),
+        *counts.epilogue_products(p, results, truncated=results),
+    ]
     return (
         replace(
             _counted("transform_filters", load(read * p.k * p.taps, read), store(filters, size)),

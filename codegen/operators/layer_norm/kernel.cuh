@@ -43,6 +43,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
       for (int i = 0; i < C::vector; ++i) {
         values.data[i] -= origin;
         squares.data[i] = values.data[i] * values.data[i];
+        CUKILN_COUNT("multiply", 1);
       }
       own.sum += fold::added(values);
       own.squares += fold::added(squares);
@@ -57,7 +58,10 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     variance = rows::sum_of<C>(part, 1, [&](const Values& values) {
       Values squares;
 #pragma unroll
-      for (int i = 0; i < C::vector; ++i) squares.data[i] = (values.data[i] - mean) * (values.data[i] - mean);
+      for (int i = 0; i < C::vector; ++i) {
+        squares.data[i] = (values.data[i] - mean) * (values.data[i] - mean);
+        CUKILN_COUNT("multiply", 1);
+      }
       return squares;
     }) / columns;
   }

@@ -14,7 +14,7 @@ from codegen.dtypes import dtype
 from codegen.epilogue import Identity, node_of, words_of_mask
 from codegen.epilogue import MaskedActivation as Node
 from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
-from codegen.fixed_point import FIELDS, RINGS, as_ring_node, over_ring, products, shift_of
+from codegen.fixed_point import FIELDS, IMADS, RINGS, as_ring_node, over_ring, products, shift_of
 from codegen.fixed_point_reference import applied, bounded
 from codegen.kernel import Kernel
 from codegen.operator import (
@@ -230,9 +230,12 @@ class MaskedActivation(Operator):
         )
 
     def multiplications(self, problem: Problem) -> int:
-        """Of a ring's numbers, as a fused node has them."""
+        """As a fused node has them."""
         p = self.own(problem)
-        return p.elements * products((p.node,)) if over_ring(p) else 0
+        return int(p.elements * products((p.node,)))
+
+    def imads(self, problem: Problem) -> int:
+        return IMADS.get(self.own(problem).dtype, 0)
 
     def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:
         """As a node of an epilogue: a product opens its number, and is truncated."""
@@ -284,7 +287,10 @@ def counted_launches(p: MaskedActivationProblem, t: Mapping[str, Any], listed: i
     n, size, vector = p.elements, dtype(p.dtype).bytes, int(t["vector"])
     # The last elements are moved one by one. A word of bits is read for each access.
     accesses = n // vector + n % vector
-    moved = (Primitive("load_global", accesses, bytes_read=n * size), store(n * size, vector * size))
+    moved = (
+        Primitive("load_global", accesses, bytes_read=n * size),
+        Primitive("store_global", accesses, bytes_written=n * size),
+    )
     of_bits = Primitive("load_global", accesses, bytes_read=INDEX_BYTES * accesses)
     if _is_vectorised(t):
         mask = of_bits if p.mask == "bits" else replace(moved[0], bytes_read=n)
@@ -301,9 +307,10 @@ def counted_launches(p: MaskedActivationProblem, t: Mapping[str, Any], listed: i
 
 
 def _multiplied(p: MaskedActivationProblem, elements: int, node: Node) -> list[Primitive]:
-    """Products of a ring, each truncated; of two functions the dearer one's, as if no bit were that of the other."""
-    count = elements * products((node,)) if over_ring(p) else 0
-    return [Primitive("imad", count, count, of_epilogue=count), Primitive(TRUNCATE, count if p.fraction_bits else 0)]
+    """Products, over a ring each truncated; of two functions the dearer one's, as if no bit were that of the other."""
+    count = elements * products((node,))
+    name, truncated = ("imad", bool(p.fraction_bits)) if over_ring(p) else ("fma", False)
+    return [Primitive(name, count, count, of_epilogue=count), Primitive(TRUNCATE, count if truncated else 0)]
 
 
 def _is_vectorised(tunables: Mapping[str, Any]) -> bool:

@@ -27,14 +27,19 @@ def multiplications(problem: MatmulProblem) -> int:
 
 
 def launches(
-    problem: MatmulProblem, t: Mapping[str, Any], aligns: tuple[int, int, int], reads: Sequence[int] | None = None
+    problem: MatmulProblem,
+    t: Mapping[str, Any],
+    aligns: tuple[int, int, int],
+    reads: Sequence[int] | None = None,
+    executed: Primitive | None = None,
 ) -> tuple[LaunchCounts, ...]:
     """In the order of launches. `aligns`: elements of an access to A, B and out; `reads`: bytes of A and B that lanes
-    ask for, where not every element of the matrices is one of memory."""
+    ask for, where not every element of the matrices is one of memory; `executed`: products, where they are not those of
+    whole tiles."""
     made = {
         limb_planes.SPLIT_LIMBS: lambda: _split_limbs(problem, aligns),
         "clear": lambda: [_clear(problem)],
-        "run": lambda: _run(problem, t, aligns, reads or input_bytes(problem, t)),
+        "run": lambda: _run(problem, t, aligns, reads or input_bytes(problem, t), executed),
         "reduce": lambda: _reduce(problem, t, aligns[2]),
     }
     return tuple(
@@ -54,11 +59,15 @@ def input_bytes(problem: MatmulProblem, t: Mapping[str, Any]) -> tuple[int, int]
 
 
 def _run(
-    problem: MatmulProblem, t: Mapping[str, Any], aligns: tuple[int, int, int], reads: Sequence[int]
+    problem: MatmulProblem,
+    t: Mapping[str, Any],
+    aligns: tuple[int, int, int],
+    reads: Sequence[int],
+    executed: Primitive | None,
 ) -> list[Primitive]:
     size = dtype(problem.dtype).bytes
     copy = "cp_async" if t.get("copy") == "cp_async" else "load_global"
-    parts = [_products(problem, t)]
+    parts = [executed or _products(problem, t)]
     accesses = [limb_planes.VECTOR] * 2 if limb_planes.planes(t) else [align * size for align in aligns[:2]]
     parts += [load(bytes_, access, copy) for bytes_, access in zip(reads, accesses, strict=True)]
     if over_ring(problem) and problem.fraction_bits:
@@ -96,7 +105,7 @@ def _handed_on(problem: MatmulProblem, t: Mapping[str, Any], align_c: int) -> li
     if t["split"] == "stream":
         pieces, shared = _stream_pieces(problem, t)
         whole = _outputs(problem, t, round((1 - shared) * rows * problem.n), _width(problem, t, align_c))
-        return [*whole, store(size * pieces * t["tile_m"] * t["tile_n"], size * min(4, align_c))]
+        return [*whole, store(size * pieces * t["tile_m"] * t["tile_n"], size * min(4, _width(problem, t, align_c)))]
     # By way of shared memory sums go in whole vectors, to the pitch of the workspace.
     in_vectors = t.get("epilogue_path") == "shared"
     columns = round_up(problem.n, 4) if in_vectors else problem.n
@@ -106,6 +115,8 @@ def _handed_on(problem: MatmulProblem, t: Mapping[str, Any], align_c: int) -> li
 
 def _width(problem: MatmulProblem, t: Mapping[str, Any], align_c: int) -> int:
     """Outputs of a lane's store in `run`."""
+    if problem.k == 0:
+        return align_c
     if is_tensor(t):
         return align_c if t.get("epilogue_path") == "shared" else min(align_c, 2)
     return min(align_c, int(t["thread_n"]), _LANE_BYTES // dtype(problem.dtype).bytes)
@@ -118,14 +129,16 @@ def _outputs(problem: MatmulProblem, t: Mapping[str, Any], outputs: int, width: 
         store(outputs * size, width * size),
         *epilogue_reads(problem.epilogue, problem.out_dtype, outputs, width),
     ]
-    return parts + (in_fixed_point(problem, outputs, whole=t["truncate"] == "once") if over_ring(problem) else [])
+    once = over_ring(problem) and t["truncate"] == "once"
+    return parts + epilogue_products(problem, outputs, truncated=outputs if once else 0)
 
 
-def in_fixed_point(problem: Any, outputs: int, *, whole: bool) -> list[Primitive]:
-    """Products of a ring's epilogue, and truncations: of those, and of `whole` sums."""
-    multiplied = outputs * products(problem.epilogue)
-    truncated = multiplied + (outputs if whole else 0) if problem.fraction_bits else 0
-    return [Primitive("imad", multiplied, multiplied, of_epilogue=multiplied), Primitive(TRUNCATE, truncated)]
+def epilogue_products(problem: Any, outputs: int, truncated: int) -> list[Primitive]:
+    """Squares and polynomials of an epilogue; over a ring with truncations: of those, and of `truncated` sums."""
+    multiplied, ring = outputs * products(problem.epilogue), over_ring(problem)
+    shifts = multiplied + truncated if ring and problem.fraction_bits else 0
+    name = "imad" if ring else "fma"
+    return [Primitive(name, multiplied, multiplied, of_epilogue=multiplied), Primitive(TRUNCATE, shifts)]
 
 
 def epilogue_reads(chain: Sequence[Node], out_dtype: str, outputs: int, width: int) -> list[Primitive]:

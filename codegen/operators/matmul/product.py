@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Protocol
 
 from codegen.counts import Openings
 from codegen.dtypes import dtype
-from codegen.fixed_point import RINGS, over_ring, products, truncated_numbers
+from codegen.fixed_point import IMADS, RINGS, over_ring, products, truncated_numbers
 from codegen.kernel import Kernel
 from codegen.operator import GEMM, Config, Constants, Cost, LaunchBounds, Operator, Work, constants, shift_fields
 from codegen.operators.matmul import counts, limbs, ring_space, simt, simt_space, split, tensor, tensor_space
@@ -144,10 +144,11 @@ class ProductOperator(Operator):
         return sum(number * counts.multiplications(of) for number, of in self.products(p)) + self.epilogue_products(p)
 
     def epilogue_products(self, p: Any) -> int:
-        """Multiplications of a ring's epilogue."""
-        if not over_ring(self.product(p)):
-            return 0
+        """Multiplications of the epilogue."""
         return sum(number * of.batch * of.m * of.n * products(of.epilogue) for number, of in self.products(p))
+
+    def imads(self, problem: Problem) -> int:
+        return IMADS.get(self.own(problem).dtype, 0)
 
     def truncations(self, p: Any, t: Fields) -> int:
         """Of a run, in all products."""

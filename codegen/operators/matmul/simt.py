@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from codegen.dtypes import dtype
-from codegen.fixed_point import over_ring
+from codegen.fixed_point import IMADS, over_ring
 from codegen.operator import Cost, LaunchBounds, Work
 from codegen.operators.matmul import grid, split, traffic
 from codegen.operators.matmul.kernel_family import Stored
@@ -23,11 +23,7 @@ from codegen.targets import Target
 # ptxas spilled is over what it was allowed. 1,024 threads of 4 x 4 outputs are the usual case.
 OVERHEAD_REGISTERS = 39
 TYPICAL_SHORTFALL = 12
-# Integer multiply-adds of 32 bits for one of a ring's: of Z/2^64 ptxas writes one of 32 x 32 bits to 64, which counts
-# twice, and two for the upper half. Of 128 bits that is a product of 64 by 64, 8 of those that count twice, and two of
-# the upper halves; an estimate.
-IMADS = {"int32": 1, "int64": 4, "int40": 4, "int72": 24}
-# Instructions of a truncation beside that: a shift and an addition of each word.
+# Instructions of a truncation beside `IMADS`: a shift and an addition of each word.
 TRUNCATION = 2
 
 

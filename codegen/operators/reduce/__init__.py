@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from codegen.alignment import power_of_two
-from codegen.counts import Openings
+from codegen.counts import LaunchCounts, Openings
 from codegen.dtypes import dtype
 from codegen.epilogue import structures, tensor_nodes
 from codegen.fixed_point import RINGS
@@ -27,7 +27,7 @@ from codegen.operator import (
     Work,
     constants,
 )
-from codegen.operators.reduce import inputs, space
+from codegen.operators.reduce import counts, inputs, space
 from codegen.operators.reduce.axes import MAX_AXES, WIDEST_BYTES, Merged
 from codegen.operators.reduce.problem import APPROXIMATE, FUNCTIONS, MAPS, OF_TWO, ReduceProblem, size_of
 from codegen.operators.reduce.reduced import MANY_SLICES, reduced_problems
@@ -195,6 +195,15 @@ class Reduce(Operator):
         flops = p.outputs * p.count * (1 if p.map == "identity" else 2)
         return Cost(flops, moved["in"], moved["out"], 1 if t["split"] == "none" else 2, _workspace_bytes(p, t))
 
+    def multiplications(self, problem: Problem) -> int:
+        """By the map, and of squares."""
+        p = self.own(problem)
+        by_map, squared = p.map not in ("identity", "relu_grad"), p.fn in ("sum_of_squares", "variance")
+        return int(p.outputs * p.count * (by_map + squared))
+
+    def launches(self, problem: Problem, schedule: Schedule, target: Target) -> tuple[LaunchCounts, ...]:
+        return counts.launches(self.own(problem), schedule.as_dict(), self.multiplications(problem))
+
     def ring_bytes(self, problem: Problem, schedule: Schedule, openings: Openings) -> int | None:
         """Shares are added up locally. `max` and `min` are comparisons throughout, of which nothing is counted."""
         p = self.own(problem)
@@ -244,17 +253,6 @@ class Reduce(Operator):
         return 0.03 + values * (0.003 if costly else 0.0008) + (0.02 if t["split"] != "none" else 0.0)
 
 
-def _state_words(fn: str, element: str) -> int:
-    """4-byte words of a state, as `state_words` in kernel.cuh."""
-    if element == "int64":
-        return 2
-    if fn == "variance":
-        return 3
-    if fn in ("argmax", "logsumexp"):
-        return 2
-    return 2 if element == "int32" and fn in ("sum", "mean", "sum_of_squares") else 1
-
-
 def _form_rules(p: ReduceProblem, t: Mapping[str, Any]) -> Rejected | None:
     """How threads, vectors and slices go together, and with the axes."""
     own = form(p)
@@ -283,21 +281,21 @@ def _form_rules(p: ReduceProblem, t: Mapping[str, Any]) -> Rejected | None:
 
 def _shared_bytes(s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
     """Of a block of `run`."""
-    words = _state_words(s["fn"], s["dtype"])
+    words = counts.state_words(s["fn"], s["dtype"])
     if t["algorithm"] == "row":
         return 4 * words * (t["threads"] // 32) if t["lanes"] > 32 else 0
     return 4 * words * t["threads"] * t["vector"] if t["threads"] > t["lanes"] else 0
 
 
 def _combine_shared_bytes(s: Mapping[str, Any]) -> int:
-    return 4 * _state_words(s["fn"], s["dtype"]) * COMBINE_THREADS
+    return 4 * counts.state_words(s["fn"], s["dtype"]) * COMBINE_THREADS
 
 
 def _registers(s: Mapping[str, Any], t: Mapping[str, Any]) -> int:
     """An estimate of a thread's registers."""
     inputs = 2 if s["two_inputs"] else 1
     flight = int(t["unroll"]) * (FLIGHT_REGISTERS + -(-inputs * int(t["vector"]) * dtype(s["dtype"]).bytes // 4))
-    states = _state_words(s["fn"], s["dtype"]) * (1 if t["algorithm"] == "row" else int(t["vector"]))
+    states = counts.state_words(s["fn"], s["dtype"]) * (1 if t["algorithm"] == "row" else int(t["vector"]))
     values = int(t["vector"]) * (1 if t["algorithm"] == "row" else int(t["unroll"]))
     return flight + states + values + OVERHEAD_REGISTERS + (DERIVATIVE_REGISTERS if s["two_inputs"] else 0)
 
@@ -306,7 +304,7 @@ def _workspace_bytes(problem: ReduceProblem, tunables: Mapping[str, Any]) -> int
     """Exactly what `workspace_bytes` in kernel.cuh says."""
     if tunables["split"] == "none":
         return 0
-    return 4 * _state_words(problem.fn, problem.dtype) * geometry(problem, tunables).slices * problem.outputs
+    return 4 * counts.state_words(problem.fn, problem.dtype) * geometry(problem, tunables).slices * problem.outputs
 
 
 def _sectors(problem: ReduceProblem, t: Mapping[str, Any]) -> float:
@@ -343,7 +341,7 @@ def _combine(problem: ReduceProblem, slices: int, s: Mapping[str, Any]) -> Work:
     while columns < min(COMBINE_THREADS, problem.outputs) and (columns < 8 or COMBINE_THREADS // columns > 2 * slices):
         columns *= 2
     states = float(problem.outputs) * slices
-    words = _state_words(problem.fn, problem.dtype)
+    words = counts.state_words(problem.fn, problem.dtype)
     moved = 4.0 * words * states
     return Work(
         blocks=-(-problem.outputs // columns), threads=COMBINE_THREADS, fma=_added(problem, states),

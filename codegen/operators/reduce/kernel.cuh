@@ -105,6 +105,7 @@ __device__ __forceinline__ float derivative(float x) {
 
 template <int map>
 __device__ __forceinline__ float value_of_two(float value, float x) {
+  if constexpr (map != map_identity && map != map_relu_grad) CUKILN_COUNT("multiply", 1);
   if constexpr (map == map_identity) return value;
   else if constexpr (map == map_square) return value * value;
   else if constexpr (map == map_multiply) return value * x;
@@ -146,7 +147,10 @@ __device__ __forceinline__ Vector<typename Fold<C>::Value, C::vector> values_of(
     }
     if constexpr (C::fn == fn_sum_of_squares) {
 #pragma unroll
-      for (int i = 0; i < C::vector; ++i) values.data[i] *= values.data[i];
+      for (int i = 0; i < C::vector; ++i) {
+        values.data[i] *= values.data[i];
+        CUKILN_COUNT("multiply", 1);
+      }
     }
     return values;
   }

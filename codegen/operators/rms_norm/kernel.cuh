@@ -15,7 +15,10 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   const float sum = rows::sum_of<C>(part, 0, [](const Values& values) {
     Values squares;
 #pragma unroll
-    for (int i = 0; i < C::vector; ++i) squares.data[i] = values.data[i] * values.data[i];
+    for (int i = 0; i < C::vector; ++i) {
+      squares.data[i] = values.data[i] * values.data[i];
+      CUKILN_COUNT("multiply", 1);
+    }
     return squares;
   });
   rows::write_normalised<C>(part, 0.0f, sum / static_cast<float>(arguments.columns));

@@ -36,6 +36,11 @@ class Softmax(RowOperator):
     folder = packaged_files("codegen.operators.softmax")
     flops = 24  # an exponential, once or twice, a comparison, an addition and a product
 
+    def multiplications(self, problem: Problem) -> int:
+        """With the reciprocal of the sum."""
+        p = self.own(problem)
+        return int(p.rows * p.columns)
+
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """`integer`: 2^k equal elements in a row, all others so far below that their weight is 0. `normal`: normals of
         another mean and another spread in each row."""

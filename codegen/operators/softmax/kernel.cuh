@@ -39,6 +39,7 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     for (int i = 0; i < C::vector; ++i) {
       const float power = C::algorithm == rows::in_registers ? values.data[i] : cukiln::exp(values.data[i] - greatest);
       values.data[i] = power * share;
+      CUKILN_COUNT("multiply", 1);
     }
     part.store(values, column);
   });

@@ -7,9 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -61,6 +63,46 @@ def test_bytes_come_back_under_their_digest(database: Database, folder: Path, ki
 @pytest.mark.parametrize("url", ["memory:///", "s3://bucket/prefix?region=us-east-1"])
 def test_other_stores_are_opened_by_their_url(url: str) -> None:
     assert type(open_objects(url, "sha256")) is RemoteObjects
+
+
+ANSWERS = {
+    "no bucket": (404, "NoSuchBucket", "there is no such bucket"),
+    "wrong credentials": (403, "SignatureDoesNotMatch", "its credentials are refused"),
+    "anything else": (400, "InvalidRequest", "Generic S3 error"),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_bucket_that_cannot_be_used_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    status, code, words = ANSWERS[name]
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>m</Message></Error>'.encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    for variable, value in {
+        "AWS_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+    }.items():  # fmt: skip
+        monkeypatch.setenv(variable, value)
+    try:
+        objects = open_objects("s3://bucket/prefix", "sha256")
+        with pytest.raises(SettingsError, match=r"CUKILN_BLOBS_URL=s3://bucket/prefix cannot be used \(") as told:
+            objects.require()
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    assert words in str(told.value) and "\n" not in str(told.value) and len(str(told.value)) < 400
 
 
 def test_what_was_never_put_is_missing(blobs: BlobStore) -> None:

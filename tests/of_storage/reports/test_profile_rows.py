@@ -16,6 +16,7 @@ from codegen.targets import target
 from cukiln.types import ProfileOperator
 from storage.reports.profile import profile_row
 from tests.support.fixtures.codegen import default_candidate, matmul
+from tests.support.fixtures.compile import PROBE, probe_candidate
 
 SM_80 = target("sm_80")
 
@@ -60,26 +61,15 @@ def test_products_take_the_roof_of_their_cores(split: Candidate) -> None:
     assert on_cuda_cores.name == "fma" and on_cuda_cores.executed == on_cuda_cores.times
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"operator": "reduce", "shape": [64, 128], "axes": [1]},
-        {"operator": "softmax", "shape": [64, 128]},
-        {"operator": "layer_norm", "shape": [64, 128]},
-        {"operator": "conv2d", "n": 2, "h": 9, "w": 9, "c": 8, "k": 8, "r": 3, "s": 3, "groups": 8},
-    ],
-)
-def test_an_operator_that_counts_nothing_of_its_own_has_what_its_problem_costs(fields: dict[str, object]) -> None:
-    op = operator(str(fields["operator"]))
-    problem = op.parse(fields)
-    candidate = op.candidate(problem, lower(problem, SM_80, Search(level=0)).candidates[0].schedule)
-    row, cost = of(candidate), op.cost(problem, candidate.schedule)
+def test_an_operator_that_counts_nothing_of_its_own_has_what_its_problem_costs() -> None:
+    candidate = probe_candidate()
+    row, cost = of(candidate), PROBE.cost(candidate.problem, candidate.schedule)
     counts = row.counts
     assert (counts.bytes_read, counts.bytes_written, counts.launches) == (
         cost.bytes_read, cost.bytes_written, cost.launches,
     )  # fmt: skip
     assert counts.ring_bytes is None and row.ring_forms == []
-    assert (counts.executed > 0) == (fields["operator"] == "conv2d")
+    assert counts.executed == counts.multiplications == 0
 
 
 def test_launches_of_several_kinds_are_added_by_how_many_there_are() -> None:
@@ -152,6 +142,17 @@ def test_products_of_an_epilogue_are_the_problems_and_take_their_own_instruction
     for part in alone:  # 4 instructions for a product of Z/2^64, 64 a clock on each of 108 multiprocessors
         assert part.multiplications == outputs
         assert part.seconds == pytest.approx(outputs * 4 / (64 * 108 * SM_80.clock_mhz) * 1e-6)
+
+
+def test_squares_of_floats_beside_tensor_cores_take_their_own_instructions() -> None:
+    op, fields = operator("matmul"), {"operator": "matmul", "m": 256, "n": 128, "k": 64, "dtype": "float16"}
+    plain, squared = (op.parse({**fields, "epilogue": epilogue}) for epilogue in ([], SQUARED))
+    (one,) = lower(squared, SM_80, Search(level=0)).candidates
+    row, outputs = of(one), 256 * 128
+    assert row.counts.multiplications == op.multiplications(plain) + outputs
+    (squares,) = (part for kernel in row.kernels for part in kernel.primitives if part.name == "fma")
+    assert squares.executed == squares.multiplications == outputs
+    assert squares.seconds == pytest.approx(outputs / (64 * 108 * SM_80.clock_mhz) * 1e-6)
 
 
 def test_forms_of_other_systems_multiply_by_public_filters_and_have_the_layers_epilogue() -> None:
