@@ -20,7 +20,7 @@ Target = Annotated[StrictStr, Field(min_length=1, max_length=16)]
 DeviceClass = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,128}$")]
 Name = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
 LabelKey = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
-Labels = Annotated[dict[LabelKey, Name], Field(max_length=16)]
+Labels = Annotated[dict[LabelKey, Name], Field(max_length=16, json_schema_extra={"additionalProperties": False})]
 
 
 class Budget(BaseModel):

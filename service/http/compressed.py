@@ -26,16 +26,16 @@ def accepts_gzip(header: str | None) -> bool:
 
 
 class CompressJson:
-    """ASGI middleware. What has an ETag is sent as it is: its tag is of these very bytes."""
+    """ASGI middleware. What has an ETag is sent as it is: its tag is of these very bytes. HTTP/1.0 has no chunks."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] == "HEAD":
+        if scope["type"] != "http" or scope["method"] == "HEAD" or scope["http_version"] == "1.0":
             await self._app(scope, receive, send)
             return
-        accepted = accepts_gzip(Headers(scope=scope).get("accept-encoding"))
+        accepted = accepts_gzip(",".join(Headers(scope=scope).getlist("accept-encoding")))
         compress: zlib._Compress | None = None
 
         async def compressing_send(message: Message) -> None:

@@ -1,5 +1,5 @@
-"""An id for each request: the caller's X-Request-ID, else a new one. The answer has it, a problem's body, and each line
-that the request logs."""
+"""An id for each request: the caller's X-Request-ID, else a new one. The answer has it, a problem's body, and the lines
+that are logged for it alone."""
 
 import logging
 import re

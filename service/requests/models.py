@@ -30,13 +30,15 @@ RecordField = StrEnum("RecordField", [(name, name) for name in _RECORD_FIELDS]) 
 
 
 class LookupRequest(JobRequest):
-    """A job's body is one, too; `search`, `priority` and `budget` change nothing."""
+    """A job's body is one, too. What is no matter of a lookup (`search`, `priority`, …) is for the job of `on_miss`."""
 
     fields: Annotated[list[RecordField], Field(min_length=1)] | None = Field(
         None, description="Of a record, and as `front.…` of its kernels: what the answer holds of them. Default: all."
     )
     on_miss: Literal["none", "tune"] = Field(
-        "none", description="`tune`: a job is made of the misses that no job is trying, and that none has failed at."
+        "none",
+        description="`tune`: a job, by the other fields, of the misses that no job is trying, and none failed at by "
+        "this search within a day.",
     )
 
 

@@ -141,13 +141,15 @@ class Known:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One problem of a lookup. `problem`: its digest. `keys`: of the records of the device class that is named, or of
-    those with a live GPU, the best first. `predicted`: the key of the last resort, where no class is named. `key`: of
-    the record that a job of today would make, which names a miss."""
+    """One problem of a lookup. `problem`: its digest. `device_class`: that is named, else empty. `keys`: of the records
+    of that class, or of those with a live GPU, the best first. `predicted`: the key of the last resort, where no class
+    is named. `key`: of the record that a job of today would make, which names a miss."""
 
     name: str
     problem: str
     target: str
+    device_class: str
+    search: Search
     keys: Sequence[str]
     predicted: str | None
 
@@ -178,7 +180,7 @@ def resolve_lookups(request: JobRequest, known: Known) -> list[Wanted]:
         classes = [p.device_class] if p.device_class else known.live_classes(p.target)
         predicted = None if p.device_class else _key_on(p, predicted_class(p.target))
         keys = [_key_on(p, name) for name in classes]
-        wanted.append(Wanted(p.name, p.problem.digest, p.target, keys, predicted))
+        wanted.append(Wanted(p.name, p.problem.digest, p.target, p.device_class, p.search, keys, predicted))
     return wanted
 
 

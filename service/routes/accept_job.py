@@ -61,14 +61,6 @@ class _New:
     job: NewJob
 
 
-class _SentBefore(Exception):
-    """There is this job under the Idempotency-Key."""
-
-    def __init__(self, job: str) -> None:
-        super().__init__(job)
-        self.job = job
-
-
 def sent_under(caller: str, key: str | None, body: bytes) -> SentUnder | None:
     """`caller`: keys of different callers are different ones."""
     if key is None:
@@ -101,30 +93,26 @@ def accept_jobs(service: Service, submissions: Sequence[Submission]) -> list[Job
 
 
 def _sent_before(service: Service, submissions: Sequence[Submission]) -> dict[int, Job | Exception]:
-    """The answers to those that have a job, by place."""
-    outcomes: dict[int, Job | Exception] = {}
-    keyed = [(place, submission.sent_under) for place, submission in enumerate(submissions) if submission.sent_under]
-    if keyed:
-        with service.database.read() as session:
-            reports = _Reports(service, session, [])
-            for place, under in keyed:
-                try:
-                    if (before := _before(session, under)) is not None:
-                        outcomes[place] = reports.again(before)
-                except Refused as refused:
-                    outcomes[place] = refused
-    return outcomes
+    """The answers to those whose keys have made a job, by place."""
+    if not any(submission.sent_under for submission in submissions):
+        return {}
+    with service.database.read() as session:
+        before = _before(session, [submission.sent_under for submission in submissions])
+        reports = _Reports(service, session, [])
+        return {place: reports.again(made) for place, made in before.items()}
 
 
 def retry_job(service: Service, job_id: str, under: SentUnder | None = None) -> Job:
     """A new job of the problems of an ended one that failed, were cancelled or lost candidates, on its terms. Verdicts
     of our own limits are forgotten first, so that they are tried again; losses never were recorded. Raises Refused."""
     with service.database.read() as session:
-        if (before := _before(session, under)) is not None:
-            return _Reports(service, session, []).again(before)
+        before = _before(session, [under])
+        made = _Reports(service, session, []).again(before[0]) if before else None
         unfinished = unfinished_jobs(session)
         job = job_state(session, job_id)
         problems = problems_to_retry(session, job_id)
+    if made is not None:
+        return raised(made)
     if job is None:
         raise refuse("job-not-found", f"There is no job {job_id!r}.", field="job")
     if job.state in LIVE:
@@ -146,7 +134,11 @@ def retry_job(service: Service, job_id: str, under: SentUnder | None = None) -> 
         job.labels,
         under,
     )
-    outcome = _write(service, [_New(0, b"", _new_job(service, terms, resolved, service.alive()))])[0]
+    return raised(_write(service, [_New(0, b"", _new_job(service, terms, resolved, service.alive()))])[0])
+
+
+def raised(outcome: Job | Exception) -> Job:
+    """The job. Raises what it is instead."""
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
@@ -218,13 +210,14 @@ def _new_job(service: Service, terms: NewJob, resolved: Sequence[Resolved], aliv
 def _transactions(new: Sequence[_New]) -> Iterator[list[_New]]:
     """Jobs that are written together, in order; one with more than `PROBLEMS_AT_ONCE` alone, and no two of one key."""
     some: list[_New] = []
-    problems, keys = 0, set[SentUnder | None]()
+    problems, keys = 0, set[str]()
     for request in new:
-        if some and (problems + len(request.job.problems) > PROBLEMS_AT_ONCE or request.job.sent_under in keys):
+        key = request.job.sent_under.key if request.job.sent_under else ""
+        if some and (problems + len(request.job.problems) > PROBLEMS_AT_ONCE or key in keys):
             yield some
             some, problems, keys = [], 0, set()
         some.append(request)
-        keys |= {request.job.sent_under} - {None}
+        keys |= {key} - {""}
         problems += len(request.job.problems)
     if some:
         yield some
@@ -238,24 +231,21 @@ def _write(service: Service, new: Sequence[_New]) -> dict[int, Job | Exception]:
 
 
 def _write_once(service: Service, new: Sequence[_New]) -> dict[int, Job | Exception]:
-    outcomes: dict[int, Job | Exception] = {}
-    admitted, refused, created = list(new), dict[int, Refused | _SentBefore](), list[CreatedJob]()
-    if len(new) == 1 and len(new[0].job.problems) > PROBLEMS_AT_ONCE:
-        try:
-            created = [_create_large(service, new[0].job)]
-        except _SentBefore as before:
-            admitted, refused = [], {new[0].place: before}
-    else:
-        with service.database.write() as session:
-            admitted, refused = _admitted(session, service.settings.max_queued_jobs, new)
-            created = create_jobs(session, [request.job for request in admitted]) if admitted else []
+    with service.database.write() as session:
+        before = _before(session, [request.job.sent_under for request in new])
+        others = [request for place, request in enumerate(new) if place not in before]
+        alone = len(others) == 1 and len(others[0].job.problems) > PROBLEMS_AT_ONCE
+        admitted, refused = (others, {}) if alone else _admitted(session, service.settings.max_queued_jobs, others)
+        created = create_jobs(session, [request.job for request in admitted]) if admitted and not alone else []
+    if alone:
+        created = [_create_large(service, others[0].job)]
+    outcomes: dict[int, Job | Exception] = {**refused}
     tasks = sum(job.tasks for job in created)
     with service.database.read() as session:
         reports = _Reports(service, session, created)
         for request, job in zip(admitted, created, strict=True):
             outcomes[request.place] = reports.of(request.body, job)
-        for place, error in refused.items():
-            outcomes[place] = reports.again(error.job) if isinstance(error, _SentBefore) else error
+        outcomes |= {new[place].place: reports.again(made) for place, made in before.items()}
         waiting = waiting_counts(session) if tasks else {}
     if tasks:
         count = waiting.get((wake_ups.PLAN, None), tasks)
@@ -263,37 +253,39 @@ def _write_once(service: Service, new: Sequence[_New]) -> dict[int, Job | Except
     return outcomes
 
 
-def _admitted(
-    session: Session, at_most: int, new: Sequence[_New]
-) -> tuple[list[_New], dict[int, Refused | _SentBefore]]:
-    """Those for which there is room, and why the others make no job."""
-    unfinished, admitted, refused = unfinished_jobs(session), list[_New](), dict[int, Refused | _SentBefore]()
+def _admitted(session: Session, at_most: int, new: Sequence[_New]) -> tuple[list[_New], dict[int, Refused]]:
+    """Those for which there is room, and why the others are refused."""
+    unfinished, admitted, refused = unfinished_jobs(session), list[_New](), dict[int, Refused]()
     for request in new:
         try:
-            if (before := _before(session, request.job.sent_under)) is not None:
-                raise _SentBefore(before)
             if not request.job.cached:
                 require_room(unfinished, at_most)
                 unfinished += 1
             admitted.append(request)
-        except (Refused, _SentBefore) as error:
+        except Refused as error:
             refused[request.place] = error
     return admitted, refused
 
 
-def _before(session: Session, under: SentUnder | None) -> str | None:
-    """The job that was made under the key; None where there is none. Raises Refused where another body was sent."""
-    job, request = sent_before(session, [under.key]).get(under.key, (None, None)) if under else (None, None)
-    if under is not None and job is not None and request != under.request:
-        detail = f"Another request was sent under this key, and became job {job}. Send a new key with a new request."
-        raise refuse("idempotency-key-reused", detail, field=IDEMPOTENCY_KEY)
-    return job
+def _before(session: Session, sent: Sequence[SentUnder | None]) -> dict[int, str | Refused]:
+    """By place, of those whose key has made a job: that job, or what to answer where another body was sent."""
+    keyed = {place: under for place, under in enumerate(sent) if under is not None}
+    made = sent_before(session, {under.key for under in keyed.values()}) if keyed else {}
+    before: dict[int, str | Refused] = {}
+    for place, under in keyed.items():
+        if under.key in made:
+            job, request = made[under.key]
+            before[place] = job if request == under.request else _other_body(job)
+    return before
+
+
+def _other_body(job: str) -> Refused:
+    detail = f"Another body was sent under this key, and became job {job}. Send a new key with a new body."
+    return refuse("idempotency-key-reused", detail, field=IDEMPOTENCY_KEY)
 
 
 def _create_large(service: Service, job: NewJob) -> CreatedJob:
     def admit(session: Session) -> None:
-        if (before := _before(session, job.sent_under)) is not None:
-            raise _SentBefore(before)
         if not job.cached:
             require_room(unfinished_jobs(session), service.settings.max_queued_jobs)
 
@@ -312,13 +304,13 @@ class _Reports:
         self._states = job_states(session, [job.id for job in created])
         self._equal: dict[bytes, Job] = {}
 
-    def again(self, job: str) -> Job:
-        """Of a job that was written before, as it stands. Raises Refused (409)."""
-        report = job_report(self._session, job, self._live_seconds)
-        if report is None:
-            detail = f"The job of this key, {job}, was removed meanwhile. Send a new key to make another."
-            raise refuse("idempotency-key-reused", detail, field=IDEMPOTENCY_KEY)
-        return report
+    def again(self, made: str | Refused) -> Job | Refused:
+        """Of a job that was written before, as it stands; where it cannot be told, why."""
+        if isinstance(made, Refused):
+            return made
+        detail = f"The job of this key, {made}, is being removed. Send it again."
+        busy = refuse("busy", detail, headers={"Retry-After": str(BUSY_RETRY_SECONDS)})
+        return job_report(self._session, made, self._live_seconds) or busy
 
     def of(self, body: bytes, created: CreatedJob) -> Job:
         untouched = self._states[created.id] == created.state

@@ -12,6 +12,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from codegen.counts import Openings
+from codegen.job_request import Name
 from cukiln.types import (
     CandidatePage,
     Filters,
@@ -29,7 +30,7 @@ from service.context import Service, ServiceDep
 from service.http.answers import json_response
 from service.http.errors import Refused, refuse
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
-from service.routes.accept_job import IDEMPOTENCY_KEY, Submission, accept_jobs, retry_job, sent_under
+from service.routes.accept_job import IDEMPOTENCY_KEY, Submission, accept_jobs, raised, retry_job, sent_under
 from service.routes.body import Body
 from service.threads import Together, to_its_end
 from storage.database.tables import LIVE
@@ -38,6 +39,7 @@ from storage.reports.candidates import candidate_page, has_problem, rejections
 from storage.reports.job import job_report
 from storage.reports.profile import profile_page
 from storage.reports.times import timeline
+from storage.transitions.accept import SentUnder
 from storage.transitions.end_jobs import cancel_job
 from workers import wake_ups
 
@@ -71,14 +73,15 @@ IdempotencyKey = Annotated[
     ),
 ]
 Cursor = Annotated[str | None, Query(max_length=512)]
-Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}=.{1,256}$")]
+Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}=[^\x00-\x1f\x7f-\x9f]{1,256}$")]
 LabelsWanted = Annotated[
     list[Label] | None, Query(max_length=16, description="`key=value`; where it is given several times, all must fit.")
 ]
 
 
-def labels_of(wanted: Sequence[str] | None) -> dict[str, str]:
-    return dict(entry.split("=", 1) for entry in wanted or ())
+def labels_of(wanted: Sequence[str] | None) -> list[tuple[str, str]]:
+    """`key=value` each."""
+    return [(entry.partition("=")[0], entry.partition("=")[2]) for entry in wanted or ()]
 
 
 def known_job(job: str, service: ServiceDep) -> str:
@@ -129,7 +132,7 @@ async def post_job(
     request: Request, body: Body, service: ServiceDep, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """Send 1 to 10,000 problems. 202 once the job is durable, 200 when every problem was answered from the cache."""
-    submission = Submission(body, sent_under(_caller(request), idempotency_key, body))
+    submission = Submission(body, _sent_under(request, idempotency_key, body))
     if len(body) > SHARED_BYTES:
         return _answer(await _in_thread(_accept_alone, service, submission))
     submissions: Together[Submission, Job] = request.app.state.submissions
@@ -151,13 +154,16 @@ async def post_retry(
     job: KnownJob, request: Request, service: ServiceDep, idempotency_key: IdempotencyKey = None
 ) -> Response:
     """A new job of what failed, was cancelled, lost candidates, or reached a limit, of a job that has ended."""
-    under = sent_under(_caller(request), idempotency_key, f"retry {job}".encode())
+    under = _sent_under(request, idempotency_key, f"retry {job}".encode())
     return _answer(await _in_thread(partial(retry_job, under=under), service, job))
 
 
-def _caller(request: Request) -> str:
+def _sent_under(request: Request, key: str | None, body: bytes) -> SentUnder | None:
+    """Raises Refused where several keys were sent."""
+    if len(request.headers.getlist(IDEMPOTENCY_KEY)) > 1:
+        raise refuse("invalid-value", "Several keys were sent. Send one.", field=IDEMPOTENCY_KEY)
     caller = admitted(request)
-    return caller.key or caller.name
+    return sent_under(caller.key or caller.name, key, body)
 
 
 async def _in_thread(write: Callable[[Service, T], Job], service: Service, asked: T) -> Job:
@@ -166,10 +172,7 @@ async def _in_thread(write: Callable[[Service, T], Job], service: Service, asked
 
 
 def _accept_alone(service: Service, submission: Submission) -> Job:
-    (outcome,) = accept_jobs(service, [submission])
-    if isinstance(outcome, Exception):
-        raise outcome
-    return outcome
+    return raised(accept_jobs(service, [submission])[0])
 
 
 def _answer(job: Job) -> Response:
@@ -190,7 +193,7 @@ def get_jobs(
     limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     cursor: Cursor = None,
     state: JobState | None = None,
-    name: Annotated[str | None, Query(max_length=256)] = None,
+    name: Name | None = None,
     label: LabelsWanted = None,
 ) -> Response:
     """Jobs, the newest first."""

@@ -4,8 +4,7 @@ A record by its key on the event loop: one that memory cannot answer is read by 
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from fastapi import APIRouter, Request
 from pydantic_core import from_json, to_json
@@ -14,18 +13,17 @@ from starlette.routing import Route
 
 from cukiln.types import Lookups, PartialLookups, WinnerRecord
 from service.auth import admitted, may_call, needs, require_scope
-from service.context import Service, ServiceDep, service_of
+from service.context import ServiceDep, service_of
 from service.http.answers import PiecesResponse, none_match
-from service.http.errors import Refused, refuse
+from service.http.errors import refuse
 from service.http.parameters import known_parameters
 from service.http.strict_json import read_json
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
-from service.requests.models import LOOKUP_FIELDS, LookupRequest, read_request
+from service.requests.models import LookupRequest, read_request
 from service.requests.resolve import Wanted, resolve_lookups
-from service.routes.accept_job import Submission, accept_jobs
 from service.routes.body import Body
+from service.routes.tune_misses import Queued, tune_misses
 from service.winner_cache import WinnerCache
-from storage.entities.jobs import tried_keys
 from storage.entities.winners import Elsewhere
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
@@ -85,34 +83,10 @@ def post_lookups(body: Body, request: Request, service: ServiceDep) -> Response:
     lookup = read_request(LookupRequest, value, settings.max_problems)
     if lookup.on_miss == "tune":
         require_scope(admitted(request), "submit", "on_miss: tune")
-    wanted = resolve_lookups(lookup, service.known())
-    search = _Search(service.winners, wanted, lookup)
-    queued = _queue(service, value, wanted, search.misses()) if lookup.on_miss == "tune" else {}
+    known = service.known()
+    search = _Search(service.winners, resolve_lookups(lookup, known), lookup)
+    queued = tune_misses(service, known, value, search.misses()) if lookup.on_miss == "tune" else Queued()
     return PiecesResponse(list(search.answer(queued)), media_type="application/json")
-
-
-def _queue(service: Service, value: dict[str, Any], wanted: Sequence[Wanted], misses: Sequence[int]) -> dict[str, Any]:
-    """Make a job of those that none has tried: what the answer says of it."""
-    places = {wanted[place].key: place for place in reversed(misses)}
-    with service.database.read() as session:
-        tried = tried_keys(session, places)
-    problems, names = [], set[str]()
-    for key, place in sorted(places.items(), key=lambda item: item[1]):
-        if key not in tried:
-            problem = {name: part for name, part in value["problems"][place].items() if name != "name"}
-            if (name := wanted[place].name) not in names:
-                problem["name"] = name
-            names.add(name)
-            problems.append(problem)
-    if not problems:
-        return {}
-    body = {name: part for name, part in value.items() if name not in LOOKUP_FIELDS} | {"problems": problems}
-    (outcome,) = accept_jobs(service, [Submission(json.dumps(body).encode())])
-    if isinstance(outcome, Refused) and outcome.status in (429, 503, 507):
-        return {"not_queued": str(outcome)}
-    if isinstance(outcome, Exception):
-        raise outcome
-    return {"job": outcome.job}
 
 
 class _Fields:
@@ -144,11 +118,11 @@ class _Search:
         self._try_elsewhere()
         self._try({place: p.predicted for place, p in self._open() if p.predicted is not None})
 
-    def misses(self) -> list[int]:
-        """Places of the problems without a record."""
-        return [place for place, _ in self._open()]
+    def misses(self) -> dict[int, Wanted]:
+        """The problems without a record, by place."""
+        return dict(self._open())
 
-    def answer(self, queued: Mapping[str, str]) -> Iterator[bytes]:
+    def answer(self, queued: Queued) -> Iterator[bytes]:
         """The JSON of `Lookups`, put together from records that are JSON already."""
         yield b'{"results":['
         for place, problem in enumerate(self._wanted):
@@ -159,11 +133,11 @@ class _Search:
                 key.encode(),
             )
             yield self._fields.of(record) if self._fields and place in self._found else record
-            yield b"}"
+            trying = queued.trying.get(key) if place not in self._found else None
+            yield b',"tuning":%b}' % json.dumps(vars(trying)).encode() if trying else b"}"
         hits = len(self._found)
         yield b'],"hits":%d,"misses":%d' % (hits, len(self._wanted) - hits)
-        yield b"".join(b',"%b":%b' % (name.encode(), json.dumps(text).encode()) for name, text in queued.items())
-        yield b"}"
+        yield b',"not_queued":%b}' % json.dumps(queued.refused).encode() if queued.refused else b"}"
 
     def _open(self) -> Iterator[tuple[int, Wanted]]:
         return ((place, problem) for place, problem in enumerate(self._wanted) if place not in self._found)

@@ -31,7 +31,7 @@ REASONS = {
     "401 Unauthorized": REFUSED,
 }
 """By words of obstore's error, which is of one kind for all of them."""
-LONGEST_REASON = 200
+LONGEST_REASON = 600
 FANOUT = [f"{number:02x}" for number in range(256)]
 
 

@@ -1,11 +1,12 @@
 """Jobs and their problems: their rows, states and pages."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from sqlalchemy import Row, exists, func, or_, select
 
-from cukiln.types import JobPage, JobState, JobSummary
+from cukiln.types import JobPage, JobState, JobSummary, ProblemState
 from storage.database.pages import read_page
 from storage.database.session import Session
 from storage.database.sql import core, rows_among
@@ -46,7 +47,7 @@ def list_jobs(
     cursor: str | None = None,
     state: JobState | None = None,
     name: str | None = None,
-    labels: Mapping[str, str] | None = None,
+    labels: Sequence[tuple[str, str]] = (),
 ) -> JobPage:
     """Jobs, newest first; `labels`: those that have them all. Raises `BadCursor`."""
     limit = max(1, min(limit, MAX_PAGE))
@@ -64,7 +65,7 @@ def list_jobs(
         query = query.where(job.state == state)
     if name is not None:
         query = query.where(job.name == name)
-    for label, value in (labels or {}).items():
+    for label, value in labels:
         query = query.where(job.labels[label].as_string() == value)
     key = (job.created_at, job.id)
     rows, next_cursor = read_page(session, query, key, (float, str), limit, cursor, descending=True)
@@ -110,10 +111,24 @@ def problems_to_plan(session: Session, lease: Lease) -> list[JobProblem]:
     return list(rows)
 
 
-def tried_keys(session: Session, keys: Iterable[str]) -> set[str]:
-    """Those of winner records that a job waits for, or has failed to make."""
-    tried = select(JobProblemRow.key).where(JobProblemRow.state.in_((*LIVE, "failed"))).distinct()
-    return {key for (key,) in rows_among(session, tried, JobProblemRow.key, keys)}
+@dataclass(frozen=True)
+class Trying:
+    """A job that makes a record, or has failed to."""
+
+    job: str
+    state: ProblemState
+
+
+def tried_keys(session: Session, searches: Mapping[str, dict[str, Any]], since: float) -> dict[str, Trying]:
+    """Of these keys of records, each with a search: those that a job is trying, whatever its search, and those that one
+    which was sent since then has failed to make by that search."""
+    problem = JobProblemRow
+    columns = (problem.key, problem.job_id, problem.state, problem.search)
+    tried = select(*columns).join(JobRow, JobRow.id == problem.job_id).order_by(JobRow.created_at)
+    live = JobRow.state.in_(LIVE) & problem.state.in_(LIVE)
+    failed = (problem.state == "failed") & (JobRow.created_at >= since) & JobRow.state.not_in(HIDDEN)
+    rows = rows_among(session, tried.where(or_(live, failed)), problem.key, searches)
+    return {key: Trying(job, state) for key, job, state, own in rows if state in LIVE or own == searches[key]}
 
 
 def candidates_of_job(session: Session, job_id: str) -> int:

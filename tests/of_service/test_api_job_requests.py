@@ -10,7 +10,6 @@ import httpx
 import pytest
 
 from service.routes import accept_job
-from storage.database.database_errors import WrittenMeanwhile
 from storage.transitions import accept
 from tests.support.fixtures.api import MATMUL, Api, serving
 
@@ -98,19 +97,25 @@ def test_a_job_that_another_process_wrote_meanwhile_is_found(api: Api, monkeypat
     monkeypatch.setattr(accept_job, "sent_before", late)
     again = send(api, "a")
     assert (again.status_code, again.json().get("job"), len(looks)) == (202, job, 3)
-    monkeypatch.setattr(accept_job, "sent_before", lambda *_: {})
-    with pytest.raises(WrittenMeanwhile):
-        accept_job._write_once(api.service, [accept_job._New(0, b"", _job_under(api, job))])
 
 
-def _job_under(api: Api, job: str) -> accept.NewJob:
-    with api.database.read() as session:
-        key, request = session.connection().exec_driver_sql("SELECT idempotency, request FROM jobs").one()
-    new = accept_job._read(api.service, b'{"target": "sm_80", "problems": [%s]}' % _MATMUL, api.service.alive())
-    return accept_job.replace(new, sent_under=accept.SentUnder(key, request))
+def test_bodies_that_share_a_key_cost_no_other_request_its_job(api: Api) -> None:
+    """Sent at once, they are written together."""
+    requests = [(key, m) for m in (64, 65) for key in ("shared", "shared", None, None)] * 4
+    with ThreadPoolExecutor(len(requests)) as threads:
+        answers = list(threads.map(lambda request: send(api, request[0], {**MATMUL, "m": request[1]}), requests))
+    without = [answer.status_code for answer, (key, _) in zip(answers, requests, strict=True) if key is None]
+    shared = [answer for answer, (key, _) in zip(answers, requests, strict=True) if key is not None]
+    assert without == [202] * 16
+    assert sorted({answer.status_code for answer in shared}) == [202, 422]
+    assert len({answer.json()["job"] for answer in shared if answer.status_code == 202}) == 1
+    assert api.rows()["jobs"] == 17
 
 
-_MATMUL = b'{"operator": "matmul", "m": 64, "n": 48, "k": 32}'
+def test_several_keys_are_refused(shared_api: Api) -> None:
+    headers = [("Idempotency-Key", "a"), ("Idempotency-Key", "b")]
+    answer = shared_api.client.post("/v1/jobs", json={"target": "sm_80", "problems": [MATMUL]}, headers=headers)
+    assert (answer.status_code, answer.json()["field"]) == (422, "Idempotency-Key")
 
 
 def test_a_retry_is_made_once(api: Api) -> None:
@@ -128,9 +133,16 @@ def test_jobs_have_names_and_labels_and_are_listed_by_them(api: Api) -> None:
     assert (bert["name"], bert["labels"]) == ("BERT large", {"team": "nlp", "model/rev": "1 = 2"})
     listed = {
         query: [job["job"] for job in api.client.get(f"/v1/jobs?{query}").json()["jobs"]]
-        for query in ("label=team=nlp", "label=team=nlp&label=model/rev=1 = 2", "name=GPT", "name=gpt", "label=team=x")
+        for query in (
+            "label=team=nlp",
+            "label=team=nlp&label=model/rev=1 = 2",
+            "label=team=nlp&label=team=x",
+            "name=GPT",
+            "name=gpt",
+            "label=team=x",
+        )
     }
-    assert list(listed.values()) == [[gpt["job"], bert["job"]], [bert["job"]], [gpt["job"]], [], []]
+    assert list(listed.values()) == [[gpt["job"], bert["job"]], [bert["job"]], [], [gpt["job"]], [], []]
     summary = api.client.get("/v1/jobs?name=GPT").json()["jobs"][0]
     assert (summary["name"], summary["labels"]) == ("GPT", {"team": "nlp"})
     api.client.delete(f"/v1/jobs/{bert['job']}")
@@ -155,7 +167,7 @@ def test_wrong_names_and_labels_are_refused(fields: dict[str, Any], field: str, 
     assert answer.status_code == 422 and answer.json()["field"].startswith(field), answer.text
 
 
-@pytest.mark.parametrize("query", ["label=team", "label==x", "label=", "label=two words=x"])
+@pytest.mark.parametrize("query", ["label=team", "label==x", "label=", "label=two words=x", "label=a=%00", "name=%00"])
 def test_a_wrong_label_filter_is_refused(query: str, shared_api: Api) -> None:
     answer = shared_api.client.get(f"/v1/jobs?{query}")
     assert (answer.status_code, answer.json()["type"]) == (422, PREFIX + "invalid-value")

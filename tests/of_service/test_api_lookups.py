@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ import pytest
 from sqlalchemy import update
 
 from cukiln.types import FrontEntry, WinnerRecord
-from storage.database.tables import JobProblemRow
+from service import context
+from storage.database.tables import JobProblemRow, JobRow
 from storage.entities.keys import create_key
 from tests.support.fixtures.api import MATMUL, Api, publish, serving
 
@@ -121,22 +124,67 @@ def test_misses_become_one_job_and_what_is_tried_is_not_sent_again(api: Api) -> 
     wide, wider = {**MATMUL, "m": 65, "name": "wide"}, {**MATMUL, "m": 66}
     first = missing(api, MATMUL, wide, wide, {**wider, "name": "wide"}, search={"level": 0}, priority="high")
     assert (first["hits"], first["misses"]) == (1, 3)
-    assert problems_of(api, first["job"]) == [("wide", 65), ("problem1", 66)]
-    assert api.client.get(f"/v1/jobs/{first['job']}").json()["priority"] == "high"
+    hit, *others = first["results"]
+    job = others[0]["tuning"]["job"]
+    assert "tuning" not in hit and [other["tuning"] for other in others] == [{"job": job, "state": "queued"}] * 3
+    assert problems_of(api, job) == [("wide", 65), ("wide (2)", 66)]
+    assert api.client.get(f"/v1/jobs/{job}").json()["priority"] == "high"
     again = missing(api, MATMUL, wide, wider)
-    assert again["misses"] == 2 and "job" not in again and api.rows()["jobs"] == 1
-    assert problems_of(api, missing(api, wide, {**MATMUL, "m": 67})["job"]) == [("problem1", 67)]
-    assert "job" not in looked_up(api).json() and api.rows()["jobs"] == 2
+    assert [result.get("tuning") for result in again["results"]] == [None, *[{"job": job, "state": "queued"}] * 2]
+    assert api.rows()["jobs"] == 1
+    further = missing(api, wide, {**MATMUL, "m": 67})["results"]
+    assert further[0]["tuning"]["job"] == job != further[1]["tuning"]["job"]
+    assert problems_of(api, further[1]["tuning"]["job"]) == [("problem1", 67)]
+    assert "tuning" not in looked_up(api).json()["results"][0] and api.rows()["jobs"] == 2
 
 
-def test_a_cancelled_problem_is_sent_again_and_a_failed_one_is_not(api: Api) -> None:
-    job = missing(api, MATMUL)["job"]
+def test_equal_lookups_at_once_make_one_job(api: Api) -> None:
+    problems = [{**MATMUL, "m": m} for m in range(70, 90)]
+    with ThreadPoolExecutor(16) as threads:
+        answers = list(threads.map(lambda _: missing(api, *problems), range(16)))
+    jobs = {result["tuning"]["job"] for answer in answers for result in answer["results"]}
+    assert len(jobs) == 1 == api.rows()["jobs"]
+
+
+def test_names_that_a_job_refuses_are_made_unique(api: Api) -> None:
+    named = [{**MATMUL, "m": m, "name": name} for m, name in ((70, "x"), (71, "x"), (72, "problem1"), (73, "x (2)"))]
+    job = missing(api, *named)["results"][0]["tuning"]["job"]
+    assert [name for name, _ in problems_of(api, job)] == ["x", "x (2)", "problem1", "x (2) (2)"]
+
+
+def test_a_cancelled_problem_is_sent_again_and_a_failed_one_by_another_search_or_after_a_day(api: Api) -> None:
+    job = missing(api, MATMUL)["results"][0]["tuning"]["job"]
     api.client.delete(f"/v1/jobs/{job}")
-    second = missing(api, MATMUL)["job"]
+    second = missing(api, MATMUL)["results"][0]["tuning"]["job"]
     assert second != job
     with api.database.write() as session:
         session.execute(update(JobProblemRow).where(JobProblemRow.job_id == second).values(state="failed"))
-    assert "job" not in missing(api, MATMUL)
+        session.execute(update(JobRow).where(JobRow.id == second).values(state="failed"))
+    assert missing(api, MATMUL)["results"][0]["tuning"] == {"job": second, "state": "failed"}
+    third = missing(api, MATMUL, search={"level": 0})["results"][0]["tuning"]
+    assert third["job"] not in (job, second)
+    api.client.delete(f"/v1/jobs/{third['job']}")
+    with api.database.write() as session:
+        session.execute(update(JobRow).values(created_at=JobRow.created_at - 86_401))
+    assert missing(api, MATMUL)["results"][0]["tuning"]["state"] == "queued"
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"search": {"tunables": {"nothing": [1]}}}, "nothing"),
+        ({"search": {"schedules": [{"tile_m": 7}]}}, "tile_m"),
+    ],
+)
+def test_what_no_job_can_be_made_of_leaves_the_hits(fields: dict[str, Any], words: str, api: Api) -> None:
+    publish(api.database)
+    answer = missing(api, MATMUL, {**MATMUL, "m": 66}, **fields)
+    assert answer["hits"] == 1 and words in answer["not_queued"] and api.rows()["jobs"] == 0
+
+
+def test_what_is_for_another_gpu_is_not_queued(api: Api) -> None:
+    answer = missing(api, {**MATMUL, "device_class": "NVIDIA H100"}, {**MATMUL, "m": 66})
+    assert ["tuning" in result for result in answer["results"]] == [False, True]
 
 
 def test_a_full_queue_answers_hits_and_says_why_nothing_was_queued(tmp_path: Path) -> None:
@@ -145,6 +193,18 @@ def test_a_full_queue_answers_hits_and_says_why_nothing_was_queued(tmp_path: Pat
         missing(api, {**MATMUL, "m": 65})
         answer = missing(api, MATMUL, {**MATMUL, "m": 66})
     assert answer["hits"] == 1 and answer["not_queued"].startswith("Waiting or running: 1 job, of at most 1.")
+
+
+def test_a_locked_database_leaves_the_hits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "BUSY_SECONDS", 0.1)
+    with serving(tmp_path) as api:
+        publish(api.database)
+        lock = sqlite3.connect(str(api.database.url.database), isolation_level=None)
+        lock.execute("BEGIN IMMEDIATE")
+        answer = missing(api, MATMUL, {**MATMUL, "m": 66})
+        lock.execute("ROLLBACK")
+        lock.close()
+    assert answer["hits"] == 1 and answer["not_queued"].startswith("The database does not answer.")
 
 
 def test_a_key_that_may_only_read_queues_nothing(tmp_path: Path) -> None:

@@ -4,7 +4,17 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from cukiln.types.jobs import Answer, Contender, MeasuredOn, Measurement, RankedBy, RunnerUp, VendorResult, Verified
+from cukiln.types.jobs import (
+    Answer,
+    Contender,
+    MeasuredOn,
+    Measurement,
+    ProblemState,
+    RankedBy,
+    RunnerUp,
+    VendorResult,
+    Verified,
+)
 
 
 class Operand(Answer):
@@ -140,19 +150,26 @@ class Forgotten(Answer):
     in_use: list[str] = Field(default=[])  # builds that stay, because a job that has not ended needs them
 
 
+class Tuning(Answer):
+    """Of a miss, where `on_miss` is `tune`: the job that makes the record, or has failed to."""
+
+    job: str
+    state: ProblemState
+
+
 class LookupResult(Answer):
     name: str | None
     key: str
     record: WinnerRecord | None  # null: a miss
+    tuning: Tuning | None = None
 
 
 class Lookups(Answer):
-    """`job`: of the misses, where `on_miss` is `tune` and a job was made; `not_queued`: why none could be made."""
+    """`not_queued`: why `on_miss` made no job."""
 
     results: list[LookupResult]
     hits: int
     misses: int
-    job: str | None = None
     not_queued: str | None = None
 
 
@@ -162,13 +179,13 @@ class PartialResult(Answer):
     name: str | None
     key: str
     record: dict[str, Any] | None
+    tuning: Tuning | None = None
 
 
 class PartialLookups(Answer):
     results: list[PartialResult]
     hits: int
     misses: int
-    job: str | None = None
     not_queued: str | None = None
 
 
