@@ -5,8 +5,7 @@ rows, masked activations and attention; and gradients of the convolutions among 
 gives heads, their sizes, types and pages, and leaves sequences open. The totals of ragged batches and of decoding are
 those of recorded calls of Llama-3.1-8B (`flashinfer_trace/workloads` at the same commit: 36 prompts with 12,845 tokens,
 64 sequences with 58,966 keys), evenly divided among sequences; all others are ours. A definition whose sequences are
-equally long (`equal_lengths`), or whose pages follow one another (`contiguous`), is dense. An entry with a `kind` is of
-no operator yet, and benchmarks do not get it.
+equally long (`equal_lengths`), or whose pages follow one another (`contiguous`), is dense.
 """
 
 import json
@@ -39,11 +38,7 @@ def stored_sets() -> dict[str, list[dict[str, Any]]]:
 def shape_sets() -> dict[str, list[dict[str, Any]]]:
     """Problems that operators compute, with their names, by set, such as `llama3_8b`."""
     return {
-        name: [
-            {field: value for field, value in entry.items() if field != "source"}
-            for entry in entries
-            if "kind" not in entry
-        ]
+        name: [{field: value for field, value in entry.items() if field != "source"} for entry in entries]
         for name, entries in stored_sets().items()
     }
 

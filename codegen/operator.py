@@ -37,6 +37,9 @@ GEMM = (
 # Convolutions: an image gathered on the way, sums without a product, launch code. After GEMM, of which they are made.
 CONV = ("conv/gather.cuh", "conv/channel_planes.cuh", "conv/direct.cuh", "conv/window.cuh", "conv/launch.cuh")
 
+# Attention: tiles of queries, keys and values; partial results that are merged.
+ATTENTION = ("attention/tile.cuh", "attention/merge_rows.cuh")
+
 
 Constants = Mapping[str, int | bool]
 

@@ -40,6 +40,8 @@ MASKED: dict[str, Any] = {"operator": "masked_activation", "shape": [5003], "whe
 ATTENTION: dict[str, Any] = {
     "operator": "attention", "batch": 2, "seq_q": 70, "seq_kv": 150, "heads_q": 2, "head_dim_qk": 64, "head_dim_vo": 40,
 }  # fmt: skip
+MLA: dict[str, Any] = {"operator": "mla", "batch": 4, "seq_kv": 150, "heads_q": 20, "kv_lengths": [150, 20, 0, 33]}
+MLA_PREFILL = {**MLA, "queries": "ragged", "seq_q": 21, "q_lengths": [21, 1, 7, 0], "causal": True, "lse": True}
 
 FILTERS: tuple[Filters, Filters] = ("secret", "public")
 
@@ -285,11 +287,15 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"packing": "group", "tile_q": 16, "tile_kv": 32, "split_kv": 2},
     ),
+    "mla, pages of 1": ({**MLA, "page_size": 1}, {"tile_q": 16, "tile_kv": 32, "stages": 2}),
+    "mla, pages of 16, any queries": ({**MLA_PREFILL, "page_size": 16}, {"tile_q": 32, "tile_kv": 32}),
+    "mla, pages of 64, any queries, splits": ({**MLA_PREFILL, "page_size": 64}, {"tile_kv": 16, "split_kv": 4}),
+    "mla, splits": ({**MLA, "page_size": 16, "lse": True}, {"tile_q": 16, "tile_kv": 32, "split_kv": 2}),
 }  # fmt: skip
 
 # These have no product of one length for each output.
 WITHOUT_SUMS = (
-    "masked", "attention", "softmax", "layer_norm", "rms_norm", "sum", "variance", "logsumexp", "argmax",
+    "masked", "attention", "mla", "softmax", "layer_norm", "rms_norm", "sum", "variance", "logsumexp", "argmax",
     "bias gradient", "relu's gradient",
 )  # fmt: skip
 # Sums of these differ in length.

@@ -10,7 +10,7 @@ from codegen.search.space import Tunable, allowed_words
 from tests.support.run.places import ROOT
 
 PAGES = ROOT / "docs" / "operators"
-OPERATORS = ("matmul", "conv2d", "conv2d_wgrad", "reduce", "softmax", "masked_activation", "attention")
+OPERATORS = ("matmul", "conv2d", "conv2d_wgrad", "reduce", "softmax", "masked_activation", "attention", "mla")
 """Others have the tunables of one of these, to which their page leads."""
 BEGIN, END = "<!-- tunables -->\n", "<!-- end of tunables -->\n"
 

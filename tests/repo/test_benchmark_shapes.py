@@ -92,9 +92,9 @@ SERVED = stored_sets()["served_attention"]
 OF_FLASHINFER = [entry for entry in SERVED if entry["name"].startswith("flashinfer/")]
 
 
-@pytest.mark.parametrize("problem", shapes_of("attention"), ids=lambda problem: problem["name"])
+@pytest.mark.parametrize("problem", [*shapes_of("attention"), *shapes_of("mla")], ids=lambda problem: problem["name"])
 def test_a_public_attention_is_a_request_with_schedules_at_level_1(problem: dict[str, Any]) -> None:
-    own = operator("attention")
+    own = operator(problem["operator"])
     found = lower(own.parse(public_shape(problem["name"])), target("sm_90a"), Search(level=1, limit=8))
     assert found.why_empty is None
 
@@ -115,7 +115,7 @@ def test_attention_of_servers_is_of_at_least_30_definitions_of_all_kinds() -> No
 
 def lengths_of(entry: dict[str, Any]) -> str:
     """How sequences lie in memory."""
-    return str(entry.get("kind", entry.get("lengths", "dense")))
+    return "mla_paged" if entry["operator"] == "mla" else str(entry.get("lengths", "dense"))
 
 
 def test_the_lengths_of_recorded_calls_add_up() -> None:
@@ -123,14 +123,6 @@ def test_the_lengths_of_recorded_calls_add_up() -> None:
     prompts = recorded["flashinfer/gqa_ragged_prefill_causal_h32_kv8_d128"]
     assert sum(prompts["q_lengths"]) == sum(prompts["kv_lengths"]) == 12_845
     assert sum(recorded["flashinfer/gqa_paged_decode_h32_kv8_d128_ps64"]["kv_lengths"]) == 58_966
-
-
-def test_entries_of_no_operator_are_stored_and_left_out() -> None:
-    left_out = {entry["name"] for entry in SERVED if "kind" in entry}
-    offered = {problem["name"] for problem in every_shape()}
-    assert left_out
-    assert not left_out & offered
-    assert {entry["name"] for entry in SERVED} - left_out <= offered
 
 
 @pytest.mark.parametrize("entry", SERVED, ids=lambda entry: entry["name"])

@@ -15,6 +15,7 @@ from codegen.counts import LaunchCounts
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import (
+    ATTENTION,
     Array,
     Config,
     Cost,
@@ -49,7 +50,8 @@ class Attention(Operator):
     problem_type = AttentionProblem
     tunables = space.TUNABLES
     folder = packaged_files("codegen.operators.attention")
-    files = ("tile.cuh", "block.cuh", "sequence.cuh", "pages.cuh", "merge.cuh", "kernel.cuh")
+    shared = ATTENTION
+    files = ("block.cuh", "sequence.cuh", "pages.cuh", "merge.cuh", "kernel.cuh")
     extent_names = (
         "batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo",
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("batch", "position", "head")),

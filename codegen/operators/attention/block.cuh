@@ -65,12 +65,6 @@ template <class With> struct Chosen<With, true> { using Type = typename With::Sp
 template <class C> using WholeArguments = typename ArgumentsWith<C::ragged, (C::page_size > 0)>::Whole;
 template <class C> using ArgumentsOf = typename Chosen<ArgumentsWith<C::ragged, (C::page_size > 0)>, splits_keys<C>>::Type;
 
-// Floats from one row of the workspace to the next: whole 16-byte vectors.
-#if defined(CUKILN_DEVICE)
-__device__ __forceinline__
-#endif
-constexpr int workspace_pitch(int head_dim) { return (head_dim + 3) / 4 * 4; }
-
 template <class C> constexpr int q_bytes = C::tile_q * C::columns_qk * 2;
 template <class C> constexpr int keys_bytes = C::stages * C::tile_kv * C::columns_qk * 2;
 template <class C> constexpr int ring_bytes = keys_bytes<C> + C::stages * C::tile_kv * C::columns_vo * 2;
@@ -83,13 +77,6 @@ constexpr int shared_bytes = C::q_in == q_in_shared ? q_bytes<C> + greater(ring_
                                                     : greater(ring_bytes<C>, greater(q_bytes<C>, out_bytes<C>));
 
 #if defined(CUKILN_DEVICE)
-
-__device__ __forceinline__ float infinity() { return __builtin_huge_valf(); }
-
-template <class Tile>
-__device__ __forceinline__ char* stage_at(char* ring, int stage) {
-  return ring + stage * Tile::bytes;
-}
 
 // A tile with its number of rows, which a stage of the ring holds.
 template <class C, int columns>

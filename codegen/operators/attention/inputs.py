@@ -42,7 +42,7 @@ MOST_CLASSES = 31
 def make_inputs(problem: AttentionProblem, kind: InputKind, rng: np.random.Generator) -> dict[str, Numbers]:
     """Arrays of the logical shapes of q, k and v, and the tables of a ragged batch."""
     if not problem.ragged:
-        return _dense(problem, kind, rng)
+        return dense(problem, kind, rng)
     ragged = _one_behind_the_other(problem, kind, rng)
     return _in_pages(problem, ragged, rng) if problem.page_size else ragged
 
@@ -70,7 +70,7 @@ def _one_behind_the_other(p: AttentionProblem, kind: InputKind, rng: np.random.G
     for lengths in p.sequences:
         if elements < LARGEST_DRAWN or lengths not in drawn:
             # What has no length is drawn with one position and then left out.
-            made = _dense(p.sequence(*(max(1, length) for length in lengths)), kind, rng)
+            made = dense(p.sequence(*(max(1, length) for length in lengths)), kind, rng)
             of = {"q": lengths[0], "k": lengths[1], "v": lengths[1]}
             drawn[lengths] = {name: made[name][0, : of[name]] for name in made}
             elements += sum(array.size for array in drawn[lengths].values())
@@ -85,7 +85,7 @@ def begins(lengths: Sequence[int]) -> Numbers:
     return np.cumsum([0, *lengths], dtype=np.int64).astype(np.int32)
 
 
-def _dense(problem: AttentionProblem, kind: InputKind, rng: np.random.Generator) -> dict[str, Numbers]:
+def dense(problem: AttentionProblem, kind: InputKind, rng: np.random.Generator) -> dict[str, Numbers]:
     p, element = problem, dtype(problem.dtype).numpy
     made = _normals(p, rng) if kind == "normal" else _classes(p, rng)
     return {name: _in_layout(p, name, array.astype(element)) for name, array in made.items()}

@@ -10,8 +10,6 @@ namespace attention {
 
 #if defined(CUKILN_DEVICE)
 
-__device__ __forceinline__ constexpr int next_of(int stage, int stages) { return stage + 1 == stages ? 0 : stage + 1; }
-
 // Each row is divided by its total, staged in shared memory and written in whole vectors; a warp's rows are its own.
 template <class C, class Rows>
 __device__ __forceinline__ void write(const Arguments& arguments, const Rows& rows, const Place<C>& place, Warp<C>& warp, char* staged) {

@@ -67,13 +67,13 @@ Element = Annotated[Literal["float16", "bfloat16"], BeforeValidator(_computed_dt
 Tensor = Literal["q", "k", "v", "out"]
 
 
-def _filled_in(description: str) -> Any:
+def filled_in_field(description: str) -> Any:
     """A field whose default is computed from those before it."""
     return Field(default=None, validate_default=True, description=description, json_schema_extra=filled_in)
 
 
 def _strides_of(tensor: str) -> Any:
-    return _filled_in(f"Elements from one index of {tensor}'s first three axes to the next; default: packed.")
+    return filled_in_field(f"Elements from one index of {tensor}'s first three axes to the next; default: packed.")
 
 
 def _lengths_of(what: str, most: str) -> Any:
@@ -111,18 +111,18 @@ class AttentionProblem(Problem):
     )
     batch: Extent = 1
     seq_q: Length
-    seq_kv: Length = _filled_in("Default: seq_q.")
+    seq_kv: Length = filled_in_field("Default: seq_q.")
     heads_q: Extent
-    heads_kv: Extent = _filled_in("Divides heads_q. Default: heads_q.")
+    heads_kv: Extent = filled_in_field("Divides heads_q. Default: heads_q.")
     head_dim_qk: HeadDim
-    head_dim_vo: HeadDim = _filled_in("Default: head_dim_qk.")
+    head_dim_vo: HeadDim = filled_in_field("Default: head_dim_qk.")
     dtype: Element = "float16"
     layout: Literal["bshd", "bhsd"] = "bshd"
     causal: StrictBool = False
     window_left: Window | None = None
     window_right: Window | None = Field(default=None, validate_default=True)
     softcap: Factor | None = None
-    scale: Factor = _filled_in("Default: 1 / the root of head_dim_qk.")
+    scale: Factor = filled_in_field("Default: 1 / the root of head_dim_qk.")
     lse: StrictBool = False
     q_lengths: SequenceLengths | None = _lengths_of("queries", "seq_q")
     kv_lengths: SequenceLengths | None = _lengths_of("keys", "seq_kv")
@@ -269,7 +269,7 @@ class AttentionProblem(Problem):
             if value is not None and info.data.get("lengths") == "dense":
                 raise refuse("lengths_of_dense", "is given, but lengths is dense; null is allowed, or ragged")
             return value
-        _require_lengths(value, batch, longest, f"seq_{of}")
+        require_lengths(value, batch, longest, f"seq_{of}")
         return None if value is None or set(value) == {longest} else value
 
     @field_validator("window_right", mode="after")
@@ -327,7 +327,7 @@ class AttentionProblem(Problem):
         return value
 
 
-def _require_lengths(value: tuple[int, ...] | None, batch: int, longest: int, name: str) -> None:
+def require_lengths(value: tuple[int, ...] | None, batch: int, longest: int, name: str) -> None:
     """Raises where so many sequences cannot have these lengths."""
     if value is not None and len(value) != batch:
         raise refuse("lengths_of_another_batch", f"has {len(value)} lengths for a batch of {batch}", batch)

@@ -66,17 +66,17 @@ def _packed_ragged(
     page = int(s.get("page_size", tile_kv))
     part = some // 3
     return [
-        {**_lengths((tile_q // 8, ring), (0, 2), (tile_q // 8, tile_kv)), "heads_q": 16, "heads_kv": 2},
+        {**lengths_of((tile_q // 8, ring), (0, 2), (tile_q // 8, tile_kv)), "heads_q": 16, "heads_kv": 2},
         {
-            **_lengths((0, 0), (part, part + tile_kv + 5), (1, 1), (part + 1, part), (7, 0), (0, 4)),
+            **lengths_of((0, 0), (part, part + tile_kv + 5), (1, 1), (part + 1, part), (7, 0), (0, 4)),
             "heads_q": 6, "heads_kv": 2, "causal": True,
         },
         {
-            **_lengths((some // 5, some // 5 + tile_kv // 2 + 1), (5, tile_kv + 3), (some // 5 - 1, 9)),
+            **lengths_of((some // 5, some // 5 + tile_kv // 2 + 1), (5, tile_kv + 3), (some // 5 - 1, 9)),
             "heads_q": 10, "heads_kv": 2, "window_left": tile_kv // 2 + 2, "window_right": 1,
         },
-        {**_lengths((PIECE + 5, 3), (3, page), (1, page + 1)), "heads_q": 2, "heads_kv": 2, "causal": True},
-        {**_lengths((1, keys + 1), (2, 1), (1, 0), (1, tile_kv)), "heads_q": large, "heads_kv": 1, "scale": 1.5},
+        {**lengths_of((PIECE + 5, 3), (3, page), (1, page + 1)), "heads_q": 2, "heads_kv": 2, "causal": True},
+        {**lengths_of((1, keys + 1), (2, 1), (1, 0), (1, tile_kv)), "heads_q": large, "heads_kv": 1, "scale": 1.5},
     ]  # fmt: skip
 
 
@@ -99,21 +99,24 @@ def _ragged(s: Mapping[str, Any], tile_q: int, tile_kv: int, stages: int, tiles:
     some = min(tile_q // 2 + 3, MOST_POSITIONS)
     ring = min(stages + 1, 1 + MOST_POSITIONS // tile_kv) * tile_kv
     return [
-        {**_lengths((tile_q, ring), (0, 2), (tile_q, tile_kv)), "heads_q": 2},
+        {**lengths_of((tile_q, ring), (0, 2), (tile_q, tile_kv)), "heads_q": 2},
         {
-            **_lengths((0, 0), (some, some + tile_kv + 5), (1, 1), (tile_q + 1, tile_q), (7, 0), (0, 4)),
+            **lengths_of((0, 0), (some, some + tile_kv + 5), (1, 1), (tile_q + 1, tile_q), (7, 0), (0, 4)),
             "heads_q": 3, "heads_kv": 1, "causal": True,
         },
         {
-            **_lengths((some, some + tile_kv // 2 + 1), (5, 3 * tile_kv + 3), (tile_q - 1, 9)),
+            **lengths_of((some, some + tile_kv // 2 + 1), (5, 3 * tile_kv + 3), (tile_q - 1, 9)),
             "heads_q": 4, "heads_kv": 2, "window_left": tile_kv + tile_kv // 2 + 2, "window_right": 7,
         },
-        {**_lengths((PIECE + 5, 3), (3, page), (1, page + 1)), "heads_q": 2, "heads_kv": 1, "causal": True},
-        {**_lengths((1, tiles * tile_kv + 1), (1, 1), (1, 0), (1, tile_kv)), "heads_q": 3, "heads_kv": 3, "scale": 1.5},
+        {**lengths_of((PIECE + 5, 3), (3, page), (1, page + 1)), "heads_q": 2, "heads_kv": 1, "causal": True},
+        {
+            **lengths_of((1, tiles * tile_kv + 1), (1, 1), (1, 0), (1, tile_kv)),
+            "heads_q": 3, "heads_kv": 3, "scale": 1.5,
+        },
     ]  # fmt: skip
 
 
-def _lengths(*sequences: tuple[int, int]) -> dict[str, Any]:
+def lengths_of(*sequences: tuple[int, int]) -> dict[str, Any]:
     """Fields of a ragged batch of so many queries and keys each."""
     of_q, of_kv = zip(*sequences, strict=True)
     return {

@@ -48,7 +48,7 @@ LARGEST_CHUNK = 2**24  # scores that exist at once
 
 def reference(problem: AttentionProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
     """(result, bound) of out's logical shape; with `lse` of out's elements and then lse's, both as vectors."""
-    parts = _ragged(problem, inputs, exact) if problem.ragged else _dense(problem, inputs, exact)
+    parts = _ragged(problem, inputs, exact) if problem.ragged else dense(problem, inputs, exact)
     out, lse = parts
     return (joined([out.value, lse.value]), joined([out.error, lse.error])) if problem.lse else (out.value, out.error)
 
@@ -71,7 +71,7 @@ def _ragged(p: AttentionProblem, inputs: Mapping[str, Array], exact: bool) -> tu
                 else inputs[name][None, first_kv:end_kv, :, :]
             )  # fmt: skip
         own = p.sequence(end_q - first_q, int(parts["k"].shape[1]))
-        of_out, of_lse = _dense(own, parts, exact)
+        of_out, of_lse = dense(own, parts, exact)
         at = (of_q, slice(None), slice(None))
         whole = (own.seq_q, own.heads_q)
         out[at], error[at] = (part.reshape(*whole, own.head_dim_vo) for part in (of_out.value, of_out.error))
@@ -100,7 +100,7 @@ def _positions(table: Array, batch: int) -> list[tuple[int, int]]:
     return list(pairwise(begins))
 
 
-def _dense(p: AttentionProblem, inputs: Mapping[str, Array], exact: bool) -> tuple[Bounded, Bounded]:
+def dense(p: AttentionProblem, inputs: Mapping[str, Array], exact: bool) -> tuple[Bounded, Bounded]:
     """out in the problem's layout, and lse of (batch, heads, queries, 1)."""
     q, k, v = (_heads_first(p, as_float64(inputs[name], p.dtype)) for name in ("q", "k", "v"))
     xp, shape = namespace_of(q), (p.batch, p.heads_q, p.seq_q)

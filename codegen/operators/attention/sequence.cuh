@@ -7,8 +7,6 @@ namespace attention {
 
 #if defined(CUKILN_DEVICE)
 
-__device__ __forceinline__ int entry(const int* table, int index) { return load_global<1>(table + index).data[0]; }
-
 // A sequence of a ragged batch. Query i sees the keys from i + first_key to before i + end_key, as those of `Arguments` do.
 //
 // Tiles of a head are numbered through all sequences. A sequence whose queries begin with row b has the numbers from

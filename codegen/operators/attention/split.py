@@ -103,17 +103,21 @@ def launches_to_test(t: Mapping[str, Any], p: AttentionProblem) -> list[list[int
 
 def rules(p: AttentionProblem, t: Mapping[str, Any], blocks: int, target: Target) -> Rejected | None:
     """Both tunables agree, some block has keys for each part, and the division can be of use."""
+    tiles = most_tiles(p, int(t["tile_q"]), int(t["tile_kv"]), rows_of_query(p, t))
+    return rules_of(t, blocks, tiles, target)
+
+
+def rules_of(t: Mapping[str, Any], blocks: int, tiles: int, target: Target) -> Rejected | None:
+    """`blocks` before the division, of which none has more than `tiles` of keys."""
     count = parts(t)
     if not splits(t):
         return check(count == 1, "split", f"split_kv = {count} needs split = workspace")
     if count == 1:
         return Rejected("split", "split = workspace with 1 split repeats split = none and adds a launch")
-    tile_q, tile_kv = int(t["tile_q"]), int(t["tile_kv"])
-    tiles = most_tiles(p, tile_q, tile_kv, rows_of_query(p, t))
     if count > tiles:
         return Rejected(
             "split_kv",
-            f"{count} splits of {tiles} tiles of {tile_kv} keys, the most that a block sees, leave some empty",
+            f"{count} splits of {tiles} tiles of {t['tile_kv']} keys, the most that a block sees, leave some empty",
         )
     if blocks * count >= ENOUGH_BLOCKS * target.sm_count:
         enough = ENOUGH_BLOCKS * target.sm_count

@@ -25,14 +25,14 @@ from codegen.targets import Target
 # Of a score: an exponential, a comparison, a multiply-add, an addition; a cap's tanh counts as its polynomial.
 FLOPS_PER_SCORE, FLOPS_PER_CAP = 5, 16
 MMA_MACS = 16 * 8 * 16
-_MMA = {"float16": "mma_m16n8k16_f16", "bfloat16": "mma_m16n8k16_bf16"}
+MMA = {"float16": "mma_m16n8k16_f16", "bfloat16": "mma_m16n8k16_bf16"}
 # Instructions of a lane: of a score (greatest, multiply-add, exponential, addition, half of a conversion), of a capped
 # one besides; of a copy with its address and its check; of a step of the loop beside what it computes.
-_PER_SCORE, _PER_CAP, _PER_COPY, _PER_STEP = 4.5, 24.0, 5.0, 60.0
+PER_SCORE, PER_CAP, PER_COPY, PER_STEP = 4.5, 24.0, 5.0, 60.0
 WARP, MATRIX_BYTES = 32, 512
 INDEX_BYTES = 4  # of a table's entry
 # Of a float that `merge` brings to the greatest score and adds; its loop is unrolled so often.
-_PER_PARTIAL, PARTIALS_IN_FLIGHT = 1.5, 4
+PER_PARTIAL, PARTIALS_IN_FLIGHT = 1.5, 4
 # A warp stalls on each fragment that it reads, as a product without a second buffer of fragments does.
 OVERLAP = 0.5
 
@@ -78,10 +78,10 @@ def work(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int], tar
     to_dram = _beyond_l2(p, t, target) if divided else written
     copies = (all_steps * tile_kv * whole + float(count) * tile_q * columns[0]) / align
     other = (
-        scores * (_PER_SCORE + (_PER_CAP if p.softcap else 0.0))
-        + all_steps * threads(t) * (pieces(t) * columns[1] / 2 + _PER_STEP)  # sums are rescaled
+        scores * (PER_SCORE + (PER_CAP if p.softcap else 0.0))
+        + all_steps * threads(t) * (pieces(t) * columns[1] / 2 + PER_STEP)  # sums are rescaled
         + WARP * (macs / MMA_MACS + from_shared / MATRIX_BYTES)
-        + _PER_COPY * copies
+        + PER_COPY * copies
         + float(count) * tile_q * columns[1] * 3.0
     )
     least_kv = float(ELEMENT_BYTES) * p.heads_kv * p.total_kv * (p.head_dim_qk + p.head_dim_vo)
@@ -104,7 +104,7 @@ def _merge(p: AttentionProblem, t: Mapping[str, Any], align_out: int, target: Ta
     items, read, written = outputs / align_out, float(split.workspace_bytes(p, t)), float(cost(p, t).bytes_written)
     return Work(
         blocks=max(1, math.ceil(items / split.MERGE_THREADS)), threads=split.MERGE_THREADS, fma=0.0,
-        other_instructions=split.parts(t) * (_PER_PARTIAL * outputs + 8.0 * items) + 3.0 * outputs + 40.0 * items,
+        other_instructions=split.parts(t) * (PER_PARTIAL * outputs + 8.0 * items) + 3.0 * outputs + 40.0 * items,
         shared_bytes=0.0, l2_bytes=read + written, dram_bytes=_beyond_l2(p, t, target) + written,
         dynamic_shared_bytes=0, independent=PARTIALS_IN_FLIGHT, steps=2 * -(-split.parts(t) // PARTIALS_IN_FLIGHT),
         overlap=0.5, prefetched=1,
@@ -132,13 +132,13 @@ def launches(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int])
     scores = steps(p, t) * tile_q * tile_kv
     executed = scores * (padded(p.head_dim_qk) + padded(p.head_dim_vo))
     rows = split.rows(p)
-    of_head = sum(count * _keys_copied(seen, tile_q, tile_kv) for count, seen in of_batch(p, rows_of_query(p, t)))
+    of_head = sum(count * keys_copied(seen, tile_q, tile_kv) for count, seen in of_batch(p, rows_of_query(p, t)))
     keys = heads(p, t) * of_head
     queries = rows * p.head_dim_qk * parts_of_keys
     read = ELEMENT_BYTES * (queries + keys * (p.head_dim_qk + p.head_dim_vo))
     bytes_ = ELEMENT_BYTES * align
     parts = [
-        Primitive(_MMA[p.dtype], executed // MMA_MACS, executed),
+        Primitive(MMA[p.dtype], executed // MMA_MACS, executed),
         Primitive("fma", scores, scores),
         load(read, bytes_, "cp_async" if bytes_ >= 4 else "load_global"),
         *([load(_table_bytes(p, t, align), INDEX_BYTES)] if p.ragged else []),
@@ -202,7 +202,7 @@ def _page_numbers(p: AttentionProblem, t: Mapping[str, Any], per_row: int) -> in
     return total
 
 
-def _keys_copied(seen: Seen, tile_q: int, tile_kv: int) -> int:
+def keys_copied(seen: Seen, tile_q: int, tile_kv: int) -> int:
     """Keys in the tiles of all blocks of a head, without those behind the last key."""
     padding = -seen.keys % tile_kv
     return seen.tiles(tile_q, tile_kv) * tile_kv - _blocks_with_the_last_tile(seen, tile_q, tile_kv) * padding

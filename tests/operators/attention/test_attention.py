@@ -519,7 +519,7 @@ def proved() -> dict[str, Kernel]:
 
 
 BLOCK, SEQUENCE, PAGES = "block.cuh", "sequence.cuh", "pages.cuh"
-MERGE, OWN = "merge.cuh", "kernel.cuh"
+MERGE, MERGED_ROWS, OWN = "merge.cuh", "attention/merge_rows.cuh", "kernel.cuh"
 RESCALED = "sums[i][j][half * 2 + e] *= factor;"
 GREATEST = "maximum(greatest[i][half], most * arguments.to_bits)"
 WEIGHT = "cukiln::fma(scores[i][j][half * 2 + e], arguments.to_bits, -subtracted)"
@@ -588,40 +588,40 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "totals where sums are": (MERGE, "arguments.splits * rows * pitch + 2 * first", "2 * first"),
     "totals of the first split": (
-        MERGE, "load_global<2>(weights + 2 * split * rows)", "load_global<2>(weights + 0 * split * rows)"
+        MERGED_ROWS, "load_global<2>(weights + 2 * split * rows)", "load_global<2>(weights + 0 * split * rows)"
     ),
     "the greatest of the first split": (
-        MERGE, "load_global<1>(weights + 2 * split * rows)", "load_global<1>(weights + 0 * split * rows)"
+        MERGED_ROWS, "load_global<1>(weights + 2 * split * rows)", "load_global<1>(weights + 0 * split * rows)"
     ),
-    "the greatest of the last split": (MERGE, "maximum(greatest, own)", "own"),
-    "sums of the first split": (MERGE, "split * rows * pitch + i", "i"),
-    "sums of the first row": (MERGE, "row * pitch + column", "column"),
-    "sums of the first columns": (MERGE, "row * pitch + column", "row * pitch"),
+    "the greatest of the last split": (MERGED_ROWS, "maximum(greatest, own)", "own"),
+    "sums of the first split": (MERGED_ROWS, "split * rows * pitch + i", "i"),
+    "sums of the first row": (MERGED_ROWS, "row * pitch + column", "column"),
+    "sums of the first columns": (MERGED_ROWS, "row * pitch + column", "row * pitch"),
     "totals of the first row": (
-        MERGE, "arguments.splits * rows * pitch + 2 * row", "arguments.splits * rows * pitch + 0 * row"
+        MERGED_ROWS, "arguments.splits * rows * pitch + 2 * row", "arguments.splits * rows * pitch + 0 * row"
     ),
-    "splits are not rescaled": (MERGE, "cukiln::exp2(bits)", "1.0f"),
-    "splits are rescaled to the base e": (MERGE, "cukiln::exp2(bits)", "cukiln::exp(bits)"),
-    "splits are rescaled the other way": (MERGE, "own.data[0] - subtracted", "subtracted - own.data[0]"),
-    "merged sums are not rescaled": (MERGE, MERGED, MERGED.replace("factor", "1.0f")),
-    "the merged total is not rescaled": (MERGE, MERGED_TOTAL, MERGED_TOTAL.replace("factor", "1.0f")),
-    "the merged total of the last split": (MERGE, MERGED_TOTAL, "factor * own.data[1]"),
-    "minus infinity is subtracted of splits": (MERGE, "greatest == -infinity() ? 0.0f : greatest", "greatest"),
-    "merged, divided by nothing": (MERGE, "total == 0.0f ? 0.0f : 1.0f / total", "1.0f / total"),
-    "merged, not divided": (MERGE, "1.0f / total", "1.0f"),
-    "merged lse without the greatest": (MERGE, "greatest + cukiln::log2(total)", "cukiln::log2(total)"),
-    "merged lse to the base e": (MERGE, "cukiln::log2(total)", "cukiln::log(total)"),
-    "merged lse of the first row": (MERGE, "arguments.lse + at", "arguments.lse + 0 * at"),
+    "splits are not rescaled": (MERGED_ROWS, "cukiln::exp2(bits)", "1.0f"),
+    "splits are rescaled to the base e": (MERGED_ROWS, "cukiln::exp2(bits)", "cukiln::exp(bits)"),
+    "splits are rescaled the other way": (MERGED_ROWS, "own.data[0] - subtracted", "subtracted - own.data[0]"),
+    "merged sums are not rescaled": (MERGED_ROWS, MERGED, MERGED.replace("factor", "1.0f")),
+    "the merged total is not rescaled": (MERGED_ROWS, MERGED_TOTAL, MERGED_TOTAL.replace("factor", "1.0f")),
+    "the merged total of the last split": (MERGED_ROWS, MERGED_TOTAL, "factor * own.data[1]"),
+    "minus infinity is subtracted of splits": (MERGED_ROWS, "greatest == -infinity() ? 0.0f : greatest", "greatest"),
+    "merged, divided by nothing": (MERGED_ROWS, "total == 0.0f ? 0.0f : 1.0f / total", "1.0f / total"),
+    "merged, not divided": (MERGED_ROWS, "1.0f / total", "1.0f"),
+    "merged lse without the greatest": (MERGED_ROWS, "greatest + cukiln::log2(total)", "cukiln::log2(total)"),
+    "merged lse to the base e": (MERGED_ROWS, "cukiln::log2(total)", "cukiln::log(total)"),
+    "merged lse of the first row": (MERGED_ROWS, "arguments.lse + at", "arguments.lse + 0 * at"),
     "the workspace of the first sequence": (MERGE, "first_query(of)", "0"),
     "merged lse by the heads of keys": (
-        MERGE, "query * arguments.heads_q + head", "query * arguments.heads_kv + head"
+        MERGED_ROWS, "query * arguments.heads_q + head", "query * arguments.heads_kv + head"
     ),
     "merged rows of a batch of whole tensors": (
-        MERGE, "int64_t(C::ragged ? 1 : arguments.batch)", "int64_t(arguments.batch)"
+        MERGED_ROWS, "int64_t(C::ragged ? 1 : arguments.batch)", "int64_t(arguments.batch)"
     ),
-    "merged out of the first matrix": (MERGE, "batch * arguments.of_out.batch", "0 * batch"),
-    "merged out by the heads of q": (MERGE, "arguments.of_out.head", "arguments.of_q.head"),
-    "merged out by the positions of q": (MERGE, "arguments.of_out.position", "arguments.of_q.position"),
+    "merged out of the first matrix": (MERGED_ROWS, "batch * arguments.of_out.batch", "0 * batch"),
+    "merged out by the heads of q": (MERGED_ROWS, "arguments.of_out.head", "arguments.of_q.head"),
+    "merged out by the positions of q": (MERGED_ROWS, "arguments.of_out.position", "arguments.of_q.position"),
     "a workspace without its totals": (
         OWN, "workspace_pitch(static_cast<int>(integers[6])) + 2", "workspace_pitch(static_cast<int>(integers[6]))"
     ),

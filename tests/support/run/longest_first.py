@@ -29,6 +29,7 @@ LONGEST = (
     "integration/test_gpu_job.py",
     "operators/matmul/test_ring.py",
     "operators/attention/test_attention.py",
+    "operators/mla/test_mla.py",
     "of_client/test_workspace_pool.py",
     "operators/rows/test_rows.py",
     "operators/conv2d_dgrad/test_conv2d_dgrad_winograd.py",

@@ -26,6 +26,13 @@ struct Tile {
   static __device__ __forceinline__ constexpr int at(int row, int swizzled) { return row * row_bytes + swizzled * chunk_bytes; }
 };
 
+// Stages of a ring of tiles.
+__device__ __forceinline__ constexpr int next_of(int stage, int stages) { return stage + 1 == stages ? 0 : stage + 1; }
+template <class Tile>
+__device__ __forceinline__ char* stage_at(char* ring, int stage) {
+  return ring + stage * Tile::bytes;
+}
+
 constexpr int common_divisor(int a, int b) { return b ? common_divisor(b, a % b) : a; }
 
 // Copies rows of a matrix to a tile, C::align elements at a time. Rows and columns that do not exist become zeros. Of a row
