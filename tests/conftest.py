@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,7 @@ pytest_plugins = [
 ]
 
 
+os.environ.setdefault("CUKILN_TARGET", "sm_80")  # of requests that name none, as most of the tests' do
 gc.disable()  # until all tests are there: each process of the run makes all of them
 share_statements()
 share_certificates()

@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import RowMapping, func, select
 
 from cukiln.client import Client
+from cukiln.transport import Call
 from cukiln.types import CandidatePage, Contender, Job, ProblemReport, WinnerRecord
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
@@ -50,7 +51,7 @@ class World:
         return self.client.submit(request)
 
     def candidates(self, job: Job) -> CandidatePage:
-        response = self.client._transport.request("GET", f"/v1/jobs/{job.job}/candidates", repeatable=True)
+        response = self.client._transport.send(Call("GET", f"/v1/jobs/{job.job}/candidates"))
         return CandidatePage.model_validate(response.json())
 
     def record(self, job: Job, number: int = 0) -> WinnerRecord:

@@ -11,6 +11,7 @@ import pytest
 
 from cukiln.client import Client
 from cukiln.job_request import encode
+from cukiln.transport import Call
 from cukiln.types import CandidatePage, GroupReport, Job, PhaseName, Rejections, WinnerRecord
 from storage.config.settings import load_settings
 from tests.support.run.places import FAULTY
@@ -69,7 +70,7 @@ def report(job: Job, name: str) -> Any:
 
 
 def get(client: Client, path: str) -> Any:
-    response = client._transport.request("GET", path, repeatable=True)
+    response = client._transport.send(Call("GET", path))
     return response.json()
 
 
@@ -241,7 +242,7 @@ def test_the_winner_built_alone_has_the_code_that_was_verified_in_its_group(clie
 
 def test_the_same_request_again_is_answered_from_the_cache(client: Client, job: Job) -> None:
     request = {"target": "sm_80", "search": {"level": 1, "limit": 3}, "problems": [MATMUL]}
-    response = client._transport.request("POST", "/v1/jobs", repeatable=False, content=encode(request))
+    response = client._transport.send(Call("POST", "/v1/jobs", encode(request), repeatable=False))
     assert response.status_code == 200
     again = Job.model_validate(response.json())
     assert (again.state, again.cached) == ("done", True)
@@ -267,7 +268,7 @@ def test_a_winner_whose_bytes_were_lost_is_built_again(client: Client, job: Job,
     assert ended.state == "done"
     winner = ended.problems[0].winner
     assert winner is not None and winner.candidate == before.candidate
-    response = client._transport.request("GET", f"/v1/blobs/sha256/{winner.so_sha256}", repeatable=True)
+    response = client._transport.send(Call("GET", f"/v1/blobs/sha256/{winner.so_sha256}"))
     assert hashlib.sha256(response.content).hexdigest() == winner.so_sha256
     assert client.submit(request).cached
 

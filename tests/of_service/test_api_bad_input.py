@@ -355,7 +355,7 @@ def test_a_method_that_is_not_allowed_is_answered_with_all_that_are(
         ("limit=0", {"type": "integer", "minimum": 1, "maximum": 1000}),
         ("limit=x", {"type": "integer", "minimum": 1, "maximum": 1000}),
         ("state=sleeping", ["queued", "running", "done", "partial", "failed", "cancelled"]),
-        ("page=2", ["cursor", "limit", "state"]),
+        ("page=2", ["cursor", "label", "limit", "name", "state"]),
     ],
 )
 def test_a_wrong_parameter_is_told_what_is_allowed(shared_api: Api, query: str, allowed: Any) -> None:

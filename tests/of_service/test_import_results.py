@@ -16,6 +16,7 @@ from cukiln.cli.folders import import_results, parts_of, read_results
 from cukiln.client import Client
 from cukiln.errors import BadRequest, UsageError
 from cukiln.load_kernel import choose
+from cukiln.transport import Call
 from cukiln.types import Job, WinnerRecord
 from storage.config.settings import Settings, load_settings
 from tests.support.fixtures.elsewhere import REQUEST, results_in
@@ -334,7 +335,7 @@ def test_a_schedule_that_is_not_of_the_problem_is_refused(client: Client, result
 @pytest.mark.parametrize("body", [b"NaN", b'{"schema": NaN}', b"[]", b'{"schema": 1, "schema": 1}', b'"\\u0000"'])
 def test_what_is_no_json_object_is_refused(body: bytes, client: Client) -> None:
     with pytest.raises(BadRequest):
-        client._transport.request("POST", "/v1/results", repeatable=False, content=body)
+        client._transport.send(Call("POST", "/v1/results", body, repeatable=False))
 
 
 def test_large_results_are_sent_in_parts(results: dict[str, Any]) -> None:

@@ -291,7 +291,8 @@ def _write_drawn(folder: Path, name: str, drawn: Sequence[tuple[str, Candidate]]
     (folder / "__init__.py").write_text(
         f"from pathlib import Path\n\nfrom codegen.operators.{base} import {class_name}\n"
         f"from tests.support.kernels.random_cases import DrawnOperator\n\n\nclass Drawn(DrawnOperator, {class_name}):\n"
-        f"    name = {name!r}\n    folder = Path(__file__).parent\n\n\nOPERATOR = Drawn()\n"
+        f"    name = {name!r}\n    folder = Path(__file__).parent\n"
+        f"    shared, files = (), {tuple(operator(base).kernel_texts)!r}\n\n\nOPERATOR = Drawn()\n"
     )
     uses: dict[str, list[Any]] = {}
     for _, candidate in drawn:
