@@ -84,7 +84,7 @@ def _as_3_1(part: Any) -> Any:
         return part
     own = {name: _as_3_1(value) for name, value in part.items()}
     if "itemSchema" in own:
-        own["schema"] = {"type": "string", "description": json.dumps(own.pop("itemSchema")["properties"])}
+        own["schema"] = {**own.pop("itemSchema"), "description": "Each event of the stream."}
     if "oneOf" in own and isinstance(own.get("default"), dict):
         own["description"] = f"{own.get('description', '')} Default: {json.dumps(own.pop('default'))}.".strip()
     return own

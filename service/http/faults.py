@@ -66,7 +66,7 @@ def words_of(entry: Mapping[str, Any]) -> str:
     """What pydantic says, as the end of a sentence that begins with the field, in the words of JSON."""
     context = entry.get("ctx", {})
     match entry["type"]:
-        case "too_short" | "too_long":
+        case "too_short" | "too_long" if "message" not in context:  # else of ours, by `codegen.problem.refuse`
             at_least = entry["type"] == "too_short"
             bound = context["min_length" if at_least else "max_length"]
             return f" needs at {'least' if at_least else 'most'} {bound} item{'s' if bound != 1 else ''}"

@@ -19,7 +19,7 @@ def set_up_logging(level: str = "INFO", *filters: logging.Filter) -> None:
     """`level` as CUKILN_LOG_LEVEL gives it. Called once, by the process that owns stderr. A filter may give a record
     `request`, which stands before the message."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(PrintableFormatter(FORMAT, defaults={"request": ""}))
+    handler.setFormatter(PrintableFormatter(FORMAT))
     for added in filters:
         handler.addFilter(added)
     handler.addFilter(LimitRepeats(handler))
@@ -33,6 +33,7 @@ class PrintableFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name
         record.message = printable(record.message)
+        record.__dict__.setdefault("request", "")
         return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:

@@ -447,3 +447,12 @@ def test_the_strict_reader_reads_what_the_standard_one_does(value: Any) -> None:
 @given(levels=st.integers(0, 40), text=st.text())
 def test_depth_counts_brackets_outside_of_strings(levels: int, text: str) -> None:
     assert shape(b"[" * levels + json.dumps(text).encode() + b"]" * levels).depth == levels
+
+
+def test_a_fault_of_ours_may_have_the_name_of_one_of_pydantics(shared_api: Api) -> None:
+    lengths = {"lengths": "ragged", "batch": 1, "seq_q": 10, "seq_kv": 10, "q_lengths": [11], "kv_lengths": [10]}
+    attention = {"operator": "attention", "heads_q": 1, "heads_kv": 1, "head_dim_qk": 64, **lengths}
+    answer = shared_api.client.post("/v1/jobs", json={"problems": [attention]})
+    told = problem(answer)
+    assert (answer.status_code, told.field) == (422, "problems[0].q_lengths"), answer.text
+    assert "has 11, but seq_q, the longest, is 10" in told.detail

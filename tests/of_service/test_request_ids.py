@@ -40,7 +40,7 @@ def test_the_log_of_a_defect_names_the_request(api: Api, monkeypatch: pytest.Mon
     monkeypatch.setattr(accept_job, "resolve_jobs", broken)
     written = io.StringIO()
     handler = logging.StreamHandler(written)
-    handler.setFormatter(PrintableFormatter(FORMAT, defaults={"request": ""}))
+    handler.setFormatter(PrintableFormatter(FORMAT))
     handler.addFilter(NameRequests())
     logging.getLogger("cukiln").addHandler(handler)
     try:
