@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from cukiln.client import Client
+from cukiln.transport import Call
 from cukiln.types import CandidatePage, Job
 from storage.config.settings import load_settings
 from tests.support.fixtures.queue import wait_for
@@ -107,7 +108,7 @@ def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_verified(world: W
     assert set(problem.verdicts) == {"ok", "skipped"}
     assert sum(problem.verdicts.values()) == 300
     assert problem.winner is not None
-    response = world.client._get(f"/v1/jobs/{ended.job}/candidates?verdict=skipped&limit=1")
+    response = world.client._transport.send(Call("GET", f"/v1/jobs/{ended.job}/candidates?verdict=skipped&limit=1"))
     skipped = CandidatePage.model_validate(response.json()).candidates[0]
     assert skipped.message == "the budget of 8 seconds ended before it was judged"
     again = world.submit(matmul(96), search=search)
