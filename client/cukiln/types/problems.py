@@ -293,6 +293,28 @@ class MatmulProblem(ProblemHead, total=False):
     stride_c: int | None
 
 
+class MlaProblem(ProblemHead, total=False):
+    operator: Required[Literal["mla"]]
+    queries: Literal["one", "ragged"]
+    batch: int
+    seq_q: int
+    seq_kv: Required[int]
+    heads_q: Required[int]
+    head_dim_ckv: Literal[512]
+    head_dim_kpe: Literal[64]
+    page_size: Required[Literal[1, 16, 64]]
+    dtype: Literal["float16", "bfloat16"]
+    causal: bool
+    scale: float | None
+    lse: bool
+    q_lengths: Sequence[int] | None
+    kv_lengths: Sequence[int] | None
+    q_nope_strides: Sequence[Any] | None
+    q_pe_strides: Sequence[Any] | None
+    ckv_cache_strides: Sequence[Any] | None
+    kpe_cache_strides: Sequence[Any] | None
+
+
 class ReduceProblem(ProblemHead, total=False):
     operator: Required[Literal["reduce"]]
     shape: Required[Sequence[int]]
@@ -331,6 +353,7 @@ Problem = (
     | LayerNormProblem
     | MaskedActivationProblem
     | MatmulProblem
+    | MlaProblem
     | ReduceProblem
     | RmsNormProblem
     | SoftmaxProblem
