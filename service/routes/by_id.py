@@ -28,13 +28,19 @@ def require_one(session: Session, kind: Named, prefix: str, job: str | None = No
         detail = f"{prefix[:80]!r} names no {kind}: give 64 lower-case hexadecimal digits, or the first 8 or more."
         raise refuse(f"{kind}-not-found", detail, field=field)
     of_job = f" in job {job}" if job else ""
+    one = only_one(session, kind, prefix, job)
+    if one is None:
+        raise refuse(f"{kind}-not-found", f"There is no {kind} {prefix!r}{of_job}.", field=field)
+    return one
+
+
+def only_one(session: Session, kind: Named, prefix: str, job: str | None = None) -> str | None:
+    """The id that begins so; None where there is none. Raises Refused (409) where there are several."""
     ids = ids_beginning(session, kind, prefix, job)
     if len(ids) > 1:
-        detail = f"{len(ids)} or more {kind}s{of_job} begin with {prefix!r}: give more digits."
-        raise refuse("ambiguous-prefix", detail, field=field, allowed=ids)
-    if not ids:
-        raise refuse(f"{kind}-not-found", f"There is no {kind} {prefix!r}{of_job}.", field=field)
-    return ids[0]
+        detail = f"{len(ids)} or more {kind}s{f' in job {job}' if job else ''} begin with {prefix!r}: give more digits."
+        raise refuse("ambiguous-prefix", detail, field="key" if kind == "kernel" else kind, allowed=ids)
+    return ids[0] if ids else None
 
 
 @router.get(

@@ -32,8 +32,8 @@ from service.http.errors import Refused, refuse
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
 from service.routes.accept_job import IDEMPOTENCY_KEY, Submission, accept_jobs, raised, retry_job, sent_under
 from service.routes.body import Body
+from service.routes.by_id import only_one
 from service.threads import Together, to_its_end
-from storage.database.pages import ids_beginning
 from storage.database.tables import LIVE
 from storage.entities.jobs import job_state, list_jobs
 from storage.reports.candidates import candidate_page, has_problem, rejections
@@ -95,12 +95,8 @@ def known_job(job: str, service: ServiceDep) -> str:
                 return job
     elif _PREFIX.fullmatch(job):
         with service.database.read() as session:
-            ids = ids_beginning(session, "job", job)
-        if len(ids) > 1:
-            detail = f"{len(ids)} or more jobs begin with {job!r}: give more digits."
-            raise refuse("ambiguous-prefix", detail, field="job", allowed=ids)
-        if ids:
-            return ids[0]
+            if (one := only_one(session, "job", job)) is not None:
+                return one
     raise job_notfound(job)
 
 
