@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from codegen.kernel import Kernel
 from codegen.operators.attention.inputs import begins
 from codegen.operators.attention.problem import AttentionProblem
-from codegen.plan.verification_plan import check_output
 from tests.operators.attention.kernels import OP, attention, kernel
-from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
-from workers.cpu.build import build_cpu
+from tests.support.kernels.attention_calls import library_of, require_reference, run_call
 from workers.cpu.library import CpuLibrary, Outcome
 
 Array = NDArray[Any]
@@ -32,9 +30,7 @@ FIRST = 7  # outputs: behind q, k, v and four tables
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    build = build_cpu(list(KERNELS.values()), toolchain(), processes(), LIMITS, folder=tmp_path_factory.mktemp("cpu"))
-    ((path, _),) = build.libraries
-    return CpuLibrary(path)
+    return library_of(KERNELS.values(), tmp_path_factory.mktemp("cpu"))
 
 
 def problem_of(own: Kernel, **fields: Any) -> AttentionProblem:
@@ -49,37 +45,11 @@ def problem_of(own: Kernel, **fields: Any) -> AttentionProblem:
 def run(
     library: CpuLibrary, own: Kernel, problem: AttentionProblem, inputs: dict[str, Array]
 ) -> tuple[Outcome, Array, Array]:
-    """What became of the call; out and lse in float64, NaN where nothing was written."""
-    launch, integers = [0, 3], OP.integers(problem)
-    tensors = library.allocate(OP.operands(problem))
-    workspace = library.workspace(own.namespace, integers, launch)
-    try:
-        for tensor in tensors:
-            if tensor.operand.role == "in":
-                tensor.fill(inputs[tensor.operand.name])
-            else:
-                tensor.poison()
-        if workspace is not None:
-            workspace[...] = 0xFF
-        outcome = library.run(
-            own.namespace, tensors, workspace, integers=integers, launch=launch, scalars=OP.scalars(problem),
-            order="seeded", seed=1, exact=False, cpu_seconds=5.0,
-        )  # fmt: skip
-        out, lse = (tensor.view.astype(np.float64) for tensor in tensors[FIRST:])
-        return outcome, out, lse
-    finally:
-        tensors = []
-        tensor = workspace = None
-        library.free()
+    return run_call(library, own, problem, inputs, [0, 3])
 
 
 def normals(problem: AttentionProblem) -> dict[str, Array]:
     return OP.make_inputs(problem, "normal", np.random.default_rng(8))
-
-
-def require_reference(problem: AttentionProblem, inputs: dict[str, Array], out: Array, lse: Array) -> None:
-    expected, bound = OP.reference(problem, inputs)
-    assert check_output(np.concatenate([out.reshape(-1), lse.reshape(-1)]), expected, bound, exact=False).ok
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -93,7 +63,7 @@ def test_sequences_may_share_pages(name: str, library: CpuLibrary) -> None:
     inputs["kv_indices"][third] = inputs["kv_indices"][first]
     outcome, out, lse = run(library, own, problem, inputs)
     assert (outcome.status, outcome.message) == ("ok", "")
-    require_reference(problem, inputs, out, lse)
+    require_reference(OP, problem, inputs, out, lse)
     assert not np.array_equal(out[40:43], before[40:43])
 
 
@@ -114,7 +84,7 @@ def test_only_the_keys_of_the_last_page_are_read(name: str, library: CpuLibrary)
     assert (outcome.status, outcome.message) == ("ok", "")
     assert np.isfinite(out).all() and not np.isnan(lse).any()
     shorter = problem_of(own, kv_lengths=(75 - (size > 1), 9, 20, 0))
-    require_reference(shorter, inputs, out, lse)
+    require_reference(OP, shorter, inputs, out, lse)
 
 
 @pytest.mark.parametrize("name", KERNELS)

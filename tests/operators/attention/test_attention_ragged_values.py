@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from codegen.kernel import Kernel
 from codegen.operators.attention.inputs import begins
 from codegen.operators.attention.problem import AttentionProblem
-from codegen.plan.verification_plan import check_output
 from tests.operators.attention.kernels import OP, attention, kernel
-from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
-from workers.cpu.build import build_cpu
+from tests.support.kernels.attention_calls import library_of, require_reference, run_call
 from workers.cpu.library import CpuLibrary, Outcome
 
 Array = NDArray[Any]
@@ -29,9 +27,7 @@ Q_LENGTHS, KV_LENGTHS = (40, 0, 3, 33), (75, 9, 20, 0)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    build = build_cpu(list(KERNELS.values()), toolchain(), processes(), LIMITS, folder=tmp_path_factory.mktemp("cpu"))
-    ((path, _),) = build.libraries
-    return CpuLibrary(path)
+    return library_of(KERNELS.values(), tmp_path_factory.mktemp("cpu"))
 
 
 def problem_of(own: Kernel, **fields: Any) -> AttentionProblem:
@@ -45,33 +41,11 @@ def problem_of(own: Kernel, **fields: Any) -> AttentionProblem:
 def run(
     library: CpuLibrary, own: Kernel, problem: AttentionProblem, inputs: dict[str, Array]
 ) -> tuple[Outcome, Array, Array]:
-    """What became of the call; out and lse in float64, NaN where nothing was written."""
-    tensors = library.allocate(OP.operands(problem))
-    try:
-        for tensor in tensors:
-            if tensor.operand.role == "in":
-                tensor.fill(inputs[tensor.operand.name])
-            else:
-                tensor.poison()
-        outcome = library.run(
-            own.namespace, tensors, None, integers=OP.integers(problem), launch=[0], scalars=OP.scalars(problem),
-            order="seeded", seed=1, exact=False, cpu_seconds=5.0,
-        )  # fmt: skip
-        out, lse = (tensor.view.astype(np.float64) for tensor in tensors[5:])
-        return outcome, out, lse
-    finally:
-        tensors = []
-        tensor = None
-        library.free()
+    return run_call(library, own, problem, inputs, [0])
 
 
 def normals(problem: AttentionProblem) -> dict[str, Array]:
     return OP.make_inputs(problem, "normal", np.random.default_rng(8))
-
-
-def require_reference(problem: AttentionProblem, inputs: dict[str, Array], out: Array, lse: Array) -> None:
-    expected, bound = OP.reference(problem, inputs)
-    assert check_output(np.concatenate([out.reshape(-1), lse.reshape(-1)]), expected, bound, exact=False).ok
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -113,7 +87,7 @@ def test_other_tables_of_the_same_tensors_are_other_sequences(name: str, library
         given = {**inputs, "qo_indptr": begins(of_q), "kv_indptr": begins(of_kv)}
         outcome, out, lse = run(library, own, searched, given)
         assert (outcome.status, outcome.message) == ("ok", "")
-        require_reference(called, given, out, lse)
+        require_reference(OP, called, given, out, lse)
 
 
 @pytest.mark.parametrize("name", KERNELS)

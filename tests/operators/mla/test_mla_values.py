@@ -12,10 +12,8 @@ from numpy.typing import NDArray
 from codegen.kernel import Kernel
 from codegen.operators.attention.inputs import begins
 from codegen.operators.mla.problem import CACHES, MlaProblem
-from codegen.plan.verification_plan import check_output
 from tests.operators.mla.kernels import OP, kernel, mla
-from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
-from workers.cpu.build import build_cpu
+from tests.support.kernels.attention_calls import library_of, require_reference, run_call
 from workers.cpu.library import CpuLibrary, Outcome
 
 Array = NDArray[Any]
@@ -30,9 +28,7 @@ Q_LENGTHS, KV_LENGTHS = (10, 0, 3, 4), (75, 9, 20, 0)
 
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
-    build = build_cpu(list(KERNELS.values()), toolchain(), processes(), LIMITS, folder=tmp_path_factory.mktemp("cpu"))
-    ((path, _),) = build.libraries
-    return CpuLibrary(path)
+    return library_of(KERNELS.values(), tmp_path_factory.mktemp("cpu"))
 
 
 def problem_of(own: Kernel, **fields: Any) -> MlaProblem:
@@ -47,37 +43,11 @@ def problem_of(own: Kernel, **fields: Any) -> MlaProblem:
 def run(
     library: CpuLibrary, own: Kernel, problem: MlaProblem, inputs: dict[str, Array]
 ) -> tuple[Outcome, Array, Array]:
-    """What became of the call; out and lse in float64, NaN where nothing was written."""
-    launch, integers = [3], OP.integers(problem)
-    tensors = library.allocate(OP.operands(problem))
-    workspace = library.workspace(own.namespace, integers, launch)
-    try:
-        for tensor in tensors:
-            if tensor.operand.role == "in":
-                tensor.fill(inputs[tensor.operand.name])
-            else:
-                tensor.poison()
-        if workspace is not None:
-            workspace[...] = 0xFF
-        outcome = library.run(
-            own.namespace, tensors, workspace, integers=integers, launch=launch, scalars=OP.scalars(problem),
-            order="seeded", seed=1, exact=False, cpu_seconds=5.0,
-        )  # fmt: skip
-        out, lse = (tensor.view.astype(np.float64) for tensor in tensors if tensor.operand.role == "out")
-        return outcome, out, lse
-    finally:
-        tensors = []
-        tensor = workspace = None
-        library.free()
+    return run_call(library, own, problem, inputs, [3])
 
 
 def normals(problem: MlaProblem) -> dict[str, Array]:
     return OP.make_inputs(problem, "normal", np.random.default_rng(8))
-
-
-def require_reference(problem: MlaProblem, inputs: dict[str, Array], out: Array, lse: Array) -> None:
-    expected, bound = OP.reference(problem, inputs)
-    assert check_output(np.concatenate([out.reshape(-1), lse.reshape(-1)]), expected, bound, exact=False).ok
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -91,7 +61,7 @@ def test_sequences_may_share_pages(name: str, library: CpuLibrary) -> None:
     inputs["kv_indices"][third] = inputs["kv_indices"][first]
     outcome, out, lse = run(library, own, problem, inputs)
     assert (outcome.status, outcome.message) == ("ok", "")
-    require_reference(problem, inputs, out, lse)
+    require_reference(OP, problem, inputs, out, lse)
     assert not np.array_equal(out[10:13], before[10:13])
 
 
@@ -110,7 +80,7 @@ def test_only_the_keys_of_the_last_page_are_read(name: str, library: CpuLibrary)
     outcome, out, lse = run(library, own, problem, inputs)
     assert (outcome.status, outcome.message) == ("ok", "")
     assert np.isfinite(out).all() and not np.isnan(lse).any()
-    require_reference(problem_of(own, kv_lengths=(75 - (size > 1), 9, 20, 0)), inputs, out, lse)
+    require_reference(OP, problem_of(own, kv_lengths=(75 - (size > 1), 9, 20, 0)), inputs, out, lse)
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -166,7 +136,7 @@ def test_large_scores_of_either_sign_overflow_nothing(name: str, library: CpuLib
     outcome, out, lse = run(library, own, problem, inputs)
     assert (outcome.status, outcome.message) == ("ok", "")
     assert np.abs(lse[np.isfinite(lse)]).max() > 100.0
-    require_reference(problem, inputs, out, lse)
+    require_reference(OP, problem, inputs, out, lse)
 
 
 @pytest.mark.parametrize("name", KERNELS)
