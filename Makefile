@@ -60,7 +60,8 @@ test test-long coverage: export CUKILN_GPUS := none
 test test-long coverage: export PYTHONDONTWRITEBYTECODE :=
 
 test: lint $(TORCH_STAMP) ## lint, then every test but the long ones
-	@$(PYTEST) -m "not long" $(PYTEST_ARGS)
+	@rm -f .pytest_cache/v/cache/lastfailed
+	@$(PYTEST) -m "not long" $(PYTEST_ARGS) || { test $$? = 1 && $(BIN)/python -m tests.support.run.again_alone; }
 
 test-long: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) $(VENDOR_STAMP) ## the tests that take minutes, and those of the vendor's libraries
 	@$(PYTEST) -m long $(PYTEST_ARGS)

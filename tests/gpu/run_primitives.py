@@ -185,7 +185,7 @@ def build_cubin(checks: Sequence[Check], arch: str, folder: Path) -> Path:
 
 
 def nvcc_version() -> str:
-    words = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, timeout=60).stdout
+    words = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, timeout=240).stdout
     return words.split(" V")[-1].split()[0] if " V" in words else "unknown"
 
 

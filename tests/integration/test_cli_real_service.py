@@ -204,7 +204,7 @@ def test_a_command_outlives_the_service_of_another_command(tmp_path: Path) -> No
     second = started(tmp_path / "data", "tune", str(tmp_path / "second.json"), "--json")
     wait_for_job(second)  # in the service of the first
     first.send_signal(signal.SIGINT)
-    assert first.wait(60) == 130
+    assert first.wait(240) == 130
     out, err = second.communicate(timeout=240)
     assert second.returncode == 0, err
     assert "which another command had started, has ended: job" in err
@@ -245,7 +245,7 @@ def test_ctrl_c_cancels_the_job_and_leaves_nothing_running(tmp_path: Path) -> No
             break
     time.sleep(0.5)
     process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=60)[1]
+    rest = process.communicate(timeout=240)[1]
     assert process.returncode == 130, rest
     assert "is cancelled; what was finished is kept" in rest
     assert "Traceback" not in rest

@@ -242,6 +242,6 @@ def test_output_that_is_not_read_on_is_no_fault_of_the_data(tmp_path: Path) -> N
     os.close(read)
     environment = {**os.environ, "CUKILN_DATA": str(tmp_path)}
     command = [sys.executable, "-c", "from cukiln.cli.main import main; main()", "blobs", "verify"]
-    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment, timeout=60, check=False)
+    ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, env=environment, timeout=240, check=False)
     os.close(write)
     assert (ended.returncode, ended.stderr) == (1, b"")

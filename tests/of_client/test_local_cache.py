@@ -99,6 +99,6 @@ assert cache.verify() == []
 """
     children = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE) for _ in range(3)]
     for child in children:
-        _, errors = child.communicate(timeout=60)
+        _, errors = child.communicate(timeout=240)
         assert child.returncode == 0, errors.decode()
     assert not [path for path in (tmp_path / "blobs").iterdir() if path.name.startswith(".")]

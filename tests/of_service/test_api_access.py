@@ -86,7 +86,7 @@ def test_loopback_names_are_answered(shared_api: Api, host: str) -> None:
 def test_an_exposed_service_without_a_key_does_not_start(tmp_path: Path) -> None:
     environment = {**child_environment(load_settings(data_dir=tmp_path)), "CUKILN_HOST": "0.0.0.0"}
     ended = subprocess.run(
-        [sys.executable, "-m", "service"], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "service"], env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert ended.returncode == 2
     assert "CUKILN_API_KEY" in ended.stderr and "Traceback" not in ended.stderr
@@ -99,7 +99,7 @@ def test_the_api_alone_says_in_one_sentence_that_its_database_is_none(tmp_path: 
         env=child_environment(load_settings(data_dir=tmp_path)),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert ended.returncode == 2
@@ -120,7 +120,7 @@ def test_the_api_alone_migrates_its_database_and_ends_on_a_signal(tmp_path: Path
             assert httpx.get(f"{url}/v1/jobs", trust_env=False).json() == {"jobs": [], "next_cursor": None}
         finally:
             process.terminate()
-        assert process.wait(30) in (0, -signal.SIGTERM)
+        assert process.wait(240) in (0, -signal.SIGTERM)
 
 
 def answers(url: str) -> bool:

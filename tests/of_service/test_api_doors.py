@@ -254,7 +254,7 @@ def test_a_probe_is_answered_while_every_thread_is_busy(api: Api, monkeypatch: p
 
     monkeypatch.setattr(jobs, "list_jobs", slow_list)
     with ThreadPoolExecutor(60) as pool:
-        calls = [pool.submit(httpx.get, f"{api.url}/v1/jobs", timeout=60, trust_env=False) for _ in range(60)]
+        calls = [pool.submit(httpx.get, f"{api.url}/v1/jobs", timeout=240, trust_env=False) for _ in range(60)]
         for _ in range(40):  # anyio's threads
             assert entered.acquire(timeout=30)
         try:

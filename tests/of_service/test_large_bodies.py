@@ -57,7 +57,7 @@ def running_api(folder: Path, **more: Any) -> Iterator[RunningApi]:
     url = f"http://127.0.0.1:{settings.port}"
     try:
         wait_for(lambda: answers("127.0.0.1", settings.port), what="the API")
-        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
+        with httpx.Client(base_url=url, timeout=240, trust_env=False) as client:
             yield RunningApi(settings, process, client)
     finally:
         process.kill()
@@ -118,7 +118,7 @@ def test_a_body_of_unknown_length_is_read(shared: RunningApi) -> None:
 
 
 def raw(api: RunningApi) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", api.settings.port), timeout=60)
+    return socket.create_connection(("127.0.0.1", api.settings.port), timeout=240)
 
 
 def head(length: str, path: str = "/v1/lookups") -> bytes:
@@ -200,7 +200,7 @@ def test_wrong_keys_are_counted_together_whatever_the_size_of_the_body(tmp_path:
         right = {**JSON, "Authorization": f"Bearer {operator}"}
         assert api.client.post("/v1/lookups", content=large(PROBLEM), headers=right).status_code == 429
         with httpx.Client(
-            base_url=api.client.base_url, transport=httpx.HTTPTransport(local_address="127.0.0.9"), timeout=60
+            base_url=api.client.base_url, transport=httpx.HTTPTransport(local_address="127.0.0.9"), timeout=240
         ) as other:
             assert other.post("/v1/lookups", content=large(PROBLEM), headers=right).status_code == 200
             none = other.post("/v1/lookups", content=large(PROBLEM), headers=JSON)

@@ -64,7 +64,7 @@ def job(service: str) -> str:
     with cukiln.Client(service) as client:
         done = client.wait(client.submit(REQUEST), timeout=240)
         assert done.state == "done"
-        assert client.wait(client.submit(REQUEST), timeout=60).cached
+        assert client.wait(client.submit(REQUEST), timeout=240).cached
     return done.job
 
 

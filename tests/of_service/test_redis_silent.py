@@ -122,10 +122,10 @@ def test_work_goes_on_without_wake_ups(
     fault: Any,
 ) -> None:
     worker = queue_world.start("plan")
-    wait_for(lambda: wake_ups.live_workers(queue_world.redis), 60.0, "a worker")
+    wait_for(lambda: wake_ups.live_workers(queue_world.redis), what="a worker")
     with fault(valkey):
         queue_world.add("quick", "quick_1", "quick_2", wake_up=False)
-        wait_for(lambda: len(queue_world.journal("end")) == 3, 60.0, "the items")
+        wait_for(lambda: len(queue_world.journal("end")) == 3, what="the items")
     assert worker.poll() is None
     assert len(queue_world.journal("start")) == 3
 

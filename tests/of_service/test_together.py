@@ -127,7 +127,7 @@ def at_once(api: Api, begin: threading.Event, bodies: Sequence[dict[str, Any]]) 
     """The answers to bodies, all but the first of which are one batch."""
     submissions = api.server.config.app.state.submissions  # type: ignore[union-attr]
     with ThreadPoolExecutor(len(bodies)) as callers:
-        asked = [callers.submit(httpx.post, f"{api.url}/v1/jobs", json=body, timeout=60) for body in bodies]
+        asked = [callers.submit(httpx.post, f"{api.url}/v1/jobs", json=body, timeout=240) for body in bodies]
         while len(submissions._waiting) < len(bodies) - 1:
             time.sleep(0.01)
         begin.set()

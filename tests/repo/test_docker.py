@@ -111,7 +111,7 @@ def test_every_command_starts_as_far_as_its_settings(place: str, command: list[s
     assert command[:2] == ["python", "-m"], place
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}", "CUKILN_PORT": "none"}
     done = subprocess.run(
-        [sys.executable, *command[1:]], env=environment, capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, *command[1:]], env=environment, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode != 0
     assert "CUKILN_PORT" in done.stderr

@@ -123,7 +123,7 @@ def test_the_readme_names_every_example() -> None:
 def run(command: list[str], service: ScriptedService, tmp_path: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "CUKILN_URL": service.url, "XDG_CACHE_HOME": str(tmp_path)}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "client"), os.environ.get("PYTHONPATH", "")])
-    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
 
 
 def test_use_winner_without_a_winner_says_what_to_run(scripted: ScriptedService, tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.support.run.again_alone import may_run_again
 from tests.support.run.longest_first import LONGEST
 from tests.support.run.places import ROOT
 
@@ -428,3 +429,17 @@ def test_the_hooks_run_out_of_the_environment_without_the_network() -> None:
         program = Path(hook["entry"].split()[0])
         assert program.parent == Path(".venv/bin")
         assert (Path(sys.executable).parent / program.name).exists()
+
+
+@pytest.mark.parametrize(
+    ("failed", "again"),
+    [
+        (["tests/integration/test_serve.py::test_a", "tests/integration/test_faults.py::test_b[1]"], True),
+        ([], False),
+        (["tests/integration/test_serve.py"], False),  # it could not be imported
+        (["tests/integration/test_serve.py::test_a", "tests/repo/test_repo.py::test_b"], False),
+        ([f"tests/integration/test_serve.py::test_{number}" for number in range(4)], False),
+    ],
+)
+def test_only_a_few_tests_of_whole_services_get_a_second_run(failed: list[str], again: bool) -> None:
+    assert may_run_again(failed) is again

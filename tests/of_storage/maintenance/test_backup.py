@@ -87,7 +87,7 @@ def test_a_service_that_is_backed_up_while_jobs_run_is_restored_with_winners_and
         for digest in record.front[0].blobs:
             assert hashlib.sha256(client.blob(digest)).hexdigest() == digest
         assert client.wait(under_way.job, timeout=240).state == "done"
-        assert client.tune([FIRST], search=search, timeout=60).cached
+        assert client.tune([FIRST], search=search, timeout=240).cached
 
 
 def test_writers_continue_while_a_backup_is_made_and_it_holds_every_blob_that_it_names(

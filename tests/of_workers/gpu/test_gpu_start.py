@@ -88,7 +88,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     (folder / "table.cpp").write_text(TABLE)
     command = ["g++", "-shared", "-fPIC", "-O1", "table.cpp", "-o", "table.so", *LINK_FLAGS]
     command.append("-Wl,-z,pack-relative-relocs")
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
     if done.returncode:
         pytest.skip(f"g++ here packs no relocations: {done.stderr[-200:]}")
     library = Path(folder, "table.so").read_bytes()

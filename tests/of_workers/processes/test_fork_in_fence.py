@@ -188,7 +188,7 @@ def test_no_process_survives_the_one_that_is_killed(tmp_path: Path, killed: str)
     assert process.stdout is not None
     try:
         worker_child, server = map(int, process.stdout.readline().split())
-        wait_for(lambda: running_with(f"sleep\0{marker}"), 30.0, "the grandchild")
+        wait_for(lambda: running_with(f"sleep\0{marker}"), what="the grandchild")
         tree = psutil.Process(server).children(recursive=True)
         assert len(tree) == 4  # the leader, process 1, the child, what it started
         os.kill({"worker child": worker_child, "server": server, "worker": process.pid}[killed], signal.SIGKILL)

@@ -186,7 +186,7 @@ def test_the_mark_and_the_listener_would_notice(target: Target) -> None:
 
 
 def runs_again(world: QueueWorld, ref: str) -> None:
-    wait_for(lambda: world.journal("end", ref), 10.0, f"{ref} to be run again\n{world.logs()}")
+    wait_for(lambda: world.journal("end", ref), what=f"{ref} to be run again\n{world.logs()}")
     assert [entry.attempt for entry in world.journal("start", ref)] == [1, 2]
     assert not world.journal("TWICE")
 
