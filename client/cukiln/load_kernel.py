@@ -85,7 +85,7 @@ class Kernel:
         Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, and `DeviceError`.
         """
         numbers = self._numbers(attributes, scalars)
-        run, more = (self._run, ()) if transformed is None else (self._function("run_transformed"), (transformed,))
+        run, more = (self._run, ()) if transformed is None else (self.function("run_transformed"), (transformed,))
         like = tensors[0] if tensors else None
         try:
             if stream is not None:
@@ -103,7 +103,7 @@ class Kernel:
 
     def transformed_bytes(self, *tensors: Any) -> int:
         """Bytes that `transform` writes for these operands. Raises `UsageError` where the library has no transform."""
-        return int(self._function("transformed_bytes")(*tensors))
+        return int(self.function("transformed_bytes")(*tensors))
 
     def transform(
         self,
@@ -116,7 +116,7 @@ class Kernel:
         to `transformed`, a GPU tensor of `transformed_bytes` bytes or its address, for any number of calls; returns
         when it is queued. `tensors`: as of a call; the others are not read. Raises what a call does, and
         `UsageError`."""
-        transform, numbers = self._function("transform"), self._numbers(attributes, None)
+        transform, numbers = self.function("transform"), self._numbers(attributes, None)
         try:
             if stream is not None:
                 tensors = tuple(map(_own_tensor, tensors))
@@ -134,7 +134,8 @@ class Kernel:
             scalars = tuple(launch.scalars) if launch else ()
         return (*attributes, *scalars)
 
-    def _function(self, name: str) -> Any:
+    def function(self, name: str) -> Any:
+        """An entry point of the library; raises `UsageError` where it has none of the name."""
         try:
             return self._module.get_function(name)
         except AttributeError as error:

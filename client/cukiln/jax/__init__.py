@@ -7,10 +7,10 @@ cj.configure(on_miss="tune")  # the service is found as `cukiln.Client` finds it
 y = jax.jit(lambda x, w, b: cj.matmul(x, w, bias=b, activation="gelu"))(x, w, b)
 ```
 
-While a function is traced, the winner of each call's problem is looked up, within the client's lookup budget. Where there is
-one, and it is faster than the vendor's library where that was measured, the compiled program calls its kernel; else XLA
-computes the call. A program that was compiled before its problems were tuned keeps XLA's way: `jax.clear_caches()` has it
-traced again. Reverse-mode gradients are there, forward mode is not.
+While a function is traced, the winner of each call's problem is looked up, within the client's lookup budget. Where
+there is one, and the vendor's library was not faster, the compiled program calls its kernel; else XLA computes the call.
+A program that was compiled before its problems were tuned keeps XLA's way: `jax.clear_caches()` has it traced again.
+Reverse-mode gradients are there, forward mode is not.
 """
 
 from cukiln.jax.attention import attention

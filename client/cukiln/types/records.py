@@ -131,6 +131,12 @@ class WinnerRecord(Answer):
     searches: list[dict[str, Any]]
     updated_at: float
 
+    @property
+    def vendor_won(self) -> bool:
+        """Whether the vendor's library was faster than `front[0]` where both were measured."""
+        first = self.front[0].measured_us
+        return self.vendor is not None and first is not None and self.vendor.median_us < first
+
     def usable(self, workspace_limit_bytes: int | None = None, deterministic: bool = False) -> list[FrontEntry]:
         """The kernels within the limit (null: any) that, if asked for, give the same bits in every run."""
         return [

@@ -1,0 +1,186 @@
+"""`conv2d` with bias and activation in one kernel, and its gradients by kernels of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from cukiln.errors import UsageError
+from cukiln.jax.operation import Arrays, Operation, apply, as_arrays, dtype_of
+from cukiln.jax.product import Activation, activated, check_activation
+
+Pair = tuple[int, int]
+Padding = tuple[Pair, Pair]
+_AXES = {"nhwc": ("NHWC", "OHWI", "NHWC"), "nchw": ("NCHW", "OIHW", "NCHW")}
+
+
+def conv2d(
+    x: Any,
+    w: Any,
+    *,
+    bias: Any = None,
+    activation: Activation | None = None,
+    stride: int | Pair = 1,
+    padding: int | Pair | Padding = 0,
+    dilation: int | Pair = 1,
+    groups: int = 1,
+    layout: Literal["nhwc", "nchw"] = "nhwc",
+) -> jax.Array:
+    """activation(x * w + bias). `x`: (n, h, w, c), `w`: (k, r, s, c / groups); with `layout` `nchw` (n, c, h, w) and
+    (k, c / groups, r, s); `bias`: (k,). `padding`: zeros on all sides, (along h, along w), or ((top, bottom),
+    (left, right)). The answer has x's layout and dtype; sums are fp32.
+    """
+    check_activation(activation)
+    if layout not in _AXES:
+        raise UsageError(f"layout is {layout!r}; allowed: {', '.join(map(repr, _AXES))}")
+    x, w = as_arrays(x, w)
+    if x.ndim != 4 or w.ndim != 4:
+        raise UsageError(f"x is {x.shape} and w {w.shape}; both have four axes")
+    geometry = Geometry(_pair(stride), _sides(padding), _pair(dilation), groups, layout)
+    return apply(Conv2d(geometry, activation, bias is not None), x, w, *(() if bias is None else as_arrays(bias)))
+
+
+@dataclass(frozen=True)
+class Geometry:
+    stride: Pair
+    padding: Padding
+    dilation: Pair
+    groups: int
+    layout: str
+
+    def problem(self, operator: str, x: tuple[int, ...], w: tuple[int, ...], dtype: str) -> dict[str, Any]:
+        (n, height, width, c), (k, r, s) = (
+            (x, w[:3])
+            if self.layout == "nhwc"
+            else (
+                (x[0], *x[2:], x[1]),
+                (w[0], *w[2:]),
+            )
+        )
+        extents = {"n": n, "h": height, "w": width, "c": c, "k": k, "r": r, "s": s}
+        settings = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+        return {
+            "operator": operator,
+            **extents,
+            **settings,
+            "groups": self.groups,
+            "layout": self.layout,
+            "dtype": dtype,
+        }
+
+    def convolve(self, x: jax.Array, w: jax.Array) -> jax.Array:
+        """By XLA."""
+        wide = jnp.promote_types(jnp.result_type(x, w), jnp.float32)
+        out: jax.Array = jax.lax.conv_general_dilated(
+            x.astype(wide),
+            w.astype(wide),
+            self.stride,
+            self.padding,
+            rhs_dilation=self.dilation,
+            dimension_numbers=_AXES[self.layout],
+            feature_group_count=self.groups,
+            precision=jax.lax.Precision.HIGHEST,
+        )
+        return out
+
+
+@dataclass(frozen=True)
+class Conv2d(Operation):
+    geometry: Geometry
+    activation: str | None = None
+    bias: bool = False
+
+    def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
+        dtype = dtype_of(*arrays)
+        if dtype is None:
+            return None
+        nodes = [{"op": "bias"}] if self.bias else []
+        nodes += [] if self.activation is None else [{"op": self.activation}]
+        problem = self.geometry.problem("conv2d", arrays[0].shape, arrays[1].shape, dtype)
+        return {**problem, "epilogue": nodes}
+
+    def xla(self, *arrays: jax.Array) -> jax.Array:
+        out = self.geometry.convolve(arrays[0], arrays[1])
+        if self.bias:
+            bias = arrays[2].astype(out.dtype)
+            out = out + (bias if self.geometry.layout == "nhwc" else bias[:, None, None])
+        return activated(self.activation, out).astype(arrays[0].dtype)
+
+    def batched(self, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
+        return _images_together(self, size, batched, arrays)
+
+    def gradients(self, cotangent: jax.Array, arrays: Arrays) -> Sequence[jax.Array]:
+        x, w, *bias = arrays
+        if self.activation is not None:
+            before = apply(replace(self, activation=None), *arrays)
+            (cotangent,) = jax.vjp(lambda out: activated(self.activation, out), before)[1](cotangent)
+        of_x = apply(ImageGradient(self.geometry, x.shape), cotangent, w)
+        of_w = apply(FilterGradient(self.geometry, w.shape), cotangent, x)
+        axes = (0, 1, 2) if self.geometry.layout == "nhwc" else (0, 2, 3)
+        sums = [cotangent.sum(axes, dtype=jnp.float32).astype(bias[0].dtype)] if bias else []
+        return [of_x, of_w, *sums]
+
+
+@dataclass(frozen=True)
+class ImageGradient(Operation):
+    """Of dy and w."""
+
+    geometry: Geometry
+    image: tuple[int, ...]
+
+    def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
+        dtype = dtype_of(*arrays)
+        if dtype is None:
+            return None
+        return self.geometry.problem("conv2d_dgrad", (arrays[0].shape[0], *self.image[1:]), arrays[1].shape, dtype)
+
+    def xla(self, *arrays: jax.Array) -> jax.Array:
+        dy, w = arrays
+        image = jax.ShapeDtypeStruct((dy.shape[0], *self.image[1:]), jnp.promote_types(dy.dtype, jnp.float32))
+        pull = jax.linear_transpose(lambda x: self.geometry.convolve(x, w), image)
+        return jnp.asarray(pull(dy.astype(image.dtype))[0]).astype(dy.dtype)
+
+    def batched(self, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
+        return _images_together(self, size, batched, arrays)
+
+
+@dataclass(frozen=True)
+class FilterGradient(Operation):
+    """Of dy and x."""
+
+    geometry: Geometry
+    filters: tuple[int, ...]
+
+    def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
+        dtype = dtype_of(*arrays)
+        if dtype is None:
+            return None
+        return self.geometry.problem("conv2d_wgrad", arrays[1].shape, self.filters, dtype)
+
+    def xla(self, *arrays: jax.Array) -> jax.Array:
+        dy, x = arrays
+        filters = jax.ShapeDtypeStruct(self.filters, jnp.promote_types(dy.dtype, jnp.float32))
+        pull = jax.linear_transpose(lambda w: self.geometry.convolve(x, w), filters)
+        return jnp.asarray(pull(dy.astype(filters.dtype))[0]).astype(dy.dtype)
+
+
+def _images_together(operation: Operation, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
+    """Mapped images are more images; with mapped filters it is XLA's."""
+    if any(batched[1:]):
+        return Operation.batched(operation, size, batched, arrays)
+    images = arrays[0]
+    answer = apply(operation, images.reshape(-1, *images.shape[2:]), *arrays[1:])
+    return answer.reshape(size, -1, *answer.shape[1:])
+
+
+def _pair(value: int | Pair) -> Pair:
+    return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
+
+
+def _sides(padding: int | Pair | Padding) -> Padding:
+    along_h, along_w = (padding, padding) if isinstance(padding, int) else padding
+    return _pair(along_h), _pair(along_w)

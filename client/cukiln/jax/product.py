@@ -1,0 +1,160 @@
+"""`matmul`: products of matrices with bias and activation in one kernel, and their gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from cukiln.errors import UsageError
+from cukiln.jax.operation import Arrays, Operation, apply, as_arrays, dtype_of
+
+ACTIVATIONS = {
+    "relu": jax.nn.relu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "silu": jax.nn.silu,
+    "tanh": jnp.tanh,
+    "sigmoid": jax.nn.sigmoid,
+}
+Activation = Literal["relu", "gelu", "silu", "tanh", "sigmoid"]
+Layout = Literal["nn", "nt", "tn", "tt"]
+_FLIPPED = {"n": "t", "t": "n"}
+
+
+def activated(activation: str | None, x: jax.Array) -> jax.Array:
+    return x if activation is None else ACTIVATIONS[activation](x)
+
+
+def check_activation(activation: str | None) -> None:
+    if activation is not None and activation not in ACTIVATIONS:
+        raise UsageError(f"activation is {activation!r}; allowed: None, {', '.join(map(repr, ACTIVATIONS))}")
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    *,
+    bias: Any = None,
+    activation: Activation | None = None,
+    layout: Layout = "nn",
+    allow_tf32: bool = False,
+) -> jax.Array:
+    """activation(a · b + bias). `a`: (…, m, k), by layout's first letter `t` (…, k, m); `b`: (…, k, n), `t`: (…, n, k),
+    or two-dimensional for all; `bias`: (n,). The answer is (…, m, n) of the inputs' dtype, summed in fp32.
+    `allow_tf32`: float32 may be multiplied with the 10 bits that tensor cores have.
+    """
+    if len(layout) != 2 or set(layout) - {"n", "t"}:
+        raise UsageError(f"layout is {layout!r}; allowed: 'nn', 'nt', 'tn', 'tt'")
+    check_activation(activation)
+    a, b = as_arrays(a, b)
+    product = Product(layout, activation, bias is not None, allow_tf32)
+    product.shapes(a, b)
+    return apply(product, a, b, *(() if bias is None else as_arrays(bias)))
+
+
+@dataclass(frozen=True)
+class Product(Operation):
+    layout: str
+    activation: str | None = None
+    bias: bool = False
+    allow_tf32: bool = False
+
+    def shapes(self, a: jax.Array, b: jax.Array) -> tuple[tuple[int, ...], int, int, int]:
+        """Batch, m, n and k. Raises `UsageError`."""
+        if a.ndim < 2 or b.ndim < 2:
+            raise UsageError(f"a is {a.shape} and b {b.shape}; matrices have at least two axes")
+        m, k = a.shape[-2:] if self.layout[0] == "n" else a.shape[:-3:-1]
+        of_b, n = b.shape[-2:] if self.layout[1] == "n" else b.shape[:-3:-1]
+        batch_a, batch_b = a.shape[:-2], b.shape[:-2]
+        if of_b != k or (batch_a and batch_b and batch_a != batch_b):
+            raise UsageError(f"a of {a.shape} and b of {b.shape} cannot be multiplied with layout {self.layout!r}")
+        return batch_a or batch_b, m, n, k
+
+    def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
+        dtype = dtype_of(*arrays)
+        if dtype is None:
+            return None
+        a, b = arrays[:2]
+        batch, m, n, k = self.shapes(a, b)
+        count = math.prod(batch)
+        problem: dict[str, Any] = {
+            "operator": "matmul",
+            "layout": self.layout,
+            "dtype": dtype,
+            "allow_tf32": self.allow_tf32,
+            "epilogue": self._epilogue(),
+        }
+        if b.ndim == 2 and self.layout[0] == "n":  # one matrix with the rows of all
+            return {**problem, "m": count * m, "n": n, "k": k}
+        shared = {f"stride_{name}": 0 for name, x in (("a", a), ("b", b)) if x.ndim == 2 and count > 1}
+        return {**problem, "m": m, "n": n, "k": k, "batch": count, **shared}
+
+    def _epilogue(self) -> list[dict[str, str]]:
+        bias = [{"op": "bias"}] if self.bias else []
+        return bias + ([] if self.activation is None else [{"op": self.activation}])
+
+    def xla(self, *arrays: jax.Array) -> jax.Array:
+        a, b = arrays[:2]
+        a = a if self.layout[0] == "n" else jnp.swapaxes(a, -1, -2)
+        b = b if self.layout[1] == "n" else jnp.swapaxes(b, -1, -2)
+        precision = None if self.allow_tf32 else jax.lax.Precision.HIGHEST
+        dtype = jnp.result_type(a, b)
+        wide = jnp.float32 if dtype in (jnp.float16, jnp.bfloat16) else dtype
+        out = jnp.matmul(a, b, precision=precision, preferred_element_type=wide)
+        if self.bias:
+            out = out + arrays[2].astype(wide)
+        return activated(self.activation, out).astype(dtype)
+
+    def batched(self, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
+        a, b, *rest = arrays
+        if any(batched[2:]):  # a bias for each: behind the product
+            plain = apply(replace(self, activation=None, bias=False), *self._together(size, batched, a, b))
+            bias = rest[0].reshape(size, *(1,) * (plain.ndim - 2), rest[0].shape[-1])
+            return activated(self.activation, plain + bias)
+        return apply(self, *self._together(size, batched, a, b), *rest)
+
+    def _together(self, size: int, batched: Sequence[bool], a: jax.Array, b: jax.Array) -> list[jax.Array]:
+        """Both with equal axes before the matrix, the mapped one first; a matrix that all share stays as it is."""
+        pairs = list(zip((a, b), batched, strict=False))
+        batch = max(x.shape[1:-2] if mapped else x.shape[:-2] for x, mapped in pairs)
+        return [x if x.ndim == 2 and not mapped else _mapped(x, mapped, (size, *batch)) for x, mapped in pairs]
+
+    def gradients(self, cotangent: jax.Array, arrays: Arrays) -> Sequence[jax.Array]:
+        a, b, *bias = arrays
+        if self.activation is not None:
+            before = apply(replace(self, activation=None), *arrays)
+            (cotangent,) = jax.vjp(lambda x: activated(self.activation, x), before)[1](cotangent)
+        of_a = self._of_a(cotangent, b)
+        if b.ndim == 2 and self.layout[0] == "n":  # its sum over the batch is part of one product
+            of_b = self._of_b(a.reshape(-1, a.shape[-1]), cotangent.reshape(-1, cotangent.shape[-1]))
+        else:
+            of_b = self._of_b(a, cotangent)
+        sums = [_summed(cotangent, bias[0])] if bias else []
+        return [_summed(of_a, a), _summed(of_b, b), *sums]
+
+    def _of_a(self, cotangent: jax.Array, b: jax.Array) -> jax.Array:
+        if self.layout[0] == "n":  # da = dc · bᵀ
+            return apply(Product(f"n{_FLIPPED[self.layout[1]]}", allow_tf32=self.allow_tf32), cotangent, b)
+        return apply(Product(f"{self.layout[1]}t", allow_tf32=self.allow_tf32), b, cotangent)  # daᵀ = b · dcᵀ
+
+    def _of_b(self, a: jax.Array, cotangent: jax.Array) -> jax.Array:
+        if self.layout[1] == "n":  # db = aᵀ · dc
+            return apply(Product(f"{_FLIPPED[self.layout[0]]}n", allow_tf32=self.allow_tf32), a, cotangent)
+        return apply(Product(f"t{self.layout[0]}", allow_tf32=self.allow_tf32), cotangent, a)  # dbᵀ = dcᵀ · a
+
+
+def _mapped(x: jax.Array, mapped: bool, batch: tuple[int, ...]) -> jax.Array:
+    """Matrices for each index of `batch`, whose first axis is the mapped one."""
+    x = x if mapped else x[None]
+    lacking = len(batch) + 2 - x.ndim
+    return jnp.broadcast_to(x.reshape(x.shape[0], *(1,) * lacking, *x.shape[1:]), (*batch, *x.shape[-2:]))
+
+
+def _summed(x: jax.Array, like: jax.Array) -> jax.Array:
+    """Over the axes that broadcasting made, as many as `like` lacks."""
+    axes = tuple(range(x.ndim - like.ndim))
+    return x.sum(axes, dtype=jnp.float32).astype(like.dtype) if axes else x.astype(like.dtype)

@@ -1,0 +1,174 @@
+"""Functions of rows and of elements: softmax, the norms, reductions, masked activations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from cukiln.errors import UsageError
+from cukiln.jax.operation import Arrays, Operation, apply, as_arrays, dtype_of
+
+Fn = Literal["sum", "mean", "max", "min"]
+_FOLDS: Mapping[str, Any] = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}
+
+
+def softmax(x: Any) -> jax.Array:
+    """Along the last axis."""
+    (x,) = as_arrays(x)
+    return apply(Softmax(), x)
+
+
+def layer_norm(x: Any, scale: Any = None, shift: Any = None, *, epsilon: float = 1e-5) -> jax.Array:
+    """(x − mean) / √(variance + epsilon) · scale + shift, along the last axis; `scale` and `shift`: vectors of its
+    length, of x's dtype."""
+    return _norm("layer_norm", x, scale, shift, epsilon)
+
+
+def rms_norm(x: Any, scale: Any = None, shift: Any = None, *, epsilon: float = 1e-6) -> jax.Array:
+    """x / √(mean of x² + epsilon) · scale + shift, along the last axis, as `layer_norm`."""
+    return _norm("rms_norm", x, scale, shift, epsilon)
+
+
+def _norm(operator: str, x: Any, scale: Any, shift: Any, epsilon: float) -> jax.Array:
+    vectors = [vector for vector in (scale, shift) if vector is not None]
+    return apply(Norm(operator, scale is not None, shift is not None, epsilon), *as_arrays(x, *vectors))
+
+
+def reduce(x: Any, axes: int | Sequence[int], fn: Fn = "sum") -> jax.Array:
+    """`fn` over `axes`, which the answer does not have; folded in fp32."""
+    if fn not in _FOLDS:
+        raise UsageError(f"fn is {fn!r}; allowed: {', '.join(map(repr, _FOLDS))}")
+    (x,) = as_arrays(x)
+    axes = (axes,) if isinstance(axes, int) else tuple(axes)
+    if not axes or any(not -x.ndim <= axis < x.ndim for axis in axes):
+        raise UsageError(f"axes are {axes}; allowed: at least one of {-x.ndim} to {x.ndim - 1}")
+    return apply(Reduce(tuple(sorted({axis % x.ndim for axis in axes})), fn), x)
+
+
+def masked_activation(x: Any, mask: Any, *, where_set: str = "relu", where_clear: str = "identity") -> jax.Array:
+    """The function `where_set` of x where the mask, bools of x's shape, is set; elsewhere `where_clear`."""
+    for name in (where_set, where_clear):
+        if name not in _FUNCTIONS:
+            raise UsageError(f"{name!r} is no function of a mask; allowed: {', '.join(map(repr, _FUNCTIONS))}")
+    x, mask = as_arrays(x, mask)
+    if mask.shape != x.shape or mask.dtype != jnp.bool_:
+        raise UsageError(f"the mask is {mask.dtype} of {mask.shape}; expected bools of x's {x.shape}")
+    return apply(MaskedActivation(where_set, where_clear), x, mask)
+
+
+class _Rows(Operation):
+    """Of which a mapped x alone is one with more rows."""
+
+    def batched(self, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
+        if any(batched[1:]):
+            return super().batched(size, batched, arrays)
+        return apply(self, *arrays)
+
+
+@dataclass(frozen=True)
+class Softmax(_Rows):
+    def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
+        (x,) = arrays
+        dtype = dtype_of(x)
+        return None if dtype is None or not x.ndim else {"operator": "softmax", "shape": _rows(x), "dtype": dtype}
+
+    def xla(self, *arrays: jax.Array) -> jax.Array:
+        (x,) = arrays
+        return jax.nn.softmax(_wide(x), axis=-1).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class Norm(_Rows):
+    operator: str
+    scale: bool
+    shift: bool
+    epsilon: float
+
+    def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
+        x, *vectors = arrays
+        dtype = dtype_of(*arrays)
+        if dtype is None or not x.ndim or any(vector.shape != x.shape[-1:] for vector in vectors):
+            return None
+        settings = {"scale": self.scale, "shift": self.shift, "epsilon": self.epsilon}
+        return {"operator": self.operator, "shape": _rows(x), "dtype": dtype, **settings}
+
+    def xla(self, *arrays: jax.Array) -> jax.Array:
+        wide = _wide(arrays[0])
+        if self.operator == "layer_norm":
+            wide = wide - wide.mean(-1, keepdims=True)
+        out = wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + self.epsilon)
+        vectors = iter(arrays[1:])
+        if self.scale:
+            out = out * _wide(next(vectors))
+        if self.shift:
+            out = out + _wide(next(vectors))
+        return out.astype(arrays[0].dtype)
+
+
+@dataclass(frozen=True)
+class Reduce(Operation):
+    axes: tuple[int, ...]
+    fn: str
+
+    def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
+        (x,) = arrays
+        dtype = dtype_of(x)
+        if dtype is None or x.ndim > 8:
+            return None
+        return {"operator": "reduce", "shape": list(x.shape), "axes": list(self.axes), "fn": self.fn, "dtype": dtype}
+
+    def xla(self, *arrays: jax.Array) -> jax.Array:
+        (x,) = arrays
+        folded: jax.Array = _FOLDS[self.fn](_wide(x), axis=self.axes)
+        return folded.astype(x.dtype)
+
+    def batched(self, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
+        return apply(replace(self, axes=tuple(axis + 1 for axis in self.axes)), *arrays)
+
+
+@dataclass(frozen=True)
+class MaskedActivation(Operation):
+    where_set: str
+    where_clear: str
+
+    def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
+        x, _ = arrays
+        dtype = dtype_of(x)
+        if dtype is None or not 1 <= x.ndim <= 8:
+            return None
+        functions = {"where_set": {"op": self.where_set}, "where_clear": {"op": self.where_clear}}
+        return {"operator": "masked_activation", "shape": list(x.shape), "dtype": dtype, "mask": "bytes", **functions}
+
+    def xla(self, *arrays: jax.Array) -> jax.Array:
+        x, mask = arrays
+        wide = _wide(x)
+        return jnp.where(mask, _FUNCTIONS[self.where_set](wide), _FUNCTIONS[self.where_clear](wide)).astype(x.dtype)
+
+    def batched(self, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
+        both = [
+            array if mapped else jnp.broadcast_to(array, (size, *array.shape))
+            for array, mapped in zip(arrays, batched, strict=True)
+        ]
+        return apply(self, *both)
+
+
+_FUNCTIONS: Mapping[str, Any] = {
+    "relu": jax.nn.relu,
+    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
+    "silu": jax.nn.silu,
+    "identity": lambda x: x,
+    "square": lambda x: x * x,
+}
+
+
+def _rows(x: jax.Array) -> list[int]:
+    """All rows along one axis: problems that differ in the axes before the last one alone are the same."""
+    return [x.size // x.shape[-1], x.shape[-1]]
+
+
+def _wide(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
