@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from cukiln.errors import UsageError
 from cukiln.jax.operation import Arrays, Operation, apply, as_arrays, dtype_of
-from cukiln.jax.product import Activation, activated, check_activation
+from cukiln.jax.product import Activation, activated, check_activation, check_bias
 
 Pair = tuple[int, int]
 Padding = tuple[Pair, Pair]
@@ -40,8 +40,13 @@ def conv2d(
     x, w = as_arrays(x, w)
     if x.ndim != 4 or w.ndim != 4:
         raise UsageError(f"x is {x.shape} and w {w.shape}; both have four axes")
+    channels = -1 if layout == "nhwc" else 1
+    if w.shape[channels] * groups != x.shape[channels] or w.shape[0] % groups:
+        raise UsageError(f"x of {x.shape} and w of {w.shape} do not fit together with {groups} groups in {layout}")
+    biases = [] if bias is None else as_arrays(bias)
+    check_bias(biases, w.shape[0])
     geometry = Geometry(_pair(stride), _sides(padding), _pair(dilation), groups, layout)
-    return apply(Conv2d(geometry, activation, bias is not None), x, w, *(() if bias is None else as_arrays(bias)))
+    return apply(Conv2d(geometry, activation, bool(biases)), x, w, *biases)
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,11 @@ class Geometry:
             )
         )
         extents = {"n": n, "h": height, "w": width, "c": c, "k": k, "r": r, "s": s}
-        settings = {"stride": self.stride, "padding": self.padding, "dilation": self.dilation}
+        settings = {
+            "stride": [*self.stride],
+            "padding": [[*sides] for sides in self.padding],
+            "dilation": [*self.dilation],
+        }
         return {
             "operator": operator,
             **extents,

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import jax
@@ -12,14 +16,25 @@ import jax_tvm_ffi
 import numpy as np
 
 from cukiln.client import Client
+from cukiln.errors import BadRequest
 from cukiln.gpu import local_target
 from cukiln.load_kernel import Kernel, load
+from cukiln.types import FrontEntry
 
 if TYPE_CHECKING:
     from cukiln.types.problems import Problem
 
 CPU_TARGET = "cpu"
 _BOOLS_AS = {"bool": "uint8"}  # a mask of bytes
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A kernel, and the platform of XLA that it runs on."""
+
+    kernel: Kernel
+    entry: FrontEntry
+    platform: str
 
 
 @dataclass
@@ -29,23 +44,31 @@ class _Kernels:
     client: Client
     target: str | None
     lookup: Mapping[str, Any]
-    _loaded: dict[str, Kernel] = field(default_factory=dict)
+    _loaded: dict[tuple[str, str], Tuned] = field(default_factory=dict)
     _loading: threading.Lock = field(default_factory=threading.Lock)
 
-    def find(self, problem: Mapping[str, Any]) -> Kernel | None:
+    def find(self, problem: Mapping[str, Any]) -> Tuned | None:
         if self.target is None:
             return None
-        (answer,) = self.client.lookup([cast("Problem", problem)], target=self.target, **self.lookup)
+        try:
+            (answer,) = self.client.lookup([cast("Problem", problem)], target=self.target, **self.lookup)
+        except BadRequest as error:
+            warnings.warn(f"XLA computes what the service refuses: {error}", stacklevel=2)
+            return None
         if answer.record is None or answer.record.vendor_won:
             return None
         entry = answer.record.front[0]
+        key = (answer.record.key, entry.so_sha256)  # problems share libraries, and are launched each in its way
         with self._loading:
-            if entry.so_sha256 not in self._loaded:
-                self._loaded[entry.so_sha256] = load(entry, client=self.client)
-        return self._loaded[entry.so_sha256]
+            if key not in self._loaded:
+                self._loaded[key] = Tuned(
+                    load(entry, client=self.client), entry, "cpu" if self.target == CPU_TARGET else "cuda"
+                )
+        return self._loaded[key]
 
 
 _configured: _Kernels | None = None
+_recorded: list[dict[str, Any]] | None = None
 _targets: set[str] = set()  # of XLA, by name
 _registering = threading.Lock()
 
@@ -74,24 +97,39 @@ def configure(
         jax.clear_caches()  # operations of the same arrays are traced again
 
 
-def find(problem: Mapping[str, Any]) -> Kernel | None:
+@contextmanager
+def record(file: Path | str | None = None) -> Iterator[list[dict[str, Any]]]:
+    """The problems of all calls that are traced meanwhile, each once; XLA computes them. At the end they are in `file`,
+    a request that `cukiln tune` takes."""
+    global _recorded
+    jax.clear_caches()
+    problems: list[dict[str, Any]] = []
+    _recorded = problems
+    try:
+        yield problems
+    finally:
+        _recorded = None
+        jax.clear_caches()
+    if file is not None:
+        Path(file).write_text(json.dumps({"problems": problems}, indent=1) + "\n")
+
+
+def find(problem: Mapping[str, Any]) -> Tuned | None:
     """The kernel for the problem; None where none is known, or the vendor's library was faster."""
+    if _recorded is not None:
+        if problem not in _recorded:
+            _recorded.append(dict(problem))
+        return None
     if _configured is None:
         configure()
     assert _configured is not None
     return _configured.find(problem)
 
 
-def platform_of(kernel: Kernel) -> str:
-    """The name of XLA's platform that it runs on."""
-    return "cpu" if _configured is not None and _configured.target == CPU_TARGET else "cuda"
-
-
-def call(kernel: Kernel, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+def call(tuned: Tuned, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     """The outputs of the kernel, called by the compiled program. `arrays`: its inputs, in the record's order, of any
     shape with as many elements as the record says."""
-    assert kernel.entry is not None, "kernels that are found have their entry"
-    launch = kernel.entry.launch
+    launch = tuned.entry.launch
     inputs = [operand for operand in launch.operands if operand.role == "in"]
     outputs = [operand for operand in launch.operands if operand.role == "out"]
     results = [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in outputs]
@@ -99,7 +137,7 @@ def call(kernel: Kernel, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         results.append(jax.ShapeDtypeStruct((launch.workspace_bytes,), "uint8"))
     numbers: list[Any] = [np.int64(value) for value in launch.attributes.values()]
     numbers += [np.float64(value) for value in launch.scalars]
-    name = _register(kernel, len(numbers))
+    name = _register(tuned, len(numbers))
     shaped = [
         array.astype(_BOOLS_AS.get(str(array.dtype), array.dtype)).reshape(operand.shape)
         for array, operand in zip(arrays, inputs, strict=True)
@@ -109,22 +147,19 @@ def call(kernel: Kernel, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
     return tuple(answers[: len(outputs)])
 
 
-def _register(kernel: Kernel, numbers: int) -> str:
+def _register(tuned: Tuned, numbers: int) -> str:
     """The name of its library among XLA's targets. A workspace is one result more, behind the outputs."""
-    assert kernel.entry is not None
-    platform = platform_of(kernel)
-    name = f"cukiln_{kernel.entry.so_sha256}_{platform}"
+    name = f"cukiln_{tuned.entry.so_sha256}_{tuned.platform}"
     with _registering:
         if name not in _targets:
-            if platform != "cpu":
-                for device in jax.local_devices():
-                    kernel.prepare(device.local_hardware_id or 0)  # inside a captured graph no module may be loaded
-            run = ["args", "rets", *(f"attrs.number{place}" for place in range(numbers))]
+            for device in jax.local_devices():
+                if device.platform == "gpu" and tuned.platform == "cuda":
+                    tuned.kernel.prepare(device.local_hardware_id)  # no module may be loaded while a graph is captured
             jax_tvm_ffi.register_ffi_target(
                 name,
-                kernel.function("run"),
-                run,
-                platform="cpu" if platform == "cpu" else "gpu",
+                tuned.kernel.function("run"),
+                ["args", "rets", *(f"attrs.number{place}" for place in range(numbers))],
+                platform="cpu" if tuned.platform == "cpu" else "gpu",
                 allow_cuda_graph=True,
             )
             _targets.add(name)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cukiln.jax.kernels import call, find, platform_of
+from cukiln.jax.kernels import call, find
 
 FLOATS = ("float32", "float16", "bfloat16")
 Arrays = tuple[jax.Array, ...]
@@ -70,15 +70,15 @@ def _function(operation: Operation) -> Any:
 
 def _by_kernel_or_xla(operation: Operation, arrays: Arrays) -> jax.Array:
     problem = operation.problem(*arrays) if all(array.size for array in arrays) else None
-    kernel = None if problem is None else find(problem)
-    if kernel is None:
+    tuned = None if problem is None else find(problem)
+    if tuned is None:
         return operation.xla(*arrays)
 
     def by_kernel(*inputs: jax.Array) -> jax.Array:
-        return operation.result(call(kernel, inputs)[0], *inputs)
+        return operation.result(call(tuned, inputs)[0], *inputs)
 
     # Compiled for another platform, the program has XLA's way.
-    by_platform = {platform_of(kernel): by_kernel}
+    by_platform = {tuned.platform: by_kernel}
     answer: jax.Array = jax.lax.platform_dependent(*arrays, **by_platform, default=operation.xla)
     return answer
 

@@ -52,8 +52,23 @@ def matmul(
     check_activation(activation)
     a, b = as_arrays(a, b)
     product = Product(layout, activation, bias is not None, allow_tf32)
-    product.shapes(a, b)
-    return apply(product, a, b, *(() if bias is None else as_arrays(bias)))
+    biases = [] if bias is None else as_arrays(bias)
+    check_bias(biases, product.shapes(a, b)[2])
+    return multiply(product, a, b, *biases)
+
+
+def check_bias(biases: Sequence[jax.Array], length: int) -> None:
+    for bias in biases:
+        if bias.shape != (length,):
+            raise UsageError(f"the bias is of {bias.shape}; expected ({length},)")
+
+
+def multiply(product: Product, a: jax.Array, b: jax.Array, *bias: jax.Array) -> jax.Array:
+    """The product, of matrices with equal axes before them, or of one for all rows of a."""
+    batch, *_ = product.shapes(a, b)
+    if b.ndim > 2 or product.layout[0] == "t":
+        a, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    return apply(product, a, b, *bias)
 
 
 @dataclass(frozen=True)
@@ -90,8 +105,7 @@ class Product(Operation):
         }
         if b.ndim == 2 and self.layout[0] == "n":  # one matrix with the rows of all
             return {**problem, "m": count * m, "n": n, "k": k}
-        shared = {f"stride_{name}": 0 for name, x in (("a", a), ("b", b)) if x.ndim == 2 and count > 1}
-        return {**problem, "m": m, "n": n, "k": k, "batch": count, **shared}
+        return {**problem, "m": m, "n": n, "k": k, "batch": count}
 
     def _epilogue(self) -> list[dict[str, str]]:
         bias = [{"op": "bias"}] if self.bias else []
@@ -112,10 +126,12 @@ class Product(Operation):
     def batched(self, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
         a, b, *rest = arrays
         if any(batched[2:]):  # a bias for each: behind the product
-            plain = apply(replace(self, activation=None, bias=False), *self._together(size, batched, a, b))
-            bias = rest[0].reshape(size, *(1,) * (plain.ndim - 2), rest[0].shape[-1])
-            return activated(self.activation, plain + bias)
-        return apply(self, *self._together(size, batched, a, b), *rest)
+            plain = replace(self, activation=None, bias=False)
+            mapped = any(batched[:2])
+            out = multiply(plain, *self._together(size, batched, a, b)) if mapped else multiply(plain, a, b)[None]
+            bias = rest[0].reshape(size, *(1,) * (out.ndim - 2), rest[0].shape[-1])
+            return activated(self.activation, (out + bias).astype(jnp.float32)).astype(out.dtype)
+        return multiply(self, *self._together(size, batched, a, b), *rest)
 
     def _together(self, size: int, batched: Sequence[bool], a: jax.Array, b: jax.Array) -> list[jax.Array]:
         """Both with equal axes before the matrix, the mapped one first; a matrix that all share stays as it is."""
@@ -129,22 +145,21 @@ class Product(Operation):
             before = apply(replace(self, activation=None), *arrays)
             (cotangent,) = jax.vjp(lambda x: activated(self.activation, x), before)[1](cotangent)
         of_a = self._of_a(cotangent, b)
-        if b.ndim == 2 and self.layout[0] == "n":  # its sum over the batch is part of one product
-            of_b = self._of_b(a.reshape(-1, a.shape[-1]), cotangent.reshape(-1, cotangent.shape[-1]))
-        else:
-            of_b = self._of_b(a, cotangent)
-        sums = [_summed(cotangent, bias[0])] if bias else []
-        return [_summed(of_a, a), _summed(of_b, b), *sums]
+        rows = (a, cotangent)
+        if b.ndim == 2 and self.layout[0] == "n":  # the sum over the batch is part of one product
+            rows = (a.reshape(-1, a.shape[-1]), cotangent.reshape(-1, cotangent.shape[-1]))
+        sums = [cotangent.sum(range(cotangent.ndim - 1), dtype=jnp.float32).astype(bias[0].dtype)] if bias else []
+        return [of_a, self._of_b(*rows), *sums]
 
     def _of_a(self, cotangent: jax.Array, b: jax.Array) -> jax.Array:
         if self.layout[0] == "n":  # da = dc · bᵀ
-            return apply(Product(f"n{_FLIPPED[self.layout[1]]}", allow_tf32=self.allow_tf32), cotangent, b)
-        return apply(Product(f"{self.layout[1]}t", allow_tf32=self.allow_tf32), b, cotangent)  # daᵀ = b · dcᵀ
+            return multiply(Product(f"n{_FLIPPED[self.layout[1]]}", allow_tf32=self.allow_tf32), cotangent, b)
+        return multiply(Product(f"{self.layout[1]}t", allow_tf32=self.allow_tf32), b, cotangent)  # daᵀ = b · dcᵀ
 
     def _of_b(self, a: jax.Array, cotangent: jax.Array) -> jax.Array:
         if self.layout[1] == "n":  # db = aᵀ · dc
-            return apply(Product(f"{_FLIPPED[self.layout[0]]}n", allow_tf32=self.allow_tf32), a, cotangent)
-        return apply(Product(f"t{self.layout[0]}", allow_tf32=self.allow_tf32), cotangent, a)  # dbᵀ = dcᵀ · a
+            return multiply(Product(f"{_FLIPPED[self.layout[0]]}n", allow_tf32=self.allow_tf32), a, cotangent)
+        return multiply(Product(f"t{self.layout[0]}", allow_tf32=self.allow_tf32), cotangent, a)  # dbᵀ = dcᵀ · a
 
 
 def _mapped(x: jax.Array, mapped: bool, batch: tuple[int, ...]) -> jax.Array:
@@ -152,9 +167,3 @@ def _mapped(x: jax.Array, mapped: bool, batch: tuple[int, ...]) -> jax.Array:
     x = x if mapped else x[None]
     lacking = len(batch) + 2 - x.ndim
     return jnp.broadcast_to(x.reshape(x.shape[0], *(1,) * lacking, *x.shape[1:]), (*batch, *x.shape[-2:]))
-
-
-def _summed(x: jax.Array, like: jax.Array) -> jax.Array:
-    """Over the axes that broadcasting made, as many as `like` lacks."""
-    axes = tuple(range(x.ndim - like.ndim))
-    return x.sum(axes, dtype=jnp.float32).astype(like.dtype) if axes else x.astype(like.dtype)

@@ -1,0 +1,214 @@
+"""`cukiln.jax` beside XLA: kernels of target `cpu` under `jit`, `vmap` and `grad`; what has no kernel is XLA's."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cukiln
+from storage.config.settings import load_settings
+from workers.supervisor.serve import embedded
+
+pytestmark = [
+    pytest.mark.checkout,
+    pytest.mark.skipif(importlib.util.find_spec("jax_tvm_ffi") is None, reason="jax and jax-tvm-ffi are not installed"),
+]
+NAMES = (
+    "dense",
+    "its gradients",
+    "a batch",
+    "a matrix for all",
+    "gradients of a matrix for all",
+    "transposed",
+    "gradients of transposed",
+    "mapped rows",
+    "mapped matrices",
+    "mapped, one side",
+    "mapped twice",
+    "mapped biases",
+    "mapped gradients",
+    "convolution",
+    "gradients of a convolution",
+    "mapped images",
+    "softmax",
+    "its gradient",
+    "layer_norm",
+    "gradients of layer_norm",
+    "rms_norm",
+    "reduce",
+    "mapped reduce",
+    "masked_activation",
+    "attention",
+    "gradients of attention",
+)
+LEAST = {"level": 0, "limit": 1}
+SPLIT = {"schedules": [{"tile_m": 32, "tile_n": 32, "tile_k": 8, "split": "workspace", "split_k": 2}]}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cukiln.Client]:
+    """All problems of the cases are tuned for the CPU in one job; another has one for sm_80."""
+    import jax
+
+    import cukiln.jax as cj
+    from tests.of_client.jax.cases import CASES
+
+    data = tmp_path_factory.mktemp("jax")
+    with cj.record(data / "request.json") as problems:
+        for function, arrays in CASES.values():
+            jax.jit(function).lower(*arrays)
+    assert json.loads((data / "request.json").read_text()) == {"problems": problems}
+    settings = load_settings(data_dir=data, port=0, workers=2)
+    with embedded(settings) as running, cukiln.Client(running.url, cache_dir=data / "client") as client:
+        problems += [{"operator": "softmax", "shape": [3, 8], "dtype": "float32", "target": "sm_80"}]
+        job = client.tune(problems, target="cpu", search=LEAST, timeout=240)
+        assert [problem.error for problem in job.problems if problem.state != "done"] == []
+        yield client
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The kernels that traces took."""
+    from cukiln.jax import kernels, operation
+
+    taken: list[Any] = []
+
+    def noted(tuned: Any, arrays: Any) -> Any:
+        taken.append(tuned)
+        return kernels.call(tuned, arrays)
+
+    monkeypatch.setattr(operation, "call", noted)
+    return taken
+
+
+def test_every_case_is_named() -> None:
+    from tests.of_client.jax.cases import CASES
+
+    assert tuple(CASES) == NAMES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_kernels_compute_what_xla_does(name: str, client: cukiln.Client, called: list[Any]) -> None:
+    import jax
+
+    import cukiln.jax as cj
+    from tests.of_client.jax.cases import CASES
+
+    function, arrays = CASES[name]
+    with cj.record():
+        by_xla = jax.jit(function)(*arrays)
+    assert called == []
+    cj.configure(client, target="cpu")
+    by_kernels = jax.jit(function)(*arrays)
+    assert called, "no kernel was found"
+    for ours, theirs in zip(jax.tree.leaves(by_kernels), jax.tree.leaves(by_xla), strict=True):
+        assert (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
+        loose = 2e-2 if ours.dtype == np.float16 else 2e-5
+        np.testing.assert_allclose(np.float32(ours), np.float32(theirs), rtol=loose, atol=loose)
+
+
+def test_a_workspace_comes_from_xla(client: cukiln.Client, called: list[Any]) -> None:
+    import jax
+
+    import cukiln.jax as cj
+
+    problem: cukiln.Problem = {"operator": "matmul", "m": 16, "n": 16, "k": 64}
+    job = client.tune([{**problem, "search": SPLIT}], target="cpu", timeout=240)
+    assert job.problems[0].state == "done", job.problems[0]
+    cj.configure(client, target="cpu")
+    a, b = np.random.default_rng(3).standard_normal((2, 16, 64), np.float32)
+    np.testing.assert_allclose(jax.jit(cj.matmul)(a, b.T), a @ b.T, rtol=1e-5, atol=1e-5)
+    assert called[0].entry.launch.workspace_bytes > 0
+
+
+def test_a_program_for_another_platform_than_the_kernel_has_xlas_way(client: cukiln.Client, called: list[Any]) -> None:
+    import jax
+
+    import cukiln.jax as cj
+
+    cj.configure(client, target="sm_80")
+    x = np.random.default_rng(3).standard_normal((3, 8), np.float32)
+    np.testing.assert_allclose(jax.jit(cj.softmax)(x), jax.nn.softmax(x), rtol=1e-6)
+    assert [tuned.platform for tuned in called] == ["cuda"]
+
+
+def test_without_a_service_or_a_target_xla_computes(tmp_path: Path, called: list[Any]) -> None:
+    import jax
+
+    import cukiln.jax as cj
+
+    x = np.random.default_rng(3).standard_normal((3, 9), np.float32)
+    for client, target in (
+        (cukiln.Client("http://127.0.0.1:9", cache_dir=tmp_path), "cpu"),
+        (cukiln.Client("http://127.0.0.1:9", cache_dir=tmp_path), None),
+    ):
+        cj.configure(client, target=target)
+        np.testing.assert_allclose(jax.jit(cj.softmax)(x), jax.nn.softmax(x), rtol=1e-6)
+    assert called == []
+
+
+def test_what_the_service_refuses_is_xlas_with_a_warning(client: cukiln.Client) -> None:
+    import jax
+
+    import cukiln.jax as cj
+
+    cj.configure(client, target="cpu")
+    q = jax.numpy.ones((1, 2, 1, 2), "float16")  # heads of fewer than 4 elements
+    with pytest.warns(UserWarning, match="XLA computes what the service refuses: .*head_dim_qk"):
+        out = cj.attention(q, q, q)
+    np.testing.assert_array_equal(np.float32(out), 1.0)
+
+
+def test_a_query_that_sees_no_key_gives_zeros() -> None:
+    import jax
+
+    import cukiln.jax as cj
+
+    q, k = jax.numpy.ones((1, 3, 1, 8), "float32"), jax.numpy.ones((1, 1, 1, 8), "float32")
+    np.testing.assert_array_equal(cj.attention(q, k, k, causal=True)[0, :, 0, 0], [0, 0, 1])
+
+
+def test_a_miss_is_queued_where_that_is_asked_for(client: cukiln.Client, called: list[Any]) -> None:
+    import jax
+
+    import cukiln.jax as cj
+
+    cj.configure(client, target="cpu", on_miss="tune")
+    x = np.ones((2, 20), np.float32)
+    jax.jit(cj.softmax)(x)
+    assert called == []
+    (job,) = [job for job in client.jobs() if job.state != "done"] or [next(iter(client.jobs()))]
+    assert client.wait(job.job, timeout=240).state == "done"
+    jax.clear_caches()
+    jax.jit(cj.softmax)(x)
+    assert len(called) == 1
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda cj: cj.matmul(np.ones((2, 3)), np.ones((2, 3))), "cannot be multiplied with layout 'nn'"),
+        (lambda cj: cj.matmul(np.ones(3), np.ones((3, 3))), "at least two axes"),
+        (lambda cj: cj.matmul(np.ones((2, 3)), np.ones((3, 2)), layout="xy"), "allowed: 'nn', 'nt', 'tn', 'tt'"),
+        (lambda cj: cj.matmul(np.ones((2, 3)), np.ones((3, 2)), activation="rely"), "'relu', 'gelu'"),
+        (lambda cj: cj.matmul(np.ones((2, 3)), np.ones((3, 2)), bias=np.ones(3)), r"expected \(2,\)"),
+        (lambda cj: cj.conv2d(np.ones((1, 4, 4, 3)), np.ones((8, 3, 3, 4))), "do not fit together"),
+        (lambda cj: cj.conv2d(np.ones((1, 4, 4)), np.ones((8, 3, 3, 4))), "four axes"),
+        (lambda cj: cj.reduce(np.ones(3), 1), "at least one of -1 to 0"),
+        (lambda cj: cj.reduce(np.ones(3), 0, "median"), "'sum', 'mean'"),
+        (lambda cj: cj.masked_activation(np.ones(3), np.ones(3)), "expected bools"),
+        (lambda cj: cj.masked_activation(np.ones(3), np.ones(3, bool), where_set="cube"), "no function of a mask"),
+        (lambda cj: cj.attention(*np.ones((3, 1, 2, 3))), "expected \\(batch, positions"),
+    ],
+)
+def test_a_wrong_call_says_what_is_allowed(call: Any, message: str) -> None:
+    import cukiln.jax as cj
+
+    with pytest.raises(cukiln.UsageError, match=message):
+        call(cj)
