@@ -29,16 +29,20 @@ _RECORD_FIELDS = (*WinnerRecord.model_fields, *(f"front.{name}" for name in Fron
 RecordField = StrEnum("RecordField", [(name, name) for name in _RECORD_FIELDS])  # type: ignore[misc]
 
 
+OnMiss = Literal["none", "tune", "nearest"]
+
+
 class LookupRequest(JobRequest):
     """A job's body is one, too. What is no matter of a lookup (`search`, `priority`, …) is for the job of `on_miss`."""
 
     fields: Annotated[list[RecordField], Field(min_length=1)] | None = Field(
         None, description="Of a record, and as `front.…` of its kernels: what the answer holds of them. Default: all."
     )
-    on_miss: Literal["none", "tune"] = Field(
+    on_miss: OnMiss = Field(
         "none",
         description="`tune`: a job, by the other fields, of the misses that no job is trying, and none failed at by "
-        "this search within a day.",
+        "this search within a day. `nearest`: that, and until then verified kernels that were tuned for a problem near "
+        "this one: such a record is `tuned_for` it.",
     )
 
 
