@@ -21,15 +21,12 @@ from pydantic import (
 from codegen.canonical import LARGEST_INTEGER
 from codegen.job_request import HEAD_FIELDS, DeviceClass, JobRequest, Name, ProblemHead, Target
 from cukiln.counted import counted
-from cukiln.types import FrontEntry, SharedAccess, VerdictName, WinnerRecord
+from cukiln.types import FrontEntry, OnMiss, SharedAccess, VerdictName, WinnerRecord
 from service.http.errors import Fault, Refused, refuse
 from service.http.faults import faults_of
 
 _RECORD_FIELDS = (*WinnerRecord.model_fields, *(f"front.{name}" for name in FrontEntry.model_fields))
 RecordField = StrEnum("RecordField", [(name, name) for name in _RECORD_FIELDS])  # type: ignore[misc]
-
-
-OnMiss = Literal["none", "tune", "nearest"]
 
 
 class LookupRequest(JobRequest):

@@ -175,6 +175,9 @@ class Tuning(Answer):
     state: ProblemState
 
 
+OnMiss = Literal["none", "tune", "nearest"]
+
+
 class LookupResult(Answer):
     name: str | None
     key: str
@@ -188,6 +191,16 @@ class LookedUp(LookupResult):
 
     at: float = 0.0
     unanswered: str | None = None
+
+    @property
+    def is_winner(self) -> bool:
+        """Whether the record is the problem's own."""
+        return self.record is not None and self.record.tuned_for is None
+
+    @property
+    def is_of_neighbour(self) -> bool:
+        """Whether its kernels were tuned for another problem."""
+        return self.record is not None and self.record.tuned_for is not None
 
     @property
     def age(self) -> float:
