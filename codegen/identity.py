@@ -3,6 +3,7 @@
 | identity | depends on |
 |---|---|
 | problem | every field of the canonical problem |
+| signature | operator, signature |
 | kernel | operator, signature, compile-time tunables |
 | candidate | problem, schedule |
 | slice | the kernel's rendered text and the headers it inlines |
@@ -26,6 +27,11 @@ PlanVersions = Mapping[str, str]
 def problem_digest(problem: Mapping[str, Any]) -> str:
     """Of a canonical problem (`Problem.canonical()`)."""
     return digest("problem", SCHEMA_VERSION, problem=dict(problem))
+
+
+def signature_id(operator: str, signature: Mapping[str, Any]) -> str:
+    """Of a problem without its extents (`Operator.signature`)."""
+    return digest("signature", SCHEMA_VERSION, operator=operator, signature=dict(signature))
 
 
 def kernel_id(operator: str, signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> str:

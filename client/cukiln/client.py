@@ -14,6 +14,7 @@ from cukiln.operations import (
     FRESH_SECONDS,
     Follow,
     Listing,
+    OnMissTerms,
     Operation,
     Operations,
     Pause,
@@ -156,6 +157,7 @@ class Client(Operations):
     operators = _blocking(Operations._operators)
     targets = _blocking(Operations._targets)
     lookup = _blocking(Operations._lookup)
+    lookup_fields = _blocking(Operations._lookup_fields)
     kernel = _blocking(Operations._kernel)
     blob = _blocking(Operations._blob)
 
@@ -184,9 +186,9 @@ class Client(Operations):
             return None
         return self._transport.sleep(step.seconds) if isinstance(step, Pause) else self._transport.send(step)
 
-    def _revalidate(self, stale: Sequence[Prepared]) -> None:
+    def _revalidate(self, stale: Sequence[Prepared], missed: OnMissTerms) -> None:
         if new := self._claim(stale):
-            ask = self._asked_again(new)
+            ask = self._asked_again(new, missed)
             threading.Thread(target=self._run_behind, args=[ask], name="cukiln-revalidate", daemon=True).start()
 
     def _run_behind(self, operation: Operation[None]) -> None:
@@ -265,6 +267,7 @@ class AsyncClient(Operations):
     operators = _awaited(Operations._operators)
     targets = _awaited(Operations._targets)
     lookup = _awaited(Operations._lookup)
+    lookup_fields = _awaited(Operations._lookup_fields)
     kernel = _awaited(Operations._kernel)
     blob = _awaited(Operations._blob)
 
@@ -293,9 +296,9 @@ class AsyncClient(Operations):
             return None
         return await (self._transport.sleep(step.seconds) if isinstance(step, Pause) else self._transport.send(step))
 
-    def _revalidate(self, stale: Sequence[Prepared]) -> None:
+    def _revalidate(self, stale: Sequence[Prepared], missed: OnMissTerms) -> None:
         if new := self._claim(stale):
-            task = asyncio.get_running_loop().create_task(self._run(self._asked_again(new)))
+            task = asyncio.get_running_loop().create_task(self._run(self._asked_again(new, missed)))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

@@ -120,7 +120,8 @@ class Lock:
 
 
 def make_lock(path: Path, asked: Sequence[Mapping[str, Any]], records: Iterable[WinnerRecord]) -> Lock:
-    """Of problems with their records."""
+    """Of problems with their records. Raises `UsageError` for kernels that were tuned for another problem: they are
+    what a lookup answers until the problem's own winner is there."""
     pinned = [
         LockedProblem(
             name=str(problem.get("name") or f"problem{number}"),
@@ -130,6 +131,11 @@ def make_lock(path: Path, asked: Sequence[Mapping[str, Any]], records: Iterable[
         )
         for number, (problem, record) in enumerate(zip(asked, records, strict=True))
     ]
+    if names := [problem.name for problem in pinned if problem.record.tuned_for is not None]:
+        raise UsageError(
+            f"the kernels of {', '.join(names)} were tuned for another problem: tune these (`cukiln tune`), then lock "
+            "their own winners"
+        )
     return Lock(path, tuple(pinned))
 
 

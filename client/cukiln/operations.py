@@ -49,9 +49,12 @@ from cukiln.types import (
     JobSummary,
     LookedUp,
     Lookups,
+    OnMiss,
     Opened,
     OperatorReport,
     Operators,
+    PartialLookups,
+    PartialResult,
     Priority,
     ProfileOperator,
     ProfilePage,
@@ -68,11 +71,13 @@ LARGEST_PAGE = 1_000  # candidates, or imports, in one answer
 REMEMBERED_LOOKUPS = 100_000  # of a client; the least recently used are dropped first
 BUDGETED_PROBLEMS = 100  # of one request, within the budget of a lookup; more get more time, in proportion
 FRESH_SECONDS = 60.0
+NEAREST_SECONDS = 5.0  # kernels of a neighbour are asked for again after: the problem's own are being tuned
 
 _Answer = TypeVar("_Answer", bound=BaseModel)
 _Page = TypeVar("_Page", CandidatePage, ImportPage, JobPage, ProfilePage)
 _Item = TypeVar("_Item")
 _T = TypeVar("_T")
+_Named = TypeVar("_Named", LookedUp, PartialResult)
 ProgressCallback = Callable[[Progress], None]
 # The service is not there, or cannot answer now: not a fault of the request.
 _NO_ANSWER = (ServiceUnreachable, ServiceBusy, ServiceFailed, UnexpectedAnswer)
@@ -124,6 +129,23 @@ class Prepared:
     shared: Mapping[str, Any]
 
 
+@dataclass(frozen=True, slots=True)
+class OnMissTerms:
+    """What the service is to do about misses, and by which search."""
+
+    on_miss: OnMiss = "none"
+    search: Mapping[str, Any] | None = None
+    priority: Priority | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of the request."""
+        if self.on_miss == "none":
+            return {}
+        given = {"on_miss": self.on_miss, "search": self.search, "priority": self.priority}
+        return {name: value for name, value in given.items() if value is not None}
+
+
 def _once() -> dict[str, str]:
     """Headers of a request that makes a job: sent again, it makes no second one."""
     return {"Idempotency-Key": uuid.uuid4().hex}
@@ -146,6 +168,7 @@ class Operations:
         self._lookup_budget, self._fresh_seconds = lookup_budget, fresh_seconds
         self._lock = threading.Lock()
         self._lookups: dict[str, LookedUp] = {}
+        self._nearest: dict[str, LookedUp] = {}  # what neighbours answer meanwhile: no winners of the problems
         self._revalidated: set[str] = set()  # requests that are asked again now
 
     @property
@@ -363,9 +386,13 @@ class Operations:
         device_class: str | None = None,
         workspace_limit_bytes: int | None = None,
         deterministic: bool = False,
+        on_miss: OnMiss = "none",
+        search: Mapping[str, Any] | None = None,
+        priority: Priority | None = None,
         refresh: bool = False,
     ) -> Operation[list[LookedUp]]:
-        """The known winner of each problem, in order; `record` is None where there is none yet. Nothing is tuned.
+        """The known winner of each problem, in order; `record` is None where there is none yet. Nothing is tuned unless
+        `on_miss` says so.
 
         `target`: an architecture; default: that of this machine's GPU. `workspace_limit_bytes` and `deterministic`
         (equal bits in every run) narrow the kernels of each record. The options are those of problems that are not
@@ -374,8 +401,12 @@ class Operations:
         A winner that the service answered before, to this process or to an earlier one, comes from the local cache;
         where that is longer ago than `fresh_seconds`, the service is asked behind the caller's back. Misses are asked
         for, within the client's `lookup_budget`. A service that does not answer is a miss whose `unanswered` says why.
+        `on_miss`: `tune` makes a job of misses, by `search` and `priority`, where none tries them (`tuning` names it).
+        `nearest` does, and answers verified kernels that are right for the problem but were tuned for one near by:
+        such a record is `tuned_for` that, and is asked for again after 5 s; it is not kept on the disk.
         `refresh`: ask the service for every problem, as patiently as for a job, and raise `ServiceError`.
         """
+        missed = OnMissTerms(on_miss, search, priority)
         options = {
             "target": target,
             "device_class": device_class,
@@ -389,23 +420,58 @@ class Operations:
         now = time.time()
         for prepared in asked:
             known = None if refresh else self._known(prepared.digest)
+            fresh_seconds = self._fresh_seconds
+            if known is None and on_miss == "nearest" and not refresh:
+                known, fresh_seconds = self._nearest.get(prepared.digest), NEAREST_SECONDS
             if known is None:
                 missing[prepared.digest] = prepared
                 continue
             answers[prepared.digest] = known
-            if not 0 <= now - known.at < self._fresh_seconds:
+            if not 0 <= now - known.at < fresh_seconds:
                 stale[prepared.digest] = prepared
         if missing:
-            answers |= yield from self._ask(list(missing.values()), patient=refresh)
+            answers |= yield from self._ask(list(missing.values()), missed, patient=refresh)
         if stale and not (self._transport.breaker.open or self._transport.offline):
-            self._revalidate(list(stale.values()))
+            self._revalidate(list(stale.values()), missed)
+        return [_named(answers[prepared.digest], prepared.name) for prepared in asked]
+
+    def _lookup_fields(
+        self,
+        problems: Sequence[Problem | Prepared],
+        fields: Sequence[str],
+        *,
+        target: str | None = None,
+        device_class: str | None = None,
+        workspace_limit_bytes: int | None = None,
+        deterministic: bool = False,
+        on_miss: OnMiss = "none",
+        search: Mapping[str, Any] | None = None,
+        priority: Priority | None = None,
+    ) -> Operation[list[PartialResult]]:
+        """As `lookup`, but of each record these fields alone, as JSON: `revision`, or `front.so_sha256` of each kernel.
+        The service is asked for every problem, as patiently as for a job: nothing is taken from a cache, or kept.
+        Raises `ServiceError`."""
+        options = {
+            "target": target,
+            "device_class": device_class,
+            "workspace_limit_bytes": workspace_limit_bytes,
+            "deterministic": deterministic or None,
+        }
+        asked = [problem if isinstance(problem, Prepared) else self._prepare(problem, options) for problem in problems]
+        terms = {"fields": list(fields), **OnMissTerms(on_miss, search, priority).fields}
+        answers: dict[str, PartialResult] = {}
+        for shared, part in _requests(list({prepared.digest: prepared for prepared in asked}.values())):
+            body = encode({**shared, **terms, "problems": [dict(one.problem) for one in part]})
+            response = yield Call("POST", "/v1/lookups", body)
+            results = _as_many(response, parse(response, PartialLookups).results, part)
+            answers |= {one.digest: result for one, result in zip(part, results, strict=True)}
         return [_named(answers[prepared.digest], prepared.name) for prepared in asked]
 
     def _known(self, digest: str) -> LookedUp | None:
         """What is remembered of the request, here or on the disk."""
         result = self._lookups.get(digest) or self._of_disk(digest)
         if result is not None:
-            self._remember({digest: result})
+            self._remember(self._lookups, {digest: result})
         return result
 
     def _of_disk(self, digest: str) -> LookedUp | None:
@@ -422,11 +488,13 @@ class Operations:
         except ValidationError:  # of another release
             return None
 
-    def _ask(self, prepared: Sequence[Prepared], *, patient: bool) -> Operation[dict[str, LookedUp]]:
+    def _ask(
+        self, prepared: Sequence[Prepared], missed: OnMissTerms, *, patient: bool
+    ) -> Operation[dict[str, LookedUp]]:
         """Of the service, by digest; it is remembered what it has. `patient`: without a budget; raise errors."""
         answers: dict[str, LookedUp] = {}
         for shared, part in _requests(prepared):
-            body = encode({**shared, "problems": [dict(one.problem) for one in part]})
+            body = encode({**shared, **missed.fields, "problems": [dict(one.problem) for one in part]})
             seconds = self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS)
             try:
                 response = yield Call("POST", "/v1/lookups", body, seconds=None if patient else seconds)
@@ -436,19 +504,20 @@ class Operations:
                 miss = LookedUp(name=None, key="", record=None, unanswered=str(error))
                 answers |= {one.digest: miss for one in part}
                 continue
-            results = parse(response, Lookups).results
-            if len(results) != len(part):
-                raise unexpected(response, f"{counted(len(results), 'result')} for {counted(len(part), 'problem')}")
+            results = _as_many(response, parse(response, Lookups).results, part)
             now = time.time()
             for one, result in zip(part, results, strict=True):
-                answers[one.digest] = LookedUp(name=None, key=result.key, record=result.record, at=now)
+                answers[one.digest] = LookedUp(
+                    name=None, key=result.key, record=result.record, tuning=result.tuning, at=now
+                )
         self._keep(answers)
         return answers
 
     def _keep(self, answers: Mapping[str, LookedUp]) -> None:
         """Remember winners here and on the disk, and forget those that the service has no more."""
-        hits = {digest: answer for digest, answer in answers.items() if answer.record is not None}
-        self._remember(hits)
+        hits = {digest: answer for digest, answer in answers.items() if answer.is_winner}
+        self._remember(self._lookups, hits)
+        self._remember(self._nearest, {digest: answer for digest, answer in answers.items() if answer.is_of_neighbour})
         for digest, answer in hits.items():
             if answer.record is not None:
                 data = record_bytes(answer.record)
@@ -456,11 +525,13 @@ class Operations:
                 kept = CachedAnswer(self.url, answer.key, answer.record.revision, sha256, answer.at)
                 self.cache.keep_answer(digest, kept, data)
         for digest, answer in answers.items():
-            if answer.record is None and answer.unanswered is None:
+            if not answer.is_of_neighbour and answer.unanswered is None:
+                self._nearest.pop(digest, None)
+            if not answer.is_winner and answer.unanswered is None:
                 self._lookups.pop(digest, None)
                 self.cache.drop_answer(digest)
 
-    def _revalidate(self, stale: Sequence[Prepared]) -> None:
+    def _revalidate(self, stale: Sequence[Prepared], missed: OnMissTerms) -> None:
         """Ask the service again, behind the caller's back."""
         raise NotImplementedError
 
@@ -471,14 +542,16 @@ class Operations:
             self._revalidated.update(prepared.digest for prepared in new)
         return new
 
-    def _asked_again(self, prepared: Sequence[Prepared]) -> Operation[None]:
+    def _asked_again(self, prepared: Sequence[Prepared], missed: OnMissTerms) -> Operation[None]:
         try:
-            yield from self._ask(prepared, patient=False)
+            yield from self._ask(prepared, missed, patient=False)
         except CukilnError:
             # It refuses now what it has answered: what is known stays, and is not asked for at every call.
             now = time.time()
-            known = {one.digest: answer for one in prepared if (answer := self._lookups.get(one.digest)) is not None}
-            self._remember({digest: answer.model_copy(update={"at": now}) for digest, answer in known.items()})
+            for memory in (self._lookups, self._nearest):
+                known = {one.digest: answer for one in prepared if (answer := memory.get(one.digest)) is not None}
+                again = {digest: answer.model_copy(update={"at": now}) for digest, answer in known.items()}
+                self._remember(memory, again)
         finally:
             with self._lock:
                 self._revalidated.difference_update(one.digest for one in prepared)
@@ -521,9 +594,8 @@ class Operations:
             self.cache.put(digest, data, kind)
         return data
 
-    def _remember(self, new: Mapping[str, LookedUp]) -> None:
+    def _remember(self, memory: dict[str, LookedUp], new: Mapping[str, LookedUp]) -> None:
         """Add `new` as the most recently used, and drop the least recently used above the limit."""
-        memory = self._lookups
         with self._lock:
             for digest, result in new.items():
                 memory.pop(digest, None)
@@ -533,7 +605,14 @@ class Operations:
                     del memory[digest]
 
 
-def _named(result: LookedUp, name: str | None) -> LookedUp:
+def _as_many(response: httpx2.Response, results: list[_T], asked: Sequence[Prepared]) -> list[_T]:
+    """The results, one of each problem. Raises `UnexpectedAnswer`."""
+    if len(results) != len(asked):
+        raise unexpected(response, f"{counted(len(results), 'result')} for {counted(len(asked), 'problem')}")
+    return results
+
+
+def _named(result: _Named, name: str | None) -> _Named:
     """A result without a name is named by the service after its place in the request, which is not its place here."""
     return result if result.name == name else result.model_copy(update={"name": name})
 

@@ -21,7 +21,7 @@ from pydantic import (
 from codegen.canonical import LARGEST_INTEGER
 from codegen.job_request import HEAD_FIELDS, DeviceClass, JobRequest, Name, ProblemHead, Target
 from cukiln.counted import counted
-from cukiln.types import FrontEntry, SharedAccess, VerdictName, WinnerRecord
+from cukiln.types import FrontEntry, OnMiss, SharedAccess, VerdictName, WinnerRecord
 from service.http.errors import Fault, Refused, refuse
 from service.http.faults import faults_of
 
@@ -35,10 +35,11 @@ class LookupRequest(JobRequest):
     fields: Annotated[list[RecordField], Field(min_length=1)] | None = Field(
         None, description="Of a record, and as `front.…` of its kernels: what the answer holds of them. Default: all."
     )
-    on_miss: Literal["none", "tune"] = Field(
+    on_miss: OnMiss = Field(
         "none",
         description="`tune`: a job, by the other fields, of the misses that no job is trying, and none failed at by "
-        "this search within a day.",
+        "this search within a day. `nearest`: that, and until then verified kernels that were tuned for a problem near "
+        "this one: such a record is `tuned_for` it.",
     )
 
 

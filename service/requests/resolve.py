@@ -143,21 +143,38 @@ class Known:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One problem of a lookup. `problem`: its digest. `device_class`: that is named, else empty. `keys`: of the records
-    of that class, or of those with a live GPU, the best first. `predicted`: the key of the last resort, where no class
-    is named. `key`: of the record that a job of today would make, which names a miss."""
+    """One problem of a lookup, as it was read (`asked`). `device_class`: that is named, else empty. `classes`, `keys`:
+    of the records of that class, or of those with a live GPU, the best first. `predicted`: the key of the last resort,
+    where no class is named. `key`, `key_class`: of the record that a job of today would make, which names a miss."""
 
-    name: str
-    problem: str
-    target: str
-    device_class: str
-    search: Search
+    asked: Resolved
+    classes: Sequence[str]
     keys: Sequence[str]
     predicted: str | None
 
     @property
+    def name(self) -> str:
+        return self.asked.name
+
+    @property
+    def target(self) -> str:
+        return self.asked.target
+
+    @property
+    def device_class(self) -> str:
+        return self.asked.device_class
+
+    @property
+    def search(self) -> Search:
+        return self.asked.search
+
+    @property
     def key(self) -> str:
         return self.keys[0] if self.keys else str(self.predicted)
+
+    @property
+    def key_class(self) -> str:
+        return self.classes[0] if self.classes else predicted_class(self.target)
 
 
 def predicted_class(target: str) -> str:
@@ -182,7 +199,7 @@ def resolve_lookups(request: JobRequest, known: Known) -> list[Wanted]:
         classes = [p.device_class] if p.device_class else known.live_classes(p.target)
         predicted = None if p.device_class else _key_on(p, predicted_class(p.target))
         keys = [_key_on(p, name) for name in classes]
-        wanted.append(Wanted(p.name, p.problem.digest, p.target, p.device_class, p.search, keys, predicted))
+        wanted.append(Wanted(p, classes, keys, predicted))
     return wanted
 
 

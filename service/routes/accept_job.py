@@ -4,8 +4,9 @@ are batched (`service.threads`): equal bodies are read once, and one transaction
 What is sent again under its Idempotency-Key makes no second job, but is answered with what became of the first."""
 
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from codegen.identity import winner_key
 from codegen.job_request import JobRequest
@@ -22,7 +23,15 @@ from service.requests.resolve import Resolved, resolve_jobs
 from storage.database.database_errors import WrittenMeanwhile
 from storage.database.session import Session
 from storage.database.tables import LIVE
-from storage.entities.jobs import JobProblem, job_state, job_states, priority_name, problems_to_retry, unfinished_jobs
+from storage.entities.jobs import (
+    JobProblem,
+    job_state,
+    job_states,
+    priority_name,
+    problems_to_retry,
+    tried_keys,
+    unfinished_jobs,
+)
 from storage.entities.searches import MeasuredUnder, is_covered, search_entry
 from storage.entities.winners import get_winners
 from storage.maintenance.forget import forget_limited
@@ -45,11 +54,29 @@ IDEMPOTENCY_KEY = "Idempotency-Key"
 
 
 @dataclass(frozen=True)
+class Untried:
+    """Keys of records that no job is to be trying, by `storage.entities.jobs.tried_keys`, when this one is written."""
+
+    searches: Mapping[str, dict[str, Any]]
+    since: float
+
+    def require(self, session: Session) -> None:
+        """In a write transaction: writers take turns, so one of two equal jobs sees the other."""
+        if tried_keys(session, self.searches, self.since):
+            raise TriedMeanwhile
+
+
+class TriedMeanwhile(Exception):
+    """Since the caller looked, another process has written a job that is trying the same."""
+
+
+@dataclass(frozen=True)
 class Submission:
-    """A job's body, and the Idempotency-Key that it came with."""
+    """A job's body, the Idempotency-Key that it came with, and what must not be tried already."""
 
     body: bytes
     sent_under: SentUnder | None = None
+    untried: Untried | None = None
 
 
 @dataclass(frozen=True)
@@ -59,6 +86,7 @@ class _New:
     place: int
     body: bytes
     job: NewJob
+    untried: Untried | None = None
 
 
 def sent_under(caller: str, key: str | None, body: bytes) -> SentUnder | None:
@@ -81,7 +109,8 @@ def accept_jobs(service: Service, submissions: Sequence[Submission]) -> list[Job
         job = read[submission.body]
         if isinstance(job, NewJob):
             under = submission.sent_under
-            new.append(_New(place, submission.body, replace(job, sent_under=under) if under else job))
+            job = replace(job, sent_under=under) if under else job
+            new.append(_New(place, submission.body, job, submission.untried))
         else:
             outcomes[place] = job
     for some in _transactions(new):
@@ -238,7 +267,7 @@ def _write_once(service: Service, new: Sequence[_New]) -> dict[int, Job | Except
         admitted, refused = (others, {}) if alone else _admitted(session, service.settings.max_queued_jobs, others)
         created = create_jobs(session, [request.job for request in admitted]) if admitted and not alone else []
     if alone:
-        created = [_create_large(service, others[0].job)]
+        created = [_create_large(service, others[0])]
     outcomes: dict[int, Job | Exception] = {**refused}
     tasks = sum(job.tasks for job in created)
     with service.database.read() as session:
@@ -253,16 +282,18 @@ def _write_once(service: Service, new: Sequence[_New]) -> dict[int, Job | Except
     return outcomes
 
 
-def _admitted(session: Session, at_most: int, new: Sequence[_New]) -> tuple[list[_New], dict[int, Refused]]:
+def _admitted(session: Session, at_most: int, new: Sequence[_New]) -> tuple[list[_New], dict[int, Exception]]:
     """Those for which there is room, and why the others are refused."""
-    unfinished, admitted, refused = unfinished_jobs(session), list[_New](), dict[int, Refused]()
+    unfinished, admitted, refused = unfinished_jobs(session), list[_New](), dict[int, Exception]()
     for request in new:
         try:
+            if request.untried is not None:
+                request.untried.require(session)
             if not request.job.cached:
                 require_room(unfinished, at_most)
                 unfinished += 1
             admitted.append(request)
-        except Refused as error:
+        except (Refused, TriedMeanwhile) as error:
             refused[request.place] = error
     return admitted, refused
 
@@ -284,8 +315,12 @@ def _other_body(job: str) -> Refused:
     return refuse("idempotency-key-reused", detail, field=IDEMPOTENCY_KEY)
 
 
-def _create_large(service: Service, job: NewJob) -> CreatedJob:
+def _create_large(service: Service, new: _New) -> CreatedJob:
+    job = new.job
+
     def admit(session: Session) -> None:
+        if new.untried is not None:
+            new.untried.require(session)
         if not job.cached:
             require_room(unfinished_jobs(session), service.settings.max_queued_jobs)
 

@@ -3,22 +3,26 @@
 import json
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cukiln.types import Job
 from service.context import Service
 from service.http.errors import Refused
 from service.http.handle_errors import refused_by
 from service.requests.models import LOOKUP_FIELDS
 from service.requests.resolve import Known, Wanted
-from service.routes.accept_job import Submission, accept_jobs, raised
+from service.routes.accept_job import Submission, TriedMeanwhile, Untried, accept_jobs, raised
 from storage.database.database_errors import DATABASE_ERRORS, Failure, failure_of
 from storage.entities.jobs import Trying, tried_keys
 
 FAILED_SECONDS = 86_400.0
 """A search that has failed is not repeated for so long."""
+ATTEMPTS = 3
+"""At a job of what is not tried: another process may be faster."""
 _ONE_AT_A_TIME = threading.Lock()
-"""From the look for what is tried already to the job: the processes of a training look the same problems up at once."""
+"""From the look for what is tried already to the job: the processes of a training look the same problems up at once.
+Requests of this process wait here, those of others are seen when the job is written (`Untried`)."""
 
 
 @dataclass(frozen=True)
@@ -36,24 +40,34 @@ def tune_misses(service: Service, known: Known, body: Mapping[str, Any], misses:
         for place, wanted in reversed(misses.items())
         if wanted.device_class in ("", *known.device_classes(wanted.target))  # no other can be measured on
     }
-    searches = {wanted.key: wanted.search.canonical() for wanted in misses.values()}
     trying: dict[str, Trying] = {}
     try:
         with _ONE_AT_A_TIME:
-            with service.database.read() as session:
-                since = service.database.clock.now() - FAILED_SECONDS
-                trying = tried_keys(session, {key: searches[key] for key in places}, since)
-            new = sorted(place for key, place in places.items() if key not in trying)
-            if not new:
-                return Queued(trying)
-            job = raised(
-                accept_jobs(service, [Submission(_job_body(body, {place: misses[place] for place in new}))])[0]
-            )
+            for _ in range(ATTEMPTS):
+                untried = Untried(
+                    {key: misses[place].search.canonical() for key, place in places.items()},
+                    service.database.clock.now() - FAILED_SECONDS,
+                )
+                with service.database.read() as session:
+                    trying = tried_keys(session, untried.searches, untried.since)
+                new = {key: place for key, place in places.items() if key not in trying}
+                if not new:
+                    return Queued(trying)
+                outcome = _submit(service, body, {place: misses[place] for place in sorted(new.values())}, untried)
+                if not isinstance(outcome, TriedMeanwhile):
+                    job = raised(outcome)
+                    return Queued({**trying, **{key: Trying(job.job, "queued") for key in new}})
+        return Queued(trying, f"Other processes queued some of these problems {ATTEMPTS} times over: look up again.")
     except Refused as refused:
         return Queued(trying, str(refused))
     except DATABASE_ERRORS as error:
         return Queued(trying, str(refused_by(failure_of(error) or Failure.UNAVAILABLE)))
-    return Queued({**trying, **{misses[place].key: Trying(job.job, "queued") for place in new}})
+
+
+def _submit(service: Service, body: Mapping[str, Any], new: Mapping[int, Wanted], untried: Untried) -> Job | Exception:
+    searches = {wanted.key: untried.searches[wanted.key] for wanted in new.values()}
+    submission = Submission(_job_body(body, new), untried=replace(untried, searches=searches))
+    return accept_jobs(service, [submission])[0]
 
 
 def _job_body(body: Mapping[str, Any], misses: Mapping[int, Wanted]) -> bytes:

@@ -4,7 +4,7 @@ A record by its key on the event loop: one that memory cannot answer is read by 
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fastapi import APIRouter, Request
 from pydantic_core import from_json, to_json
@@ -24,6 +24,7 @@ from service.requests.models import LookupRequest, read_request
 from service.requests.resolve import Wanted, resolve_lookups
 from service.routes.body import Body
 from service.routes.by_id import require_one
+from service.routes.nearest import Policy, nearest_records
 from service.routes.tune_misses import Queued, tune_misses
 from service.winner_cache import WinnerCache
 from storage.entities.winners import Elsewhere
@@ -84,18 +85,22 @@ MOST_ELSEWHERE = 8
 )
 @needs("read")
 def post_lookups(body: Body, request: Request, service: ServiceDep) -> Response:
-    """The winner record of each problem, null where there is none; nothing is queued unless `on_miss` says so.
+    """The winner record of each problem, null where there is none; nothing is queued unless `on_miss` says so, nor is
+    anything answered that was tuned for another problem.
 
     Where no device class is named, the record is that of a class with a live GPU, else of any that was measured, else
     the predicted one; `device_class` says which."""
     settings = service.settings
     value = read_json(body, settings.max_json_depth)
     lookup = read_request(LookupRequest, value, settings.max_problems)
-    if lookup.on_miss == "tune":
-        require_scope(admitted(request), "submit", "on_miss: tune")
+    if lookup.on_miss != "none":
+        require_scope(admitted(request), "submit", f"on_miss: {lookup.on_miss}")
     known = service.known()
     search = _Search(service.winners, resolve_lookups(lookup, known), lookup)
-    queued = tune_misses(service, known, value, search.misses()) if lookup.on_miss == "tune" else Queued()
+    queued = tune_misses(service, known, value, search.misses()) if lookup.on_miss != "none" else Queued()
+    if lookup.on_miss == "nearest":
+        policy = Policy(lookup.workspace_limit_bytes, lookup.deterministic)
+        search.nearest = nearest_records(service.winners, search.misses(), policy)
     return PiecesResponse(list(search.answer(queued)), media_type="application/json")
 
 
@@ -123,6 +128,7 @@ class _Search:
         self._policy = request.workspace_limit_bytes, request.deterministic
         self._fields = _Fields(request.fields) if request.fields else None
         self._found: dict[int, tuple[str, bytes]] = {}
+        self.nearest: Mapping[int, bytes] = {}  # of misses: what was tuned for a problem near by
         for level in range(max((len(problem.keys) for problem in wanted), default=0)):
             self._try({place: problem.keys[level] for place, problem in self._open() if level < len(problem.keys)})
         self._try_elsewhere()
@@ -136,13 +142,13 @@ class _Search:
         """The JSON of `Lookups`, put together from records that are JSON already."""
         yield b'{"results":['
         for place, problem in enumerate(self._wanted):
-            key, record = self._found.get(place, (problem.key, b"null"))
+            key, record = self._found.get(place, (problem.key, self.nearest.get(place, b"null")))
             yield b'%b{"name":%b,"key":"%b","record":' % (
                 b"," if place else b"",
                 json.dumps(problem.name).encode(),
                 key.encode(),
             )
-            yield self._fields.of(record) if self._fields and place in self._found else record
+            yield self._fields.of(record) if self._fields and record != b"null" else record
             trying = queued.trying.get(key) if place not in self._found else None
             yield b',"tuning":%b}' % json.dumps(vars(trying)).encode() if trying else b"}"
         hits = len(self._found)
@@ -170,4 +176,4 @@ class _Search:
             self._try({places[index]: key for index, (_, key) in others.items()})
 
     def _elsewhere(self, place: int, after: str) -> Elsewhere:
-        return Elsewhere(self._wanted[place].problem, self._wanted[place].target, after)
+        return Elsewhere(self._wanted[place].asked.problem.digest, self._wanted[place].target, after)

@@ -10,7 +10,7 @@ from cukiln.types import JobPage, JobState, JobSummary, ProblemState
 from storage.database.pages import read_page
 from storage.database.session import Session
 from storage.database.sql import core, rows_among
-from storage.database.tables import HIDDEN, LIVE, CandidateRow, JobProblemRow, JobRow
+from storage.database.tables import HIDDEN, LIVE, CandidateRow, JobLabelRow, JobProblemRow, JobRow
 from storage.queue.new_tasks import parse_plan_ref
 from storage.queue.tasks import Lease
 
@@ -59,15 +59,23 @@ def list_jobs(
         .scalar_subquery()
     )
     job = core(JobRow).c
-    columns = (job.id, job.state, job.cached, job.created_at, job.finished_at, job.name, job.labels)
-    query = select(*columns, count.label("problem_count")).where(job.state.not_in(HIDDEN))
+    columns = (job.id, job.state, job.cached, job.finished_at, job.name, job.labels, count.label("problem_count"))
+    query: Any
+    if labels:  # from the index of the first: jobs of a label may be few among all
+        labelled = core(JobLabelRow).c
+        key = (labelled.created_at, labelled.job_id)
+        query = select(*columns, *key).join(core(JobLabelRow), labelled.job_id == job.id)
+        query = query.where(labelled.label == labels[0][0], labelled.value == labels[0][1])
+    else:
+        key = (job.created_at, job.id)
+        query = select(*columns, job.created_at)
+    query = query.where(job.state.not_in(HIDDEN))
     if state is not None:
         query = query.where(job.state == state)
     if name is not None:
         query = query.where(job.name == name)
-    for label, value in labels:
+    for label, value in labels[1:]:
         query = query.where(job.labels[label].as_string() == value)
-    key = (job.created_at, job.id)
     rows, next_cursor = read_page(session, query, key, (float, str), limit, cursor, descending=True)
     return JobPage(jobs=[JobSummary(job=row["id"], **row) for row in rows], next_cursor=next_cursor)
 

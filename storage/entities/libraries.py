@@ -1,11 +1,12 @@
 """The libraries of winners: one kernel built alone, so that another problem with the same kernel need not build it."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import select
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import core, insert_new, remove
+from storage.database.sql import core, insert_new, remove, rows_among
 from storage.database.tables import LibraryBuilderRow, LibraryRow, TaskRow
 from storage.queue.tasks import Lease
 
@@ -21,6 +22,11 @@ def files_of(library: Library) -> list[str]:
 
 def find_library(session: Session, library_id: str) -> Library | None:
     return session.get(LibraryRow, library_id)
+
+
+def libraries_of(session: Session, library_ids: Iterable[str]) -> dict[str, str]:
+    """Digests of the libraries themselves, by their ids, of those there are."""
+    return dict(rows_among(session, select(LibraryRow.id, LibraryRow.library), LibraryRow.id, library_ids))
 
 
 def forget_library(session: Session, library_id: str) -> None:

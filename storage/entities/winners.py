@@ -15,6 +15,7 @@ from sqlalchemy import ColumnElement, Select, Text, bindparam, cast, func, inser
 from sqlalchemy.dialects.postgresql import JSONB
 
 from codegen.identity import problem_digest
+from codegen.neighbours import Place, stored_place
 from cukiln.types import WinnerRecord
 from storage.database.session import Session, clock_of
 from storage.database.sql import change, core, insert_new, is_postgres, is_predicted, remove, rows_among
@@ -115,6 +116,26 @@ def _elsewhere(on_postgres: bool) -> Select[int, str, str]:
     return select(place, winner.device_class, winner.key).select_from(each.join(core(WinnerRow), here))
 
 
+@dataclass(frozen=True)
+class Neighbour:
+    """A record of a problem with the same signature on the same target. `problem`: JSON."""
+
+    key: str
+    device_class: str
+    problem: str
+
+
+def neighbours_of(session: Session, place: Place, target: str, at_most: int) -> list[Neighbour]:
+    """Of the records of this signature those of the next sizes: at most so many to either side."""
+    row = core(WinnerRow).c
+    query = select(row.key, row.device_class, cast(row.problem, Text)).where(
+        row.signature == place.signature, row.target == target
+    )
+    larger = query.where(row.size >= place.size).order_by(row.size, row.key).limit(at_most)
+    smaller = query.where(row.size < place.size).order_by(row.size.desc(), row.key).limit(at_most)
+    return [Neighbour(*found) for side in (larger, smaller) for found in session.execute(side)]
+
+
 def publish_winner(session: Session, record: WinnerRecord, *, attempt: str) -> None:
     """Make `record` the next revision, in the write transaction in which it was made of the one before; its revision
     and time are set here. Publishing twice with one `attempt`, or what the record says already, changes nothing."""
@@ -126,6 +147,7 @@ def publish_winner(session: Session, record: WinnerRecord, *, attempt: str) -> N
         return
     revision = 1 if row is None else row.revision + 1
     revised = _as_json(record.model_copy(update={"revision": revision, "updated_at": now}))
+    place = stored_place(record.operator, record.problem)
     values = {
         "revision": revision,
         "operator": record.operator,
@@ -133,6 +155,8 @@ def publish_winner(session: Session, record: WinnerRecord, *, attempt: str) -> N
         "device_class": record.device_class,
         "problem": record.problem,
         "measured_problem": None if is_predicted(record.device_class) else problem_digest(record.problem),
+        "signature": place and place.signature,
+        "size": place and place.size,
         "record": revised,
         "searches": record.searches,
         "attempt": attempt,
@@ -150,7 +174,7 @@ def withdraw_winner(session: Session, key: str, attempt: str) -> None:
     row = session.execute(select(WinnerRow.revision, WinnerRow.record).where(WinnerRow.key == key)).one_or_none()
     if row is None or not row.record:
         return
-    empty: dict[str, Any] = {"record": {}, "searches": [], "measured_problem": None}
+    empty: dict[str, Any] = {"record": {}, "searches": [], "measured_problem": None, "signature": None, "size": None}
     values = {**empty, "revision": row.revision + 1, "attempt": attempt, "updated_at": clock_of(session).now()}
     change(session, WinnerRow, WinnerRow.key == key, **values)
     write_uses(session, key, [])

@@ -1,7 +1,7 @@
 """A job is created with its problems and plan tasks: in one transaction, or, if it is large, in several, of which the
 last makes it visible."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from sqlalchemy import insert, select, update
 from cukiln.types import JobState
 from storage.database.session import Database, Session, clock_of
 from storage.database.sql import chunks, core, rows_among
-from storage.database.tables import ACCEPTING, JobProblemRow, JobRow
+from storage.database.tables import ACCEPTING, JobLabelRow, JobProblemRow, JobRow
 from storage.entities.jobs import PRIORITIES, Priority
 from storage.queue.new_tasks import PLAN, NewTask, add_tasks, plan_ref
 
@@ -84,6 +84,7 @@ def create_jobs(session: Session, jobs: Sequence[NewJob]) -> list[CreatedJob]:
     now = clock_of(session).now()
     ids = [clock_of(session).new_id() for _ in jobs]
     session.execute(insert(core(JobRow)), [_job_row(job_id, new, now) for job_id, new in zip(ids, jobs, strict=True)])
+    _insert_labels(session, dict(zip(ids, jobs, strict=True)), now)
     problems, tasks, created = [], [], []
     for job_id, new in zip(ids, jobs, strict=True):
         problems += [_problem_row(job_id, position, problem, now) for position, problem in enumerate(new.problems)]
@@ -110,6 +111,7 @@ def create_large_job(database: Database, new: NewJob, admit: Callable[[Session],
     with database.write() as session:
         admit(session)
         session.execute(insert(core(JobRow)), [{**row, **_HIDDEN}])
+        _insert_labels(session, {job_id: new}, now)
     for some in chunks(enumerate(new.problems), PROBLEMS_AT_ONCE):
         problems = [_problem_row(job_id, position, problem, now) for position, problem in some]
         database.pause()
@@ -154,6 +156,17 @@ def _job_row(job_id: str, new: NewJob, now: float) -> dict[str, Any]:
         "started_at": now if new.cached else None,
         "finished_at": now if new.cached else None,
     }
+
+
+def _insert_labels(session: Session, jobs: Mapping[str, NewJob], now: float) -> None:
+    """By id of the job."""
+    rows = [
+        {"job_id": job_id, "label": label, "value": value, "created_at": now}
+        for job_id, new in jobs.items()
+        for label, value in (new.labels or {}).items()
+    ]
+    if rows:
+        session.execute(insert(core(JobLabelRow)), rows)
 
 
 def _problem_row(job_id: str, position: int, problem: NewProblem, now: float) -> dict[str, Any]:

@@ -364,6 +364,19 @@ def test_lookup_shows_hits_and_misses(cukiln: Run, with_winner: ScriptedService)
     assert (code, answer["hits"], answer["misses"]) == (3, 1, 1)
 
 
+def test_a_lookup_shows_what_a_neighbour_lends_as_no_winner(cukiln: Run, scripted: ScriptedService) -> None:
+    lent = {"key": "b" * 64, "revision": 3, "device_class": "H100", "problem": {"m": 96}, "distance": 1.5}
+    result = {"name": "ffn1", "key": "a" * 64, "record": record_json(tuned_for=lent)}
+    scripted.on("POST", "/v1/lookups", {"results": [result], "hits": 0, "misses": 1})
+    Path("request.json").write_text(json.dumps({**REQUEST, "search": {"level": 0}}))
+    code, out, _ = cukiln("lookup", "request.json", "--on-miss", "nearest", "--url", scripted.url)
+    assert code == 3 and "no winner yet; a neighbour's:" in " ".join(out.split())
+    sent = scripted.calls("POST", "/v1/lookups")[0].json
+    assert (sent["on_miss"], sent["search"]) == ("nearest", {"level": 0})
+    code, _, err = cukiln("lookup", "request.json", "--on-miss", "near", "--url", scripted.url)
+    assert code == 2 and "nearest" in err
+
+
 def test_a_lookup_keeps_to_the_policy_of_the_request(cukiln: Run, with_winner: ScriptedService) -> None:
     policy = {"workspace_limit_bytes": 1024, "deterministic": True}
     Path("request.json").write_text(json.dumps({**REQUEST, **policy}))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from codegen.canonical import LARGEST_INTEGER, canonical_json, digest
 from codegen.errors import CannotKey
-from codegen.identity import build_id, candidate_id, kernel_id, library_id, slice_id, winner_key
+from codegen.identity import build_id, candidate_id, kernel_id, library_id, signature_id, slice_id, winner_key
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
@@ -94,6 +94,14 @@ TUNABLES = {"tile_m": 64, "tile_n": 32}
 )
 def test_kernel_id_differs_on(other: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
     assert kernel_id("matmul", SIGNATURE, TUNABLES) != kernel_id(*other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [("conv2d", SIGNATURE), ("matmul", {**SIGNATURE, "align_a": 1}), ("matmul", {**SIGNATURE, "epilogue": ["bias.m"]})],
+)
+def test_signature_id_differs_on(other: tuple[str, dict[str, Any]]) -> None:
+    assert signature_id("matmul", SIGNATURE) != signature_id(*other)
 
 
 @pytest.mark.parametrize(

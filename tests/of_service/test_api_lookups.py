@@ -15,7 +15,10 @@ from sqlalchemy import update
 
 from cukiln.types import FrontEntry, WinnerRecord
 from service import context
+from service.routes import accept_job, tune_misses
+from storage.database.session import Session
 from storage.database.tables import JobProblemRow, JobRow
+from storage.entities.jobs import tried_keys
 from storage.entities.keys import create_key
 from tests.support.fixtures.api import MATMUL, Api, publish, serving
 
@@ -144,6 +147,37 @@ def test_equal_lookups_at_once_make_one_job(api: Api) -> None:
         answers = list(threads.map(lambda _: missing(api, *problems), range(16)))
     jobs = {result["tuning"]["job"] for answer in answers for result in answer["results"]}
     assert len(jobs) == 1 == api.rows()["jobs"]
+
+
+@pytest.mark.parametrize("at_once", [1000, 1], ids=["one transaction", "several"])
+def test_what_another_process_queues_between_the_look_and_the_job_is_not_queued_again(
+    at_once: int, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other process has its own lock: it comes first right after this one has looked."""
+    monkeypatch.setattr(accept_job, "PROBLEMS_AT_ONCE", at_once)
+    first = {**MATMUL, "m": 65}
+    other: list[str] = []
+
+    def looks(session: Session, *arguments: Any) -> Any:
+        seen = tried_keys(session, *arguments)
+        if not other:
+            other.append(api.submit(first, target="sm_80").json()["job"])
+        return seen
+
+    monkeypatch.setattr(tune_misses, "tried_keys", looks)
+    answer = missing(api, first, {**MATMUL, "m": 66}, {**MATMUL, "m": 67})
+    jobs = [result["tuning"]["job"] for result in answer["results"]]
+    assert jobs[0] == other[0] and jobs[1] == jobs[2] != other[0]
+    assert [m for _, m in problems_of(api, jobs[1])] == [66, 67]
+    assert [job["job"] for job in api.client.get("/v1/jobs").json()["jobs"]] == [jobs[1], other[0]]
+
+
+def test_a_process_that_is_always_slower_says_so(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tune_misses, "tried_keys", lambda *_: {})
+    api.submit(MATMUL, target="sm_80")
+    answer = missing(api, MATMUL)
+    assert "look up again" in answer["not_queued"] and answer["results"][0]["record"] is None
+    assert len(api.client.get("/v1/jobs").json()["jobs"]) == 1
 
 
 def test_names_that_a_job_refuses_are_made_unique(api: Api) -> None:

@@ -22,9 +22,9 @@ from codegen.text.render_emulation import render_emulation
 from codegen.text.render_group import render_device, slice_digest, symbols
 from codegen.text.render_library import render_library, render_plan, winner_exports
 from codegen.text.scan_functions import assert_unique
-from cukiln.types import Launch, LaunchFunction, LaunchTransform
-from cukiln.types import Operand as OperandAnswer
+from cukiln.types import Launch, LaunchFunction
 from storage.entities.groups import known_builds, load_group
+from storage.entities.launches import launch_of
 from storage.entities.libraries import (
     FILES_OF_LIBRARIES,
     Library,
@@ -150,7 +150,6 @@ def plan_launch(
         except CompileFault as fault:
             raise WinnerNotBuilt(candidate.id, fault.log) from fault
     names = symbols(candidate.kernel)
-    op, problem = operator(candidate.kernel.operator), candidate.problem
     *launches, workspace = [list(map(int, line.split())) for line in plan.splitlines()]
     functions = [
         LaunchFunction(
@@ -161,27 +160,7 @@ def plan_launch(
         )
         for function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared in launches
     ]
-    operands = [
-        OperandAnswer(name=o.name, dtype=o.dtype, role=o.role, shape=list(o.shape), strides=list(o.strides))
-        for o in op.operands(problem)
-    ]
-    return Launch(
-        operands=operands,
-        extents=dict(zip(op.extent_names, op.extents(problem), strict=True)),
-        attributes=dict(zip(op.attribute_names, op.attributes(problem), strict=True)),
-        launch=dict(zip(op.launch_tunables, op.launch_values(candidate.schedule), strict=True)),
-        scalars=op.scalars(problem),
-        functions=functions,
-        workspace_bytes=workspace[0],
-        transform=_transform(candidate),
-    )
-
-
-def _transform(candidate: Candidate) -> LaunchTransform | None:
-    op = operator(candidate.kernel.operator)
-    operand = op.transformed(candidate.kernel)
-    needed = op.transformed_bytes(candidate.problem, candidate.schedule)
-    return LaunchTransform(operand=operand, bytes=needed) if operand else None
+    return launch_of(candidate, functions, workspace[0])
 
 
 def disassemble(

@@ -11,7 +11,7 @@ from cukiln.errors import UsageError
 from cukiln.load_kernel import RECORD_FILE
 from cukiln.local_cache import write_atomically
 from cukiln.lock import Lock, make_lock
-from cukiln.types import Job, LookedUp, WinnerRecord
+from cukiln.types import Job, LookedUp, OnMiss, WinnerRecord
 
 
 def fetch_record(client: Client, record: WinnerRecord, folder: Path) -> Path:
@@ -29,7 +29,7 @@ def fetch_record(client: Client, record: WinnerRecord, folder: Path) -> Path:
     return path
 
 
-def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookedUp]:
+def lookup_request(client: Client, request: Mapping[str, Any], on_miss: OnMiss = "none") -> list[LookedUp]:
     """Look up the problems of a job request; where it names targets, each problem is looked up for its own."""
     return client.lookup(
         request["problems"],
@@ -37,6 +37,9 @@ def lookup_request(client: Client, request: Mapping[str, Any]) -> list[LookedUp]
         device_class=request.get("device_class"),
         workspace_limit_bytes=request.get("workspace_limit_bytes"),
         deterministic=request.get("deterministic", False),
+        on_miss=on_miss,
+        search=request.get("search"),
+        priority=request.get("priority"),
         refresh=True,
     )
 

@@ -40,7 +40,7 @@ from cukiln.job_request import read_request
 from cukiln.lock import LOCK_FILE, Lock
 from cukiln.printable import printable
 from cukiln.settings import BY_DEFAULT, ClientSettings
-from cukiln.types import Filters, Opened
+from cukiln.types import Filters, OnMiss, Opened
 
 FAILED, WRONG_USE, PARTIAL = 1, 2, 3
 REMOVED = (
@@ -163,15 +163,23 @@ def _follow(tuning: Tuning, url: str | None = None, cancel: bool = False) -> int
 def lookup(
     file: RequestFile,
     target: OfTarget = None,
+    on_miss: Annotated[
+        OnMiss,
+        typer.Option(
+            help="Of problems without a winner: nothing; tune them, by the file's search; or do, and show the kernels "
+            "of a neighbour that are right for them."
+        ),
+    ] = "none",
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the known winner of each problem in FILE. Nothing is compiled. Exit code 3 when some have none."""
+    """Show the known winner of each problem in FILE. Nothing is compiled, unless --on-miss says so. Exit code 3 when
+    some have none."""
     request = read_request(file, target)
     console = make_console()
     with find_client(url) as client:
-        results = lookup_request(client, request)
-    misses = sum(result.record is None for result in results)
+        results = lookup_request(client, request, on_miss)
+    misses = sum(not result.is_winner for result in results)
     if as_json:
         entries = [result.model_dump(mode="json") for result in results]
         typer.echo(json.dumps({"hits": len(results) - misses, "misses": misses, "results": entries}))

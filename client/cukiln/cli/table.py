@@ -345,7 +345,9 @@ def _looked_up(result: LookupResult) -> list[str]:
     peer = record.vendor
     theirs = vendor(peer.median_us, peer.library, peer.max_error, peer.error_bound) if peer is not None else None
     rank = f"{record.ranked_by} {microseconds(time_us)}"
-    return [_described(best), best.verified, rank, record.device_class, vendor_words(best.measured_us, theirs)]
+    meanwhile = "" if record.tuned_for is None else "no winner yet; a neighbour's: "
+    own = meanwhile + _described(best)
+    return [own, best.verified, rank, record.device_class, vendor_words(best.measured_us, theirs)]
 
 
 def _described(winner: WinnerSummary | FrontEntry, common: Collection[str] = ()) -> str:

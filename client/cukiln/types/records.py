@@ -48,7 +48,8 @@ class Launch(Answer):
     `int cukiln_launch(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars,
     void* workspace, void* stream)`, whose second array holds extents, then attributes; the tvm-ffi entry is
     `run(*operands, workspace, *attributes, *scalars)`, with a workspace only where `workspace_bytes` is not 0.
-    `functions` are launched in their order, on one stream."""
+    `functions` are launched in their order, on one stream; of a record that is `tuned_for` another problem they are
+    empty."""
 
     operands: list[Operand]  # in pointer order: inputs, then outputs
     extents: dict[str, int]  # what tensors show, in array order
@@ -114,8 +115,23 @@ class FrontEntry(Answer):
         return tuple(self.files.values())
 
 
+class TunedFor(Answer):
+    """The problem whose record lent its kernels. `distance`: over the axes of all operands, the sum of |log2| of the
+    ratio of their lengths."""
+
+    key: str
+    revision: int
+    device_class: str
+    problem: dict[str, Any]
+    distance: float
+
+
 class WinnerRecord(Answer):
-    """The best known kernels of a problem on a device class; `front[0]` is the fastest."""
+    """The best known kernels of a problem on a device class; `front[0]` is the fastest.
+
+    `tuned_for`: these kernels were tuned for another problem, and are right for this one: the problem's own record is
+    still to be made. Revision 0; its times are predicted for this problem, its `functions` are empty (the library plans
+    its launches itself)."""
 
     key: str
     revision: int
@@ -130,6 +146,7 @@ class WinnerRecord(Answer):
     vendor: VendorResult | None = None  # of the run that measured the front
     searches: list[dict[str, Any]]
     updated_at: float
+    tuned_for: TunedFor | None = None
 
     @property
     def vendor_won(self) -> bool:
@@ -159,16 +176,19 @@ class Forgotten(Answer):
 
 
 class Tuning(Answer):
-    """Of a miss, where `on_miss` is `tune`: the job that makes the record, or has failed to."""
+    """Of a miss, where `on_miss` is not `none`: the job that makes the record, or has failed to."""
 
     job: str
     state: ProblemState
 
 
+OnMiss = Literal["none", "tune", "nearest"]
+
+
 class LookupResult(Answer):
     name: str | None
     key: str
-    record: WinnerRecord | None  # null: a miss
+    record: WinnerRecord | None  # null: a miss; `tuned_for` another problem: a miss with kernels of a neighbour
     tuning: Tuning | None = None
 
 
@@ -178,6 +198,16 @@ class LookedUp(LookupResult):
 
     at: float = 0.0
     unanswered: str | None = None
+
+    @property
+    def is_winner(self) -> bool:
+        """Whether the record is the problem's own."""
+        return self.record is not None and self.record.tuned_for is None
+
+    @property
+    def is_of_neighbour(self) -> bool:
+        """Whether its kernels were tuned for another problem."""
+        return self.record is not None and self.record.tuned_for is not None
 
     @property
     def age(self) -> float:

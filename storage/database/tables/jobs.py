@@ -55,6 +55,18 @@ class JobRow(Base):
     request: Mapped[str | None] = mapped_column(String(64))
 
 
+class JobLabelRow(Base):
+    """A label of a job, by which it is listed; the job's own row has all of them."""
+
+    __tablename__ = "job_labels"
+    # With the time: jobs of a label are listed newest first, a page at a time.
+    __table_args__ = (Index(None, "label", "value", "created_at", "job_id"),)
+    job_id: Mapped[str] = mapped_column(ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True)
+    label: Mapped[str] = mapped_column(String(64), primary_key=True)
+    value: Mapped[str] = mapped_column(String(256))
+    created_at: Mapped[float]  # of the job
+
+
 class JobProblemRow(Base):
     """One problem of a job. `state`: queued, running, done, failed, cancelled; `cached` when answered without work."""
 

@@ -27,7 +27,10 @@ class WinnerRow(Base):
     """The winner record of a problem on a device class; `revision` only ever grows."""
 
     __tablename__ = "winners"
-    __table_args__ = (Index("ix_winners_measured", "measured_problem", "target", "device_class"),)
+    __table_args__ = (
+        Index("ix_winners_measured", "measured_problem", "target", "device_class"),
+        Index("ix_winners_neighbours", "signature", "target", "size"),
+    )
     key: Mapped[str] = mapped_column(String(64), primary_key=True)
     revision: Mapped[int]
     operator: Mapped[str] = mapped_column(String(64), index=True)
@@ -36,6 +39,9 @@ class WinnerRow(Base):
     problem: Mapped[dict[str, Any]]
     # Digest of the problem, where this was measured: finds it on whichever device class. Null: predicted or withdrawn.
     measured_problem: Mapped[str | None] = mapped_column(String(64))
+    # codegen.neighbours.Place. Null: withdrawn, or of an operator that the release which wrote it did not have.
+    signature: Mapped[str | None] = mapped_column(String(64))
+    size: Mapped[float | None]
     record: Mapped[dict[str, Any]]  # cukiln.types.WinnerRecord
     own: Mapped[dict[str, Any] | None]  # what it is without imports, where there are any: storage.entities.record_parts
     searches: Mapped[list[Any]]  # covered: see storage.entities.searches

@@ -118,11 +118,11 @@ def test_a_workspace_comes_from_xla(client: cukiln.Client, called: list[Any]) ->
 
     import cukiln.jax as cj
 
-    problem: cukiln.Problem = {"operator": "matmul", "m": 16, "n": 16, "k": 64}
+    problem: cukiln.Problem = {"operator": "matmul", "m": 32, "n": 32, "k": 64}
     job = client.tune([{**problem, "search": SPLIT}], target="cpu", timeout=240)
     assert job.problems[0].state == "done", job.problems[0]
     cj.configure(client, target="cpu")
-    a, b = np.random.default_rng(3).standard_normal((2, 16, 64), np.float32)
+    a, b = np.random.default_rng(3).standard_normal((2, 32, 64), np.float32)
     np.testing.assert_allclose(jax.jit(cj.matmul)(a, b.T), a @ b.T, rtol=1e-5, atol=1e-5)
     assert called[0].entry.launch.workspace_bytes > 0
 

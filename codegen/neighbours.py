@@ -1,0 +1,70 @@
+"""Problems of one signature, whose kernels are the same: how they are found, and how far one is from another."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from typing import Any
+
+from pydantic import ValidationError
+
+from codegen.dtypes import dtype
+from codegen.errors import CodegenError
+from codegen.identity import signature_id
+from codegen.operator import Operand, Operator
+from codegen.operators import operator
+from codegen.problem import Problem
+
+NEAR_BYTES = 2**31
+"""Of an operand: offsets into it, of elements or bytes, have 31 bits."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """`signature`: its digest. `size`: log2 of the elements of all operands. Each is a product of extents, so problems
+    whose extents are near each other have sizes that are: an index by size finds them."""
+
+    signature: str
+    size: float
+
+
+def place_of(kind: Operator, problem: Problem) -> Place:
+    elements = sum(math.prod(operand.shape) for operand in kind.operands(problem))
+    return Place(signature_id(kind.name, kind.signature(problem)), math.log2(max(1, elements)))
+
+
+def stored_place(operator_name: str, problem: Mapping[str, Any]) -> Place | None:
+    """Of a canonical problem; None where this release has no such operator, or refuses the problem."""
+    try:
+        kind = operator(operator_name)
+        return place_of(kind, kind.parse(problem))
+    except (CodegenError, ValidationError):
+        return None
+
+
+def distance(first: Sequence[Operand], second: Sequence[Operand]) -> float:
+    """Over the axes of all operands of two problems of one signature: the sum of |log2| of the ratio of their lengths.
+
+    A schedule suits a problem by how many tiles fit into its extents and how many blocks into the GPU: halving an
+    extent changes these as much as doubling it, whatever it is. An extent counts for each operand that has it.
+    """
+    total = 0.0
+    for one, other in zip(first, second, strict=True):
+        # A problem of one matrix has no axis of the batch.
+        axes = zip_longest(reversed(one.shape), reversed(other.shape), fillvalue=1)
+        total += sum(abs(math.log2(max(1, length) / max(1, beside))) for length, beside in axes)
+    return total
+
+
+def reaches_no_further(asked: Sequence[Operand], beside: Sequence[Operand]) -> bool:
+    """Whether no operand of `asked` has offsets beyond 31 bits that the same operand of `beside` does not have: the
+    problems of a verification plan are small, so only the problem that a kernel was tuned for shows that it has them
+    right."""
+    return all(
+        _bytes(operand) < NEAR_BYTES or _bytes(operand) <= _bytes(other)
+        for operand, other in zip(asked, beside, strict=True)
+    )
+
+
+def _bytes(operand: Operand) -> int:
+    return operand.elements * dtype(operand.dtype).bytes
