@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import json
+import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -80,13 +81,15 @@ class Kernel:
         default those of the record. `workspace`: a GPU tensor of at least
         `workspace_bytes` bytes; by default a buffer that all calls on the stream share (`cukiln.workspace_pool`), where
         that is not 0. `transformed`: what `transform` has written of one operand, of which the call then reads nothing
-        but the shape. `stream`: a raw CUDA stream handle; default: PyTorch's current stream for its tensors, else the
-        default stream. A kernel of target `cpu` takes CPU tensors, has no stream, and returns when it is done.
+        but the shape. `stream`: a raw CUDA stream handle; default: PyTorch's or CuPy's current stream for their
+        tensors, else the default stream. A kernel of target `cpu` takes CPU tensors, has no stream, and returns when it
+        is done.
         Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, and `DeviceError`.
         """
         numbers = self._numbers(attributes, scalars)
         run, more = (self._run, ()) if transformed is None else (self.function("run_transformed"), (transformed,))
         like = tensors[0] if tensors else None
+        stream = _cupys_stream(like) if stream is None else stream
         try:
             if stream is not None:
                 # tvm-ffi would take the stream of the tensors' framework; tensors of its own have none.
@@ -117,6 +120,7 @@ class Kernel:
         when it is queued. `tensors`: as of a call; the others are not read. Raises what a call does, and
         `UsageError`."""
         transform, numbers = self.function("transform"), self._numbers(attributes, None)
+        stream = _cupys_stream(tensors[0] if tensors else None) if stream is None else stream
         try:
             if stream is not None:
                 tensors = tuple(map(_own_tensor, tensors))
@@ -142,10 +146,32 @@ class Kernel:
             raise UsageError(f"{self!r} has no {name}: no launch of this kernel reads one operand alone") from error
 
 
+def _cupys_stream(tensor: Any) -> int | None:
+    """The stream that CuPy works on now, on the device of its tensor; None for others."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None or not isinstance(tensor, cupy.ndarray):
+        return None
+    return int(cupy.cuda.get_current_stream(tensor.data.device_id).ptr)
+
+
+class _Unordered:
+    """A tensor of CuPy that is handed over as it is. tvm-ffi asks for it on the default stream, which would wait for
+    the current one: inside a captured graph that is an error."""
+
+    def __init__(self, tensor: Any) -> None:
+        self._tensor = tensor
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return self._tensor.__dlpack__(stream=-1)  # no order with another stream, by the array API standard
+
+    def __dlpack_device__(self) -> Any:
+        return self._tensor.__dlpack_device__()
+
+
 def _own_tensor(tensor: Any) -> Any:
     import tvm_ffi
 
-    return tvm_ffi.from_dlpack(tensor)
+    return tvm_ffi.from_dlpack(tensor if _cupys_stream(tensor) is None else _Unordered(tensor))
 
 
 def _device_of(tensors: tuple[Any, ...]) -> int:

@@ -133,6 +133,27 @@ def test_a_call_runs_on_its_frameworks_current_stream_or_on_the_one_that_is_give
     assert len({place for _, place in seen}) == 4
 
 
+def test_a_call_runs_on_cupys_current_stream_and_asks_for_no_order_with_another(run: Any) -> None:
+    body = """
+    import sys, types
+    class ndarray(T):
+        data = types.SimpleNamespace(device_id=0)
+        def __dlpack__(self, stream=None):
+            if stream != -1:  # CuPy has the other stream wait for its own, which no captured graph may do
+                raise RuntimeError("cudaErrorStreamCaptureIsolation")
+            return super().__dlpack__()
+    streams = {0: 66}
+    current = lambda device: types.SimpleNamespace(ptr=streams[device])
+    sys.modules["cupy"] = types.SimpleNamespace(ndarray=ndarray, cuda=types.SimpleNamespace(get_current_stream=current))
+    workspace = T((4000,), "uint8", address=0x72000000)
+    call(kind=ndarray, workspace=workspace)
+    call(kind=ndarray, workspace=workspace, stream=5)
+    call(workspace=workspace)
+    """
+    _, log = run(body)
+    assert [one["stream"] for one in launches(log)] == [66, 66, 5, 5, 0, 0]
+
+
 def test_a_captured_graph_keeps_its_buffers_for_itself(run: Any) -> None:
     body = """
     call(stream=7)

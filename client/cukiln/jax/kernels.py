@@ -57,7 +57,7 @@ class _Kernels:
             return None
         if answer.record is None or answer.record.vendor_won:
             return None
-        entry = answer.record.front[0]
+        entry = answer.record.front[0]  # the fastest that the lookup's options allow
         key = (answer.record.key, entry.so_sha256)  # problems share libraries, and are launched each in its way
         with self._loading:
             if key not in self._loaded:
