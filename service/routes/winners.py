@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from fastapi import APIRouter, Request
-from pydantic_core import from_json, to_json
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.routing import Route
@@ -26,7 +25,7 @@ from service.routes.body import Body
 from service.routes.by_id import require_one
 from service.routes.nearest import Policy, nearest_records
 from service.routes.tune_misses import Queued, tune_misses
-from service.winner_cache import WinnerCache
+from service.winner_cache import WinnerCache, part_of
 from storage.entities.winners import Elsewhere
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
@@ -100,24 +99,8 @@ def post_lookups(body: Body, request: Request, service: ServiceDep) -> Response:
     queued = tune_misses(service, known, value, search.misses()) if lookup.on_miss != "none" else Queued()
     if lookup.on_miss == "nearest":
         policy = Policy(lookup.workspace_limit_bytes, lookup.deterministic)
-        search.nearest = nearest_records(service.winners, search.misses(), policy)
+        search.add_nearest(nearest_records(service.winners, search.misses(), policy))
     return PiecesResponse(list(search.answer(queued)), media_type="application/json")
-
-
-class _Fields:
-    """What of a record was asked for: `revision`, or `front.so_sha256` of each kernel in its front."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self._own = [name for name in names if not name.startswith("front.")]
-        self._of_kernels = [name.removeprefix("front.") for name in names if name.startswith("front.")]
-
-    def of(self, record: bytes) -> bytes:
-        """The JSON of these fields."""
-        whole = from_json(record)
-        part = {name: whole.get(name) for name in self._own}
-        if self._of_kernels and "front" not in part:
-            part["front"] = [{name: kernel.get(name) for name in self._of_kernels} for kernel in whole["front"]]
-        return to_json(part)
 
 
 class _Search:
@@ -126,9 +109,9 @@ class _Search:
     def __init__(self, winners: WinnerCache, wanted: Sequence[Wanted], request: LookupRequest) -> None:
         self._winners, self._wanted = winners, wanted
         self._policy = request.workspace_limit_bytes, request.deterministic
-        self._fields = _Fields(request.fields) if request.fields else None
+        self._fields = tuple(request.fields) if request.fields else None
         self._found: dict[int, tuple[str, bytes]] = {}
-        self.nearest: Mapping[int, bytes] = {}  # of misses: what was tuned for a problem near by
+        self._nearest: Mapping[int, bytes] = {}
         for level in range(max((len(problem.keys) for problem in wanted), default=0)):
             self._try({place: problem.keys[level] for place, problem in self._open() if level < len(problem.keys)})
         self._try_elsewhere()
@@ -138,17 +121,21 @@ class _Search:
         """The problems without a record, by place."""
         return dict(self._open())
 
+    def add_nearest(self, records: Mapping[int, bytes]) -> None:
+        """Of misses, by place: what was tuned for a problem near by."""
+        self._nearest = {place: part_of(r, self._fields) if self._fields else r for place, r in records.items()}
+
     def answer(self, queued: Queued) -> Iterator[bytes]:
         """The JSON of `Lookups`, put together from records that are JSON already."""
         yield b'{"results":['
         for place, problem in enumerate(self._wanted):
-            key, record = self._found.get(place, (problem.key, self.nearest.get(place, b"null")))
+            key, record = self._found.get(place, (problem.key, self._nearest.get(place, b"null")))
             yield b'%b{"name":%b,"key":"%b","record":' % (
                 b"," if place else b"",
                 json.dumps(problem.name).encode(),
                 key.encode(),
             )
-            yield self._fields.of(record) if self._fields and record != b"null" else record
+            yield record
             trying = queued.trying.get(key) if place not in self._found else None
             yield b',"tuning":%b}' % json.dumps(vars(trying)).encode() if trying else b"}"
         hits = len(self._found)
@@ -162,8 +149,12 @@ class _Search:
         winners = self._winners.get(keys.values())
         for place, key in keys.items():
             record = winners[key].allowed(*self._policy) if key in winners else None
-            if record is not None:
-                self._found[place] = key, record
+            if record is None:
+                continue
+            if self._fields is not None:
+                whole = record is winners[key].json
+                record = self._winners.part(key, winners[key], self._fields) if whole else part_of(record, self._fields)
+            self._found[place] = key, record
 
     def _try_elsewhere(self) -> None:
         after = {place: "" for place, problem in self._open() if problem.predicted is not None}
