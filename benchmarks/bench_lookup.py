@@ -7,8 +7,8 @@ The service is a real one, with two compile workers; its records are copies of o
   compile workers are saturated. `max_rps`: 32 connections in a closed loop.
 - `bulk_*`: POST /v1/lookups; `cold`: problems that the process has not read, in the first requests after its start;
   `warm`: the same again, also beside 300 device classes more with records. `fields`: of each record what a framework
-  needs to call its kernels; `gzip`: compressed, which the process does while others have their turns. `cpu_ms` of these:
-  of the API's processes.
+  needs to call its kernels; `gzip`: compressed, which the process does while others have their turns. `cpu_ms`: of the API's
+  processes.
 - `burst_*`: the same job sent by 1,000 connections at once; `burst_compiles`: files that were compiled for all of them.
 - `memory_bytes`: peak resident size of the API process, over all the parts before.
 - `peers`, by the same generator: the same records from valkey over TCP, and as files from Starlette's StaticFiles.
