@@ -6,9 +6,10 @@ The service is a real one, with two compile workers; its records are copies of o
 - `p50_ms`, `p99_ms`: GET /v1/kernels/{key}, 500 a second; medians over rounds. `p99_compiling_ms`: the same while two
   compile workers are saturated. `max_rps`: 32 connections in a closed loop.
 - `bulk_*`: POST /v1/lookups; `cold`: problems that the process has not read, in the first requests after its start;
-  `warm`: the same again, also beside 300 device classes more with records. `fields`: of each record what a framework
-  needs to call its kernels; `gzip`: compressed, which the process does while others have their turns. `cpu_ms`: of the API's
-  processes.
+  `warm`: the same again, also beside 300 device classes more with records.
+- `bulk_10000_ways`: of 10,000 records whole, what a framework needs to call their kernels (`fields`), and each as gzip:
+  bytes on the wire; milliseconds, and CPU milliseconds of the API's processes, in the first request after a start
+  (`cold`) and in later ones.
 - `burst_*`: the same job sent by 1,000 connections at once; `burst_compiles`: files that were compiled for all of them.
 - `memory_bytes`: peak resident size of the API process, over all the parts before.
 - `peers`, by the same generator: the same records from valkey over TCP, and as files from Starlette's StaticFiles.
@@ -107,9 +108,8 @@ class Asked:
     gzip: bool = False
 
     def body(self, numbers: Sequence[int]) -> bytes:
-        return (
-            json.dumps({**json.loads(body(numbers)), "fields": self.fields}).encode() if self.fields else body(numbers)
-        )
+        asked = json.loads(body(numbers))
+        return json.dumps({**asked, "fields": self.fields} if self.fields else asked).encode()
 
     @property
     def headers(self) -> dict[str, str]:
