@@ -84,7 +84,8 @@ class Kernel:
         but the shape. `stream`: a raw CUDA stream handle; default: PyTorch's or CuPy's current stream for their
         tensors, else the default stream. A kernel of target `cpu` takes CPU tensors, has no stream, and returns when it
         is done.
-        Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, and `DeviceError`.
+        Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, `UsageError` for
+        tensors without memory, and `DeviceError`.
         """
         numbers = self._numbers(attributes, scalars)
         run, more = (self._run, ()) if transformed is None else (self.function("run_transformed"), (transformed,))
@@ -101,7 +102,14 @@ class Kernel:
                 return
             with _lent(tensors, stream, needed, like) as address, _on_stream(tensors, stream):
                 run(*tensors, address, *more, *numbers)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
+            if _have_no_memory(tensors):
+                raise UsageError(
+                    "the tensors have no memory: they are of the meta device, or of a trace of torch.compile, whose "
+                    "way to kernels is cukiln.torch"
+                ) from error
+            if isinstance(error, ValueError):
+                raise
             raise DeviceError(f"the kernel could not run: {_reason(error)}") from error
 
     def transformed_bytes(self, *tensors: Any) -> int:
@@ -166,6 +174,16 @@ class _Unordered:
 
     def __dlpack_device__(self) -> Any:
         return self._tensor.__dlpack_device__()
+
+
+def _have_no_memory(tensors: tuple[Any, ...]) -> bool:
+    """Whether some are PyTorch's, with shapes and dtypes alone."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return any(isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False) for tensor in tensors)
 
 
 def _own_tensor(tensor: Any) -> Any:

@@ -81,6 +81,24 @@ def test_pytorchs_cpu_tensors_are_taken_too(client: cukiln.Client, job: cukiln.J
     torch.testing.assert_close(out, torch.relu(a @ b + bias), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["fake", "meta"])
+def test_tensors_without_memory_are_refused(kind: str, client: cukiln.Client, job: cukiln.Job) -> None:
+    torch = pytest.importorskip("torch")
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    record = find(client, "cpu")
+    assert record is not None
+    kernel = cukiln.load(record, client=client)
+    shapes = ((24, 36), (36, 20), (20,), (24, 20))
+    if kind == "fake":
+        with FakeTensorMode():
+            tensors = [torch.empty(shape) for shape in shapes]
+    else:
+        tensors = [torch.empty(shape, device="meta") for shape in shapes]
+    with pytest.raises(cukiln.UsageError, match=r"have no memory: .* cukiln\.torch"):
+        kernel(*tensors)
+
+
 def test_a_gpu_s_lookup_gets_no_emulation_and_its_job_compiles_nothing_again(
     client: cukiln.Client, job: cukiln.Job
 ) -> None:
