@@ -1,7 +1,7 @@
 """Problems of one signature, whose kernels are the same: how they are found, and how far one is from another."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any
@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from codegen.dtypes import dtype
 from codegen.errors import CodegenError
 from codegen.identity import signature_id
-from codegen.operator import Operand, Operator
+from codegen.operator import Operator
 from codegen.operators import operator
 from codegen.problem import Problem
 
@@ -28,6 +28,20 @@ class Place:
     size: float
 
 
+@dataclass(frozen=True)
+class Extents:
+    """What is compared of two problems of one signature: of each operand its axes, the last first, and its bytes."""
+
+    axes: tuple[tuple[int, ...], ...]
+    bytes: tuple[int, ...]
+
+    @classmethod
+    def of(cls, kind: Operator, problem: Problem) -> "Extents":
+        operands = kind.operands(problem)
+        axes = tuple(tuple(max(1, length) for length in reversed(operand.shape)) for operand in operands)
+        return cls(axes, tuple(operand.elements * dtype(operand.dtype).bytes for operand in operands))
+
+
 def place_of(kind: Operator, problem: Problem) -> Place:
     elements = sum(math.prod(operand.shape) for operand in kind.operands(problem))
     return Place(signature_id(kind.name, kind.signature(problem)), math.log2(max(1, elements)))
@@ -42,29 +56,22 @@ def stored_place(operator_name: str, problem: Mapping[str, Any]) -> Place | None
         return None
 
 
-def distance(first: Sequence[Operand], second: Sequence[Operand]) -> float:
+def distance(first: Extents, second: Extents) -> float:
     """Over the axes of all operands of two problems of one signature: the sum of |log2| of the ratio of their lengths.
 
     A schedule suits a problem by how many tiles fit into its extents and how many blocks into the GPU: halving an
     extent changes these as much as doubling it, whatever it is. An extent counts for each operand that has it.
     """
     total = 0.0
-    for one, other in zip(first, second, strict=True):
-        # A problem of one matrix has no axis of the batch.
-        axes = zip_longest(reversed(one.shape), reversed(other.shape), fillvalue=1)
-        total += sum(abs(math.log2(max(1, length) / max(1, beside))) for length, beside in axes)
+    for one, other in zip(first.axes, second.axes, strict=True):
+        if one != other:
+            # A problem of one matrix has no axis of the batch.
+            total += sum(abs(math.log2(a / b)) for a, b in zip_longest(one, other, fillvalue=1))
     return total
 
 
-def reaches_no_further(asked: Sequence[Operand], beside: Sequence[Operand]) -> bool:
+def reaches_no_further(asked: Extents, beside: Extents) -> bool:
     """Whether no operand of `asked` has offsets beyond 31 bits that the same operand of `beside` does not have: the
     problems of a verification plan are small, so only the problem that a kernel was tuned for shows that it has them
     right."""
-    return all(
-        _bytes(operand) < NEAR_BYTES or _bytes(operand) <= _bytes(other)
-        for operand, other in zip(asked, beside, strict=True)
-    )
-
-
-def _bytes(operand: Operand) -> int:
-    return operand.elements * dtype(operand.dtype).bytes
+    return all(own < NEAR_BYTES or own <= other for own, other in zip(asked.bytes, beside.bytes, strict=True))
