@@ -1,4 +1,5 @@
 """Data sheets of the architectures that kernels are compiled for, from targets.toml: one representative product each.
+Beside them the target `cpu`: kernels of one of them, computed on a CPU.
 
 Per-architecture limits (threads, blocks, registers and shared memory of a multiprocessor) are from the CUDA C++
 Programming Guide 13.0, "Compute Capabilities", table "Technical Specifications per Compute Capability"; the shared
@@ -15,7 +16,7 @@ figure is known to us: the share there is an assumption, that an SM keeps Hopper
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
@@ -29,7 +30,8 @@ class Target:
     Clocks in MHz (boost), bandwidth in GB/s (10^9), memory in bytes. `registers_per_sm` are 32-bit registers.
     `reserved_shared_bytes` is what the runtime takes from the multiprocessor for every resident block. `tensor_macs`
     are multiply-adds per clock and multiprocessor by input type (float16, bfloat16, tf32, int8), 0 where the tensor
-    cores lack it; `tensor_clock_mhz` the clock that their published peak assumes; `mma_share` see above.
+    cores lack it; `tensor_clock_mhz` the clock that their published peak assumes; `mma_share` see above. `emulates`: of
+    a target that is no architecture, the one whose kernels and data sheet it has.
     """
 
     name: str
@@ -51,11 +53,17 @@ class Target:
     registers_per_sm: int = 65536
     registers_per_thread: int = 255
     max_threads_per_block: int = 1024
+    emulates: str | None = None
+
+    @property
+    def architecture(self) -> str:
+        """What nvcc compiles for, and builds belong to."""
+        return self.emulates or self.name
 
     @property
     def capability(self) -> int:
-        """Compute capability as the digits of the name: 75, 80, 90, 120."""
-        return int(self.name.removeprefix("sm_").rstrip("af"))
+        """Compute capability as the digits of the architecture's name: 75, 80, 90, 120."""
+        return int(self.architecture.removeprefix("sm_").rstrip("af"))
 
     def mma_macs(self, dtype: str) -> float:
         """Multiply-adds per clock of `clock_mhz` and multiprocessor that `mma.sync` reaches; 0 where there are none."""
@@ -67,8 +75,13 @@ class Target:
 
 def _read() -> dict[str, Target]:
     sheets = tomllib.loads((files("codegen") / "targets.toml").read_text(encoding="utf-8"))
+    emulations = {name: sheets.pop(name) for name, sheet in list(sheets.items()) if "emulates" in sheet}
     names = [(name, sheet) for sheet_name, sheet in sheets.items() for name in (sheet_name, sheet.pop("also", None))]
-    return {name: Target(name=name, **sheet) for name, sheet in names if name}
+    read = {name: Target(name=name, **sheet) for name, sheet in names if name}
+    for name, sheet in emulations.items():
+        emulated = read[sheet["emulates"]]
+        read[name] = replace(emulated, name=name, product=f"CPU emulation of {emulated.product}", **sheet)
+    return read
 
 
 _TARGETS = _read()
@@ -77,6 +90,11 @@ _TARGETS = _read()
 def targets() -> dict[str, Target]:
     """All known targets by name."""
     return dict(_TARGETS)
+
+
+def architectures() -> dict[str, Target]:
+    """Those targets that are architectures of GPUs."""
+    return {name: sheet for name, sheet in _TARGETS.items() if sheet.emulates is None}
 
 
 def target(name: str | None) -> Target:

@@ -21,12 +21,13 @@ from cukiln.local_cache import LocalCache, verify
 from cukiln.lock import Lock
 from cukiln.settings import ClientSettings
 from cukiln.types import FrontEntry, WinnerRecord
-from cukiln.workspace_pool import POOL
+from cukiln.workspace_pool import POOL, of_cpu
 
 if TYPE_CHECKING:
     from cukiln.client import Client
 
 RECORD_FILE = "record.json"
+ON_CPU = 1  # kDLCPU of dlpack.h
 
 
 class Kernel:
@@ -80,7 +81,7 @@ class Kernel:
         `workspace_bytes` bytes; by default a buffer that all calls on the stream share (`cukiln.workspace_pool`), where
         that is not 0. `transformed`: what `transform` has written of one operand, of which the call then reads nothing
         but the shape. `stream`: a raw CUDA stream handle; default: PyTorch's current stream for its tensors, else the
-        default stream.
+        default stream. A kernel of target `cpu` takes CPU tensors, has no stream, and returns when it is done.
         Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, and `DeviceError`.
         """
         numbers = self._numbers(attributes, scalars)
@@ -95,9 +96,7 @@ class Kernel:
                 with _on_stream(tensors, stream):
                     run(*tensors, *(() if workspace is None else (workspace,)), *more, *numbers)
                 return
-            device = _device_of(tensors)
-            queue = _current_stream(device, tensors) if stream is None else stream
-            with POOL.lend(device, queue, needed, like) as address, _on_stream(tensors, stream):
+            with _lent(tensors, stream, needed, like) as address, _on_stream(tensors, stream):
                 run(*tensors, address, *more, *numbers)
         except RuntimeError as error:
             raise DeviceError(f"the kernel could not run: {_reason(error)}") from error
@@ -151,6 +150,14 @@ def _own_tensor(tensor: Any) -> Any:
 def _device_of(tensors: tuple[Any, ...]) -> int:
     number: int = tensors[0].__dlpack_device__()[1] if tensors else 0
     return number
+
+
+def _lent(tensors: tuple[Any, ...], stream: int | None, size: int, like: Any) -> AbstractContextManager[int]:
+    """A workspace for one call; `like` is the first tensor as it was given."""
+    if like.__dlpack_device__()[0] == ON_CPU:
+        return of_cpu(size)
+    device = _device_of(tensors)
+    return POOL.lend(device, _current_stream(device, tensors) if stream is None else stream, size, like)
 
 
 def _current_stream(device: int, tensors: tuple[Any, ...]) -> int:

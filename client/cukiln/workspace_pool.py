@@ -17,6 +17,7 @@ from cukiln.errors import DeviceError
 
 # Handles that the driver gives a meaning (CUDA Driver API, "Stream synchronization behavior").
 LEGACY_STREAMS, STREAM_OF_THREAD = (0, 1), 2
+ALIGNED = 16  # bytes, of a workspace's address
 
 
 @dataclass(frozen=True)
@@ -202,6 +203,13 @@ class _Allocation:
         if hasattr(self, "address") and not sys.is_finalizing():
             with self._driver.on(self._device), self._driver.outside_captures():
                 self._driver.call("cuMemFree_v2", ctypes.c_uint64(self.address))
+
+
+@contextmanager
+def of_cpu(size: int) -> Iterator[int]:
+    """The address of `size` bytes for a call on CPU tensors, which is done when it returns: it shares no memory."""
+    memory = ctypes.create_string_buffer(size + ALIGNED)
+    yield -(-ctypes.addressof(memory) // ALIGNED) * ALIGNED
 
 
 POOL = WorkspacePool(GpuMemory())

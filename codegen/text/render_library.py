@@ -56,12 +56,14 @@ def render_library(kernels: Sequence[Kernel], *, target: str, launch: Sequence[i
     parts = [
         "#define CUKILN_HOST 1\n",
         *_launch_code(kernels),
+        header_text("binding/errors.h"),
         header_text("binding/driver.h"),
         "namespace cukiln {\nnamespace binding {\n"
         f"constexpr int function_count = {len(names)};\n"
         f"constexpr const char* function_names[] = {{{', '.join(map(_quoted, names))}}};\n"
         f"constexpr char target[] = {_quoted(target)};\n"
         "}  // namespace binding\n}  // namespace cukiln\n",
+        header_text("binding/on_gpu.h"),
         header_text("binding/library.h"),
     ]
     first = 0
@@ -69,24 +71,31 @@ def render_library(kernels: Sequence[Kernel], *, target: str, launch: Sequence[i
     for kernel in kernels:
         own = operator(kernel.operator)
         values = own.test_launches(kernel, own.test_problems(kernel)[0])[0] if launch is None else launch
-        blocks.append(_kernel_block(kernel, first, values, for_tensors=launch is not None))
+        blocks.append(kernel_block(kernel, first, values, for_tensors=launch is not None))
         first += len(functions_of(kernel))
     if launch is not None:
         (kernel,) = kernels
-        exports = [_launch_exports(kernel, ""), f"CUKILN_TVM_FFI_EXPORTS({kernel.namespace}::Binding)\n"]
-        headers = [header_text("binding/tvm_ffi.h")]
-        if operator(kernel.operator).transformed(kernel):
-            headers.append(header_text("binding/transform.h"))
-            exports.append(f"CUKILN_TRANSFORM_EXPORTS({kernel.namespace}::Binding)\n")
+        headers, exports = winner_entries(kernel)
         return "\n".join([*parts, *headers, *blocks, *exports])
     return "\n".join([*parts, *blocks, *(_launch_exports(kernel, "_" + kernel.id[:16]) for kernel in kernels)])
+
+
+def winner_entries(kernel: Kernel) -> tuple[list[str], list[str]]:
+    """Of a library that holds one kernel: headers of its entries, which stand before the kernel's block, and the
+    exports, which stand behind it."""
+    exports = [_launch_exports(kernel, ""), f"CUKILN_TVM_FFI_EXPORTS({kernel.namespace}::Binding)\n"]
+    headers = [header_text("binding/tvm_ffi.h")]
+    if operator(kernel.operator).transformed(kernel):
+        headers.append(header_text("binding/transform.h"))
+        exports.append(f"CUKILN_TRANSFORM_EXPORTS({kernel.namespace}::Binding)\n")
+    return headers, exports
 
 
 def render_plan(candidate: Candidate) -> str:
     """A program that prints the candidate's launches, from the launch code that the library runs: a line per launch
     with function, grid, block, shared bytes; then one line with the workspace's bytes."""
     kernel, op = candidate.kernel, operator(candidate.kernel.operator)
-    block = _kernel_block(kernel, 0, op.launch_values(candidate.schedule), for_tensors=False)
+    block = kernel_block(kernel, 0, op.launch_values(candidate.schedule), for_tensors=False)
     extents, scalars = op.integers(candidate.problem), [*map(float.hex, op.scalars(candidate.problem))]
     main = (
         f"const int64_t extents[] = {_array(extents)};\nconst double scalars[] = {_array(scalars)};\n"
@@ -100,9 +109,11 @@ def _launch_code(kernels: Sequence[Kernel]) -> list[str]:
     return [*map(header_text, HOST_HEADERS), *operators_texts(operator_names(kernels)).values()]
 
 
-def _kernel_block(kernel: Kernel, first_function: int, launch: Sequence[int], *, for_tensors: bool) -> str:
+def kernel_block(
+    kernel: Kernel, first_function: int, launch: Sequence[int], *, for_tensors: bool, with_config: bool = True
+) -> str:
     """The kernel's Config and Binding. `for_tensors`: with the check of a call that is given tensors, which only
-    tvm-ffi's entries make."""
+    tvm-ffi's entries make. `with_config` is false where the kernel's own text, with its Config, stands before."""
     op: Operator = operator(kernel.operator)
     problem = op.test_problems(kernel)[0]
     space = f"::{op.namespace}"
@@ -111,7 +122,7 @@ def _kernel_block(kernel: Kernel, first_function: int, launch: Sequence[int], *,
         check += _TRANSFORM.replace("SPACE", space).replace("OPERAND", _quoted(operand))
     return f"""\
 namespace {kernel.namespace} {{
-{render_config(kernel)}
+{render_config(kernel) if with_config else ""}
 struct Binding {{
   using Arguments = {space}::{op.arguments(kernel)};
   static constexpr int operands = {len(op.operands(problem))}, extents = {len(op.integers(problem))};

@@ -18,7 +18,7 @@ from codegen.problem import Problem
 from codegen.search.rules import Rejected
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
-from codegen.targets import Target, targets
+from codegen.targets import Target, architectures
 from codegen.targets import target as data_sheet
 from codegen.text.ptxas_report import Resources
 from codegen.text.render_group import slice_digest
@@ -148,15 +148,15 @@ class _Checker:
         return kind, problem, target, search
 
     def _target(self, name: str, at: Path) -> Target | None:
-        if name not in targets():
+        if name not in architectures():
             detail = f"{name!r} is not an architecture that this service knows."
-            self._faults.append(Fault("unknown-target", detail, json_path(at), sorted(targets())))
+            self._faults.append(Fault("unknown-target", detail, json_path(at), sorted(architectures())))
             return None
         target = data_sheet(name)
         major, minor = self._request.device.capability
         if target.capability != 10 * major + minor:
             detail = f"{self._request.device.name} has compute capability {major}.{minor} and runs no code for {name}."
-            self._wrong(at, detail, sorted(n for n, t in targets().items() if t.capability == 10 * major + minor))
+            self._wrong(at, detail, sorted(n for n, t in architectures().items() if t.capability == 10 * major + minor))
             return None
         return target
 

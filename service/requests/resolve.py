@@ -131,8 +131,10 @@ class Known:
     devices: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
     def live_classes(self, target: str) -> Sequence[str]:
-        """Those that run kernels of the target: of its very capability, `sm_90` and `sm_90a` alike."""
-        return self.devices.get(data_sheet(target).capability, ())
+        """Those that run kernels of the target: of its very capability, `sm_90` and `sm_90a` alike. An emulation's run
+        on none."""
+        sheet = data_sheet(target)
+        return self.devices.get(sheet.capability, ()) if sheet.emulates is None else ()
 
     def device_classes(self, target: str) -> list[str]:
         """What a job's problem may name; where it names none, all but the last are taken, or the last alone."""

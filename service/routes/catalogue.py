@@ -37,6 +37,7 @@ def get_targets(service: ServiceDep) -> Response:
             target=name,
             name=sheet.product,
             data_sheet=sheet.data_sheet(),
+            emulates=sheet.emulates,
             toolchains=[toolchain.digest for toolchain in alive.toolchains if name in toolchain.targets],
             device_classes=catalogue.device_classes(name),
         )

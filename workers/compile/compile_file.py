@@ -130,12 +130,18 @@ class FileCompiler:
 
     def link_library(self, text: str, exports: frozenset[str]) -> bytes:
         """g++ on launch code and stub, linked around the cubin of `compile_device`. Raises as that does."""
-        self._write(HOST_SOURCE, text)
         self._write(EMBED, EMBED_ASSEMBLY)
-        for name, command in (
-            ("host", self.toolchain.host_command(HOST_SOURCE, OBJECT)),
-            ("link", self.toolchain.link_command([OBJECT, EMBED], LIBRARY)),
-        ):
+        command = self.toolchain.host_command(HOST_SOURCE, OBJECT)
+        return self._library(text, exports, command, [OBJECT, EMBED])
+
+    def link_emulation(self, text: str, exports: frozenset[str]) -> bytes:
+        """g++ on a kernel for the CPU with its stub. Raises as `compile_device` does."""
+        command = self.toolchain.emulation_command(HOST_SOURCE, OBJECT)
+        return self._library(text, exports, command, [OBJECT, "-lm"])
+
+    def _library(self, text: str, exports: frozenset[str], compile: list[str], inputs: list[str]) -> bytes:
+        self._write(HOST_SOURCE, text)
+        for name, command in (("host", compile), ("link", self.toolchain.link_command(inputs, LIBRARY))):
             finished = self._run(command, name)
             if finished.returncode:
                 raise CompileFailed(_refusal(finished), text)

@@ -29,7 +29,7 @@ from codegen.plan.generator import generator
 from codegen.predict.roofline import predict
 from codegen.problem import Problem
 from codegen.search.schedule import Schedule
-from codegen.targets import Target, targets
+from codegen.targets import Target, architectures
 from codegen.targets import target as find_target
 from codegen.text.ptxas_report import Resources
 from codegen.text.render_group import slice_digest
@@ -342,7 +342,7 @@ def _require_distinct(problems: Iterable[WorkProblem], name: str | None) -> None
 def require_capability(work: Work, capability: tuple[int, int], device: str) -> None:
     """Code for one architecture does not run on another. Raises RequestError."""
     for problem in work.problems:
-        if divmod(problem.target.capability, 10) != capability:
+        if problem.target.emulates is not None or divmod(problem.target.capability, 10) != capability:
             raise RequestError(
                 f"{problem.name} is compiled for {problem.target.name}, but {device} has compute capability "
                 f"{capability[0]}.{capability[1]}; measure on a GPU of that architecture, or name another target"
@@ -351,9 +351,9 @@ def require_capability(work: Work, capability: tuple[int, int], device: str) -> 
 
 def default_target_of(capability: tuple[int, int]) -> str:
     """Of the targets with a GPU's capability the architecture-specific one, which can do more. Raises RequestError."""
-    fitting = sorted(name for name, sheet in targets().items() if divmod(sheet.capability, 10) == capability)
+    fitting = sorted(name for name, sheet in architectures().items() if divmod(sheet.capability, 10) == capability)
     if not fitting:
         raise RequestError(
-            f"no target has compute capability {capability[0]}.{capability[1]}; there are: {', '.join(targets())}"
+            f"no target has compute capability {capability[0]}.{capability[1]}; there are: {', '.join(architectures())}"
         )
     return fitting[-1]

@@ -20,6 +20,7 @@ from codegen.operators import operator
 from codegen.plan.gpu_verification_plan import GpuCase, full_cases, reduced_cases
 from codegen.plan.verification_plan import Case, Run, plan_cases
 from codegen.search.schedule import Schedule
+from codegen.targets import target
 from codegen.text.render_cpu import render_cpu
 from codegen.text.render_group import render_device, slice_digest, symbols
 from codegen.text.render_library import EMBED_ASSEMBLY, render_library
@@ -120,7 +121,7 @@ def _named_toolchain() -> Toolchain:
 def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:
     kernel, own = candidate.kernel, operator(candidate.kernel.operator)
     launch = own.launch_values(candidate.schedule)
-    library = render_library([kernel], target=facts.target, launch=launch)
+    library = render_library([kernel], target=_architecture(facts), launch=launch)
     seed = int((facts.details or {}).get("seed", DEFAULT_SEED))
     texts = {
         "kernel.cu": render_device([kernel]).text,
@@ -235,11 +236,16 @@ def _headers(library: str) -> dict[str, bytes]:
     return files
 
 
+def _architecture(facts: CandidateFacts) -> str:
+    """What nvcc compiled for."""
+    return target(facts.target).architecture
+
+
 def _build_sh(facts: CandidateFacts) -> str:
     """The commands of the service, run in the folder `build`."""
     toolchain = _named_toolchain()
     commands = {
-        "DEVICE": [toolchain.device_command(facts.target, "../kernel.cu", CUBIN, PHASES)],
+        "DEVICE": [toolchain.device_command(_architecture(facts), "../kernel.cu", CUBIN, PHASES)],
         "LIBRARY": [
             toolchain.host_command("../launch.cpp", OBJECT),
             toolchain.link_command([OBJECT, f"../{EMBED}"], LIBRARY),

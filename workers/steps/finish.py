@@ -244,6 +244,7 @@ def _publish(
         operator=problem.operator,
         problem=problem.problem,
         target=problem.target,
+        emulates=find_target(problem.target).emulates,
         device_class=problem.device_class,
         ranked_by=ranked_by(front),
         front=front,

@@ -92,7 +92,8 @@ class _Recorder:
         self._recorded_at = self._told_at = time.monotonic()
 
     def add(self, problem: JobProblem, candidate: Candidate) -> None:
-        build = _new_build(candidate.kernel, problem.target, self._context.toolchain.digest)
+        architecture = find_target(problem.target).architecture
+        build = _new_build(candidate.kernel, architecture, self._context.toolchain.digest)
         new = NewCandidate(candidate.id, candidate.schedule.as_dict(), candidate.kernel.id, build.id)
         self._candidates.append((problem.id, new))
         self._builds[build.id] = build

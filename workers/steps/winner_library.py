@@ -5,23 +5,27 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from codegen.identity import library_id
 from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.targets import Target
+from codegen.targets import target as find_target
 from codegen.text.cubin import code_digest_of
 from codegen.text.ptxas_report import Resources
+from codegen.text.render_emulation import render_emulation
 from codegen.text.render_group import render_device, slice_digest, symbols
 from codegen.text.render_library import render_library, render_plan, winner_exports
 from codegen.text.scan_functions import assert_unique
 from cukiln.types import Launch, LaunchFunction, LaunchTransform
 from cukiln.types import Operand as OperandAnswer
 from storage.entities.libraries import (
+    FILES_OF_LIBRARIES,
     Library,
     add_library,
     end_library,
@@ -33,7 +37,7 @@ from storage.entities.libraries import (
 )
 from workers.compile.compile_file import CompileFault, FileCompiler, Phase
 from workers.compile.compile_group import worst_resources
-from workers.compile.toolchain import Toolchain
+from workers.compile.toolchain import EMULATION_FLAGS, Toolchain
 from workers.processes.job_files import write_bytes
 from workers.processes.process_stream import once_more
 from workers.processes.processes import Limits, ProcessError, Processes
@@ -117,12 +121,16 @@ def build_winner(
 
 def winner_library_id(candidate: Candidate, target: Target, toolchain: Toolchain) -> str:
     """Of kernel source, host text, toolchain and target: problems whose winners agree in these share one library."""
-    host = hashlib.sha256(_library_text(candidate, target).encode()).hexdigest()
-    return library_id(slice_digest(candidate.kernel), host, toolchain.digest, target.name)
+    host = hashlib.sha256(_library_text(candidate, target).encode())
+    if target.emulates is not None:  # these flags are not the toolchain's
+        host.update(" ".join(["\0", *EMULATION_FLAGS]).encode())
+    return library_id(slice_digest(candidate.kernel), host.hexdigest(), toolchain.digest, target.name)
 
 
 def _library_text(candidate: Candidate, target: Target) -> str:
     launch = operator(candidate.kernel.operator).launch_values(candidate.schedule)
+    if target.emulates is not None:
+        return render_emulation(candidate.kernel, launch)
     return render_library([candidate.kernel], target=target.name, launch=launch)
 
 
@@ -221,7 +229,8 @@ def winner_library(context: StepContext, candidate: Candidate, target: Target) -
             if library is not None and not context.blobs.missing(files_of(library)):
                 return library, 0.0
             if is_builder:  # and what another attempt had built before that was looked for again
-                return _build(context, candidate, target, identity, library is not None)
+                build = _build if target.emulates is None else _build_emulation
+                return build(context, candidate, target, identity, library is not None)
             if builder is None:
                 with context.database.write() as session:
                     is_builder = start_library(session, identity, context.lease)
@@ -251,16 +260,32 @@ def _build(
         }
     )
     context.phases.append(upload)
+    values = {"code_digest": build.code_digest, "resources": build.resources.as_dict(), "sass": None, **files}
+    return _add(context, candidate, identity, values, lost), build.cpu_seconds
+
+
+def _build_emulation(
+    context: StepContext, candidate: Candidate, target: Target, identity: str, lost: bool
+) -> tuple[Library, float]:
+    """As `_build`; all but the library itself is that of the architecture's winner."""
+    emulated, cpu_seconds = winner_library(context, candidate, find_target(target.architecture))
+    with context.processes.private_folder() as folder:
+        tools = (context.toolchain, context.processes, context.settings.limits("compile"))
+        compiler = FileCompiler(folder, *tools, context.cancel, context.stopwatch)
+        try:
+            library = compiler.link_emulation(_library_text(candidate, target), winner_exports(candidate.kernel))
+        except CompileFault as fault:
+            raise WinnerNotBuilt(candidate.id, fault.log) from fault
+    files, upload = context.uploaded({"library": (library, "application/x-sharedlib")})
+    context.phases.extend([*compiler.phases, upload])
+    shared = {name: getattr(emulated, name) for name in FILES_OF_LIBRARIES}
+    values = {"code_digest": emulated.code_digest, "resources": emulated.resources, **shared, **files}
+    return _add(context, candidate, identity, values, lost), cpu_seconds + compiler.cpu_seconds
+
+
+def _add(context: StepContext, candidate: Candidate, identity: str, values: Mapping[str, Any], lost: bool) -> Library:
     with context.database.write() as session:
         if lost:
             forget_library(session, identity)
-        made = add_library(
-            session,
-            id=identity,
-            kernel=candidate.kernel.id,
-            toolchain=context.toolchain.digest,
-            code_digest=build.code_digest,
-            resources=build.resources.as_dict(),
-            **{"sass": None, **files},
-        )
-    return made, build.cpu_seconds
+        toolchain = context.toolchain.digest
+        return add_library(session, id=identity, kernel=candidate.kernel.id, toolchain=toolchain, **values)

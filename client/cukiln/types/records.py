@@ -122,6 +122,7 @@ class WinnerRecord(Answer):
     operator: str
     problem: dict[str, Any]
     target: str
+    emulates: str | None = None  # of target `cpu`, whose libraries take CPU tensors: the architecture of all else
     device_class: str
     ranked_by: RankedBy
     front: list[FrontEntry] = Field(min_length=1)
@@ -237,6 +238,7 @@ class TargetReport(Answer):
     data_sheet: dict[str, Any]
     toolchains: list[str]  # digests of live toolchains that compile for it
     device_classes: list[str]  # what a problem may name: those of live GPUs, and `predicted:<target>`
+    emulates: str | None = None  # of `cpu`: the architecture whose kernels its libraries compute on the CPU
 
 
 class DeviceReport(Answer):

@@ -1,33 +1,10 @@
 // The few functions of the CUDA driver that a launch needs, found at run time: the library must load where no driver is.
 #pragma once
 #include <dlfcn.h>
-#include <pthread.h>
-#include <stdarg.h>
 #include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <string.h>
 
 namespace cukiln {
 namespace binding {
-
-constexpr size_t error_size = 1024;
-
-// What went wrong last on this thread, as "<Kind>Error: sentence".
-inline char* last_error() {
-  static thread_local char text[error_size];
-  return text;
-}
-
-enum Status { fine = 0, failed = 1 };
-
-__attribute__((format(printf, 1, 2))) inline int fail(const char* format, ...) {
-  va_list values;
-  va_start(values, format);
-  vsnprintf(last_error(), error_size, format, values);
-  va_end(values);
-  return failed;
-}
 
 // CUDA Driver API reference; names with _v2 are what its header maps the plain names to.
 struct Driver {
@@ -51,11 +28,6 @@ struct Driver {
 constexpr int attribute_shared_bytes_opt_in = 97;      // CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 constexpr int function_static_shared_bytes = 1;        // CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES
 constexpr int function_max_dynamic_shared_bytes = 8;   // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-
-inline pthread_mutex_t* mutex() {
-  static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-  return &lock;
-}
 
 // Call with the mutex held. Null, with the reason in last_error(), where there is no usable driver. A failure is not
 // remembered: a driver may come later.

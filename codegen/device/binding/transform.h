@@ -57,7 +57,7 @@ int transform_entry(const TVMFFIAny* values, int given, TVMFFIAny* result, bool 
   if (whole && !read_workspace(values[B::operands], B::workspace_bytes(call.extents, nullptr), device, &workspace)) return raise_last_error();
   const int64_t needed = B::transformed_bytes(call.extents);
   if (!read_workspace(values[first_number - 1], needed, device, &transformed)) {
-    fail("TypeError: the transformed %s must be a tensor of %lld bytes on cuda:%d, or its address", B::transformed,
+    fail("TypeError: the transformed %s must be a tensor of %lld bytes on " CUKILN_DEVICE_WORD ":%d, or its address", B::transformed,
          static_cast<long long>(needed), device);
     return raise_last_error();
   }

@@ -11,6 +11,13 @@ namespace cukiln {
 namespace binding {
 
 constexpr int max_rank = 8;
+constexpr DLDeviceType kernels_reach = on_gpu ? kDLCUDA : kDLCPU;
+
+// The device's number; -1 where kernels of this library cannot reach its memory.
+inline int ordinal_of(const DLDevice& device) {
+  const bool reached = device.device_type == kernels_reach || (on_gpu && device.device_type == kDLCUDAManaged);
+  return reached ? device.device_id : -1;
+}
 
 // Raises what last_error() says: "TypeError: sentence" becomes a TypeError with that sentence.
 inline int raise_last_error() {
@@ -81,13 +88,13 @@ inline bool read_workspace(const TVMFFIAny& value, int64_t needed, int device, v
   }
   const DLTensor* tensor = as_tensor(value);
   if (tensor == nullptr) {
-    fail("TypeError: the workspace must be a CUDA tensor or an address");
+    fail("TypeError: the workspace must be a " CUKILN_TENSOR_WORD " tensor or an address");
     return false;
   }
   int64_t bytes = (tensor->dtype.bits * tensor->dtype.lanes + 7) / 8;
   for (int axis = 0; axis < tensor->ndim; ++axis) bytes *= tensor->shape[axis];
-  if (tensor->device.device_type != kDLCUDA || tensor->device.device_id != device || bytes < needed) {
-    fail("ValueError: the workspace has %lld bytes; %lld on cuda:%d are needed", static_cast<long long>(bytes),
+  if (tensor->device.device_type != kernels_reach || tensor->device.device_id != device || bytes < needed) {
+    fail("ValueError: the workspace has %lld bytes; %lld on " CUKILN_DEVICE_WORD ":%d are needed", static_cast<long long>(bytes),
          static_cast<long long>(needed), device);
     return false;
   }
@@ -127,11 +134,14 @@ struct Call {
       strides[count][axis] = tensor.strides ? tensor.strides[axis] : stride;
       stride *= tensor.shape[axis];
     }
-    const bool on_gpu = tensor.device.device_type == kDLCUDA || tensor.device.device_type == kDLCUDAManaged;
+    const int device = ordinal_of(tensor.device);
+    if (!on_gpu && device < 0) {
+      fail("ValueError: operand %d is on a GPU; a library of target cpu takes CPU tensors", count);
+      return false;
+    }
     void* data = static_cast<char*>(tensor.data) + tensor.byte_offset;
     pointers[count] = data;
-    views[count] = TensorView{data,        from_dlpack(tensor.dtype), on_gpu ? tensor.device.device_id : -1,
-                              tensor.ndim, tensor.shape,               strides[count]};
+    views[count] = TensorView{data, from_dlpack(tensor.dtype), device, tensor.ndim, tensor.shape, strides[count]};
     return true;
   }
 
@@ -192,14 +202,14 @@ int workspace_bytes_entry(const TVMFFIAny* values, int given, TVMFFIAny* result)
   return give(result, kTVMFFIInt, B::workspace_bytes(call.extents, nullptr));
 }
 
-// prepare(device): a CUDA ordinal or a device.
+// prepare(device): an ordinal or a device.
 inline int prepare_entry(const TVMFFIAny* values, int given, TVMFFIAny* result) {
   int64_t device = -1;
   if (given == 1 && values[0].type_index == kTVMFFIInt) device = values[0].v_int64;
-  else if (given == 1 && values[0].type_index == kTVMFFIDevice && values[0].v_device.device_type == kDLCUDA)
+  else if (given == 1 && values[0].type_index == kTVMFFIDevice && values[0].v_device.device_type == kernels_reach)
     device = values[0].v_device.device_id;
   else {
-    fail("TypeError: prepare takes one argument: a CUDA device or its ordinal");
+    fail("TypeError: prepare takes one argument: a " CUKILN_TENSOR_WORD " device or its ordinal");
     return raise_last_error();
   }
   if (prepare(device)) return raise_last_error();

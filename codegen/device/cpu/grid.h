@@ -115,6 +115,20 @@ inline uint64_t common_divisor(uint64_t a, uint64_t b) {
   return a;
 }
 
+// Sets up the block's threads. False: memory ran out, which is no verdict.
+inline bool prepare_launch(const Launch& launch) {
+  gridDim = {launch.grid[0], launch.grid[1], launch.grid[2]};
+  blockDim = {launch.block[0], launch.block[1], launch.block[2]};
+  thread_count = static_cast<int>(launch.block[0] * launch.block[1] * launch.block[2]);
+  if (!reserve_fibers(thread_count) || !reserve_shared(launch.shared_bytes) || !prepare_watch()) return false;
+  for (; prepared < thread_count; ++prepared) prepare_fiber(prepared, thread_main);
+  for (int i = 0; i < thread_count; ++i) {
+    const unsigned at = static_cast<unsigned>(i);
+    threads[i].index = {at % blockDim.x, at / blockDim.x % blockDim.y, at / blockDim.x / blockDim.y};
+  }
+  return true;
+}
+
 // Runs every block of the grid. The order of blocks follows that of the warps: nothing may depend on it either.
 inline bool run_grid() {
   const uint64_t count = static_cast<uint64_t>(gridDim.x) * gridDim.y * gridDim.z;

@@ -32,11 +32,6 @@ struct SiteReport {
   uint64_t warp_accesses, wavefronts, ideal;
 };
 
-template <class Arguments, void (*kernel)(const Arguments)>
-void call_kernel(const void* arguments) {
-  kernel(*static_cast<const Arguments*>(arguments));
-}
-
 // Runs the launches of one call one after the other. The status is in `report` too; -1: out of memory.
 int execute(const Call& call, const Launch* launches, int count, const Function* functions, int function_count, const void* arguments);
 
@@ -160,20 +155,6 @@ inline void check_launch(const Launch& launch, int functions) {
   if (launch.shared_bytes > max_shared_bytes) refuse_launch("shared memory in bytes", launch.shared_bytes, max_shared_bytes);
   if (launch.function < 0 || launch.function >= functions)
     refuse_launch("the kernel function", static_cast<unsigned long long>(launch.function) + 1, static_cast<unsigned long long>(functions));
-}
-
-// Sets up the block's threads. False: memory ran out, which is no verdict.
-inline bool prepare_launch(const Launch& launch) {
-  gridDim = {launch.grid[0], launch.grid[1], launch.grid[2]};
-  blockDim = {launch.block[0], launch.block[1], launch.block[2]};
-  thread_count = static_cast<int>(launch.block[0] * launch.block[1] * launch.block[2]);
-  if (!reserve_fibers(thread_count) || !reserve_shared(launch.shared_bytes) || !prepare_watch()) return false;
-  for (; prepared < thread_count; ++prepared) prepare_fiber(prepared, thread_main);
-  for (int i = 0; i < thread_count; ++i) {
-    const unsigned at = static_cast<unsigned>(i);
-    threads[i].index = {at % blockDim.x, at / blockDim.x % blockDim.y, at / blockDim.x / blockDim.y};
-  }
-  return true;
 }
 
 inline void check_canaries() {

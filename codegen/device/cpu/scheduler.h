@@ -62,6 +62,11 @@ struct Warp {
 
 using Function = void (*)(const void* arguments);
 
+template <class Arguments, void (*kernel)(const Arguments)>
+void call_kernel(const void* arguments) {
+  kernel(*static_cast<const Arguments*>(arguments));
+}
+
 // splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 struct Random {
   uint64_t state;

@@ -63,6 +63,13 @@ inline const char* name_of(Global access) {
 }
 #endif  // CUKILN_RUNTIME
 
+#if defined(CUKILN_UNCHECKED)
+// A library of target cpu: its kernel was verified, and where its callers' operands end is not described here.
+template <int bytes>
+CUKILN_INLINE bool fits(const void*, size_t) {
+  return true;
+}
+#else
 // Whether the access is aligned and inside of the first `room` bytes of shared memory. Few instructions, because a kernel
 // reads shared memory for every few multiplications.
 template <int bytes>
@@ -71,6 +78,7 @@ CUKILN_INLINE bool fits(const void* at, size_t room) {
   const bool misaligned = reinterpret_cast<uintptr_t>(at) % bytes != 0;
   return __builtin_expect(!(misaligned | (offset > room - bytes) | (room < bytes)), 1);
 }
+#endif
 
 // `pure` is true of what a kernel's own code can see: nothing that it has in registers must be read again after the call,
 // which would make the path that is not taken slow the other one down (8 % of a kernel of 8 x 8 outputs per thread). That
@@ -89,9 +97,13 @@ CUKILN_INLINE const void* check_shared(Access access, const void* at, int line, 
   return at;
 }
 
+#if defined(CUKILN_UNCHECKED)
+CUKILN_INLINE void check_global(Global, const void*, size_t, int, const char*) {}
+#else
 void check_global(Global access, const void* at, size_t bytes, int line, const char* file);
+#endif
 
-#if defined(CUKILN_RUNTIME)
+#if defined(CUKILN_RUNTIME) && !defined(CUKILN_UNCHECKED)
 // Out of line, because inlined into every access of every kernel it would cost more compile time than it saves.
 __attribute__((noinline)) void check_global(Global access, const void* at, size_t bytes, int line, const char* file) {
   const char* const address = static_cast<const char*>(at);

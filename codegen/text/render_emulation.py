@@ -1,0 +1,43 @@
+"""Render a winner's library for the target `cpu`: the kernel on the CPU emulation, behind the entries of any library.
+
+The kernel's text and the emulation are those that verified it. What only finds faults is left out: checks of accesses,
+hostile orders, guarded memory, signal handlers.
+"""
+
+from collections.abc import Sequence
+
+from codegen.kernel import Kernel
+from codegen.operators import operator
+from codegen.text.render_cpu import CPU_HEADERS
+from codegen.text.render_group import functions_of, header_text, operators_texts, slice_text
+from codegen.text.render_library import kernel_block, winner_entries
+
+_DEFINES = "".join(f"#define CUKILN_{name} 1\n" for name in ("DEVICE", "HOST", "CPU", "RUNTIME", "UNCHECKED"))
+
+
+def render_emulation(kernel: Kernel, launch: Sequence[int]) -> str:
+    """The library's C++ text, one self-contained file. It exports `winner_exports(kernel)`."""
+    arguments = f"{operator(kernel.operator).namespace}::{operator(kernel.operator).arguments(kernel)}"
+    functions = [f"cukiln::cpu::call_kernel<{arguments}, {kernel.namespace}::{name}>" for name in functions_of(kernel)]
+    headers, exports = winner_entries(kernel)
+    parts = [
+        _DEFINES,
+        *(_without_includes(header_text(path)) for path in CPU_HEADERS if path != "cpu/harness.h"),
+        *operators_texts([kernel.operator]).values(),
+        slice_text(kernel),
+        header_text("binding/errors.h"),
+        "namespace cukiln {\nnamespace binding {\n"
+        f"constexpr cpu::Function kernel_functions[] = {{{', '.join(functions)}}};\n"
+        "}  // namespace binding\n}  // namespace cukiln\n",
+        header_text("binding/on_cpu.h"),
+        header_text("binding/library.h"),
+        *headers,
+        kernel_block(kernel, 0, launch, for_tensors=True, with_config=False),
+        *exports,
+    ]
+    return "\n".join(parts)
+
+
+def _without_includes(text: str) -> str:
+    """Includes of each other mean nothing in one file."""
+    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith('#include "'))
