@@ -1,0 +1,162 @@
+"""Which kernel a call runs, decided before PyTorch's dispatcher: by a small key, from a dict."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, Unpack
+
+import torch
+
+from cukiln.torch.find_kernels import Entry, Finder, Load, load_entry
+from cukiln.torch.options import Options, OptionsGiven
+from cukiln.torch.plan import Plan
+
+Key: TypeAlias = Hashable
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+MOST_KEYS = 100_000  # kinds of calls that are remembered; those beyond run PyTorch's own
+
+
+class Dispatcher:
+    """The kernels of all calls under some options."""
+
+    def __init__(self, options: Options, load: Load = load_entry) -> None:
+        self.options, self.load = options, load
+        self.table: dict[Key, Entry] = {}
+        self._finder = Finder(options, load)
+        self._lock = threading.Lock()
+
+    def first(self, key: Key, plan: Plan | None, device: torch.device) -> Entry:
+        """The entry of a key that the table lacks; it is being filled in where the call does not wait for it."""
+        entry = Entry(plan, device)
+        if plan is None or not self._computes(device):
+            return self._keep(key, entry)
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return entry  # nothing may be loaded now; the next call asks
+        kept = self._keep(key, entry)
+        if kept is entry:
+            self._finder.find(entry)
+        if time.monotonic() >= self._finder.failed_until and not kept.ready.wait(self.options.wait_seconds):
+            self._finder.failed_until = time.monotonic() + self.options.retry_seconds
+        return kept
+
+    def again(self, entry: Entry) -> None:
+        """Ask for a miss whose time has come, behind the caller's back."""
+        if entry.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return
+        with self._lock:
+            due = entry.until <= time.monotonic()
+            entry.until = time.monotonic() + self.options.retry_seconds
+        if due:
+            self._finder.find(entry)
+
+    def settle(self, seconds: float | None) -> bool:
+        end = None if seconds is None else time.monotonic() + seconds
+        for entry in list(self.table.values()):
+            if entry.plan is not None and self._computes(entry.device):
+                left = None if end is None else max(0.0, end - time.monotonic())
+                if not entry.ready.wait(left):
+                    return False
+        return True
+
+    def close(self) -> None:
+        self._finder.close()
+
+    def _computes(self, device: torch.device) -> bool:
+        if not self.options.enabled:
+            return False
+        return device.type == ("cpu" if self.options.target == "cpu" else "cuda")
+
+    def _keep(self, key: Key, entry: Entry) -> Entry:
+        with self._lock:
+            if len(self.table) >= MOST_KEYS:
+                return self.table.get(key, Entry(None, entry.device))
+            return self.table.setdefault(key, entry)
+
+
+class _Current:
+    """The process's dispatcher: a variable of a thread or a context would not reach autograd's threads."""
+
+    def __init__(self) -> None:
+        self.dispatcher = Dispatcher(Options())
+
+
+_CURRENT = _Current()
+
+
+def configure(**options: Unpack[OptionsGiven]) -> None:
+    """Where the kernels of `cukiln.torch` come from, in the whole process from now on: `cukiln.torch.Options`. What is
+    not named is as by default. Kernels that were found before are looked up again."""
+    install(Dispatcher(Options(**options))).close()
+
+
+@contextmanager
+def using(**options: Unpack[OptionsGiven]) -> Iterator[None]:
+    """`configure` for the calls inside the `with`, of all threads; what was found before is there again after it."""
+    made = Dispatcher(Options(**options))
+    before = install(made)
+    try:
+        yield
+    finally:
+        install(before)
+        made.close()
+
+
+def settle(seconds: float | None = None) -> bool:
+    """Wait until every kernel that calls have asked for is there, or known to be missing; False where `seconds` were
+    over before. Call it after a first run, before a CUDA graph is captured or something is timed."""
+    return _CURRENT.dispatcher.settle(seconds)
+
+
+def install(dispatcher: Dispatcher) -> Dispatcher:
+    """Make it the process's; returns the one before."""
+    before, _CURRENT.dispatcher = _CURRENT.dispatcher, dispatcher
+    return before
+
+
+def _after_fork() -> None:
+    # The thread that finds kernels is not there, and its locks may be held for ever.
+    before = _CURRENT.dispatcher
+    _CURRENT.dispatcher = Dispatcher(before.options, before.load)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def run(operator: "Operator", tensors: Tensors, options: tuple[Any, ...]) -> torch.Tensor:
+    """The call's kernel, or PyTorch's own operator. Nothing is recorded for gradients by the kernel."""
+    dispatcher = _CURRENT.dispatcher
+    try:
+        key = (
+            operator.name,
+            options,
+            *[(t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15, t.is_neg()) for t in tensors],
+        )
+    except RuntimeError:  # a tensor without strides or without memory: sparse, nested
+        return operator.own(tensors, options)
+    entry = dispatcher.table.get(key)
+    if entry is None:
+        plan = None if _unlike(tensors) else operator.plan(tensors, options)
+        entry = dispatcher.first(key, plan, tensors[0].device)
+    if entry.call is not None:
+        return entry.call(*tensors)
+    if entry.until <= time.monotonic():
+        dispatcher.again(entry)
+    return operator.own(tensors, options)
+
+
+def _unlike(tensors: Tensors) -> bool:
+    """Whether no kernel takes these together: of several devices, or negated when they are read."""
+    device = tensors[0].device
+    return any(tensor.device != device or tensor.is_neg() or tensor.numel() == 0 for tensor in tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """`plan`: of tensors and options, None where no kernel takes them. `own`: PyTorch's way to compute the same."""
+
+    name: str
+    plan: Callable[[Tensors, tuple[Any, ...]], Plan | None]
+    own: Callable[[Tensors, tuple[Any, ...]], torch.Tensor]

@@ -1,0 +1,82 @@
+"""`softmax` along the last axis, and its gradient."""
+
+from math import prod
+from typing import Any
+
+import torch
+
+from cukiln.torch.dispatch import Operator, Tensors, run
+from cukiln.torch.layouts import is_aligned, is_packed
+from cukiln.torch.library import below_autograd, define
+from cukiln.torch.modes import ordinary, recorded, single_precision, transformed
+from cukiln.torch.plan import FLOATS, Plan
+
+
+def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """e^x / Σ e^x along `dim`, as `torch.softmax`; sums are of float32. Kernels are for the last axis."""
+    if torch.compiler.is_compiling() or not ordinary((x,)):
+        return _dispatched(x, dim)
+    if recorded((x,)):
+        return _recorded(x, dim, direct=True)
+    return run(SOFTMAX, (x,), (dim,))
+
+
+def _dispatched(x: torch.Tensor, dim: int) -> torch.Tensor:
+    if transformed():
+        return own((x,), (dim,))
+    made: torch.Tensor = torch.ops.cukiln.softmax.default(single_precision(x), dim)
+    return made
+
+
+def plan(tensors: Tensors, options: tuple[int]) -> Plan | None:
+    (x,), (dim,) = tensors, options
+    if x.dtype not in FLOATS or x.dim() == 0 or dim not in (-1, x.dim() - 1) or not is_packed(x.shape, x.stride()):
+        return None
+    if not is_aligned(x.data_ptr(), (x.shape[-1],), x.element_size()):
+        return None
+    problem = {
+        "operator": "softmax",
+        "shape": [prod(x.shape[:-1]), x.shape[-1]],
+        "dtype": FLOATS[x.dtype],
+    }
+    return Plan(problem, inputs=(None,), shape=tuple(x.shape), dtype=x.dtype)
+
+
+def own(tensors: Tensors, options: tuple[Any, ...]) -> torch.Tensor:
+    return torch.softmax(tensors[0], options[0])
+
+
+SOFTMAX = Operator("softmax", plan, own)
+
+
+class _Softmax(torch.autograd.Function):
+    """`direct`: not by way of PyTorch's dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, direct: bool) -> torch.Tensor:
+        out = run(SOFTMAX, (x,), (dim,)) if direct else below_autograd(torch.ops.cukiln.softmax.default, x, dim)
+        ctx.save_for_backward(out)
+        ctx.dim, ctx.dtype = dim, x.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (out,) = ctx.saved_tensors
+        return torch.ops.aten._softmax_backward_data(gradients[0], out, ctx.dim, ctx.dtype), None, None
+
+
+def _recorded(x: torch.Tensor, dim: int, *, direct: bool = False) -> torch.Tensor:
+    made: torch.Tensor = _Softmax.apply(x, dim, direct)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _compute(x: torch.Tensor, dim: int) -> torch.Tensor:
+    return run(SOFTMAX, (x,), (dim,)).contiguous()
+
+
+def _fake(x: torch.Tensor, dim: int) -> torch.Tensor:
+    made = torch.softmax(x, dim)
+    return torch.empty(made.shape, dtype=made.dtype, device=made.device)
+
+
+define("softmax(Tensor x, int dim) -> Tensor", _compute, _fake, _recorded)
