@@ -67,13 +67,29 @@ class Dispatcher:
     def _computes(self, device: torch.device) -> bool:
         if not self.options.enabled:
             return False
-        return device.type == ("cpu" if self.options.target == "cpu" else "cuda")
+        kind: str = device.type
+        return kind == ("cpu" if self.options.target == "cpu" else "cuda")
 
     def _keep(self, key: Key, entry: Entry) -> Entry:
         with self._lock:
             if len(self.table) >= MOST_KEYS:
                 return self.table.get(key, Entry(None, entry.device))
             return self.table.setdefault(key, entry)
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator as its call has it: of tensors, and of options, which are hashable.
+
+    `pack`: both of these, from the arguments of `torch.ops.cukiln`. `plan`: None where no kernel takes them. `own`:
+    PyTorch's way to compute the same. `form`: a result with the strides that the operator promises.
+    """
+
+    name: str
+    pack: Callable[..., tuple[Tensors, Any]]
+    plan: Callable[[Tensors, Any], Plan | None]
+    own: Callable[[Tensors, Any], torch.Tensor]
+    form: Callable[[torch.Tensor, Tensors], torch.Tensor] = lambda made, _: made.contiguous()
 
 
 class _Current:
@@ -125,7 +141,7 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def run(operator: "Operator", tensors: Tensors, options: tuple[Any, ...]) -> torch.Tensor:
+def run(operator: Operator, tensors: Tensors, options: Hashable) -> torch.Tensor:
     """The call's kernel, or PyTorch's own operator. Nothing is recorded for gradients by the kernel."""
     dispatcher = _CURRENT.dispatcher
     try:
@@ -151,12 +167,3 @@ def _unlike(tensors: Tensors) -> bool:
     """Whether no kernel takes these together: of several devices, or negated when they are read."""
     device = tensors[0].device
     return any(tensor.device != device or tensor.is_neg() or tensor.numel() == 0 for tensor in tensors)
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """`plan`: of tensors and options, None where no kernel takes them. `own`: PyTorch's way to compute the same."""
-
-    name: str
-    plan: Callable[[Tensors, tuple[Any, ...]], Plan | None]
-    own: Callable[[Tensors, tuple[Any, ...]], torch.Tensor]

@@ -5,33 +5,46 @@ from typing import Any
 
 import torch
 
+from cukiln.torch.dispatch import Operator, run
 from cukiln.torch.modes import recorded as may_be_recorded
 
 LIBRARY: Any = torch.library.Library("cukiln", "DEF")  # type: ignore[no-untyped-call]
-Implementation = Callable[..., torch.Tensor]
 
 
-def define(schema: str, compute: Implementation, fake: Implementation, recorded: Implementation) -> Any:
-    """An operator, and its overload. `compute`: for tensors of CPUs and GPUs, a new tensor; `fake`: of the same shape,
-    strides and type for tensors without data; `recorded`: the call where gradients are asked for."""
-    name = schema.partition("(")[0]
-    LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    overload = getattr(torch.ops.cukiln, name).default
+def define(schema: str, operator: Operator, recorded: Callable[..., torch.Tensor]) -> None:
+    """The operator for CPUs, GPUs and tensors without data. `recorded`: the call where gradients are asked for."""
+    LIBRARY.define(f"{operator.name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+
+    def compute(*arguments: Any) -> torch.Tensor:
+        tensors, options = operator.pack(*arguments)
+        return operator.form(run(operator, tensors, options), tensors)
+
+    def fake(*arguments: Any) -> torch.Tensor:
+        tensors, options = operator.pack(*arguments)
+        return operator.form(operator.own(tensors, options), tensors)
 
     def autograd(*arguments: Any) -> torch.Tensor:
         if may_be_recorded(argument for argument in arguments if isinstance(argument, torch.Tensor)):
             return recorded(*arguments)
-        return below_autograd(overload, *arguments)
+        return _below_autograd(operator, *arguments)
 
     for key in ("CPU", "CUDA"):
-        LIBRARY.impl(name, compute, key)
-    LIBRARY.impl(name, autograd, "Autograd")
-    torch.library.register_fake(f"cukiln::{name}", fake, lib=LIBRARY)
-    return overload
+        LIBRARY.impl(operator.name, compute, key)
+    LIBRARY.impl(operator.name, autograd, "Autograd")
+    torch.library.register_fake(f"cukiln::{operator.name}", fake, lib=LIBRARY)
 
 
-def below_autograd(overload: Any, *arguments: Any) -> torch.Tensor:
-    """The operator without what records it for gradients; tracers see it still."""
-    with torch._C._AutoDispatchBelowAutograd():
-        made: torch.Tensor = overload(*arguments)
+def forward(operator: Operator, direct: bool, *arguments: Any) -> torch.Tensor:
+    """The call inside of what records it for gradients. `direct`: not by way of PyTorch's dispatcher."""
+    return run(operator, *operator.pack(*arguments)) if direct else _below_autograd(operator, *arguments)
+
+
+def dispatched(operator: Operator, *arguments: Any) -> torch.Tensor:
+    """The call by way of PyTorch's dispatcher."""
+    made: torch.Tensor = getattr(torch.ops.cukiln, operator.name).default(*arguments)
     return made
+
+
+def _below_autograd(operator: Operator, *arguments: Any) -> torch.Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        return dispatched(operator, *arguments)

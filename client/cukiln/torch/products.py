@@ -11,10 +11,11 @@ from cukiln.torch import activations
 from cukiln.torch.activations import Activation
 from cukiln.torch.dispatch import Operator, Tensors, run
 from cukiln.torch.layouts import Matrices, is_aligned, is_packed, merged, stored_matrix
-from cukiln.torch.library import below_autograd, define
+from cukiln.torch.library import define, dispatched, forward
 from cukiln.torch.modes import autocast_dtype, ordinary, recorded, transformed
 from cukiln.torch.modes import cast as cast_to
 from cukiln.torch.plan import FLOATS, RINGS, Plan
+from cukiln.torch.reductions import sum_of_axes
 
 Options = tuple[bool, bool, str | None, bool]  # bias, residual, activation, tf32
 
@@ -32,17 +33,29 @@ def matmul(
     `bias`: a vector, of a number for each column; `residual`: of the result's shape. `activation`: relu, gelu (by erf),
     silu, tanh, sigmoid, leaky_relu (0.01). Sums and what follows are computed in float32 and rounded once.
     """
-    given = [tensor for tensor in (a, b, bias, residual) if tensor is not None]
-    if torch.compiler.is_compiling() or not ordinary(given):
+    if torch.compiler.is_compiling():
         return _dispatched(a, b, bias, residual, activation)
-    if recorded(given):
+    tensors, options = pack(a, b, bias, residual, activation)
+    if not ordinary(tensors):
+        return _dispatched(a, b, bias, residual, activation)
+    if recorded(tensors):
         return _recorded(a, b, bias, residual, activation, direct=True)
-    return run(MATMUL, tuple(given), (bias is not None, residual is not None, activation, _tf32(a)))
+    return run(MATMUL, tensors, options)
 
 
-def _tf32(a: torch.Tensor) -> bool:
-    """What PyTorch's own product of these may use."""
-    return a.dtype is torch.float32 and a.is_cuda and torch.backends.cuda.matmul.fp32_precision == "tf32"
+def pack(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None,
+    activation: str | None = None,
+) -> tuple[Tensors, Options]:
+    # What PyTorch's own product may use.
+    tf32 = a.dtype is torch.float32 and a.is_cuda and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    options = (bias is not None, residual is not None, activation, tf32)
+    if bias is None and residual is None:
+        return (a, b), options
+    return tuple([tensor for tensor in (a, b, bias, residual) if tensor is not None]), options
 
 
 def _dispatched(
@@ -53,14 +66,12 @@ def _dispatched(
     activation: str | None,
 ) -> torch.Tensor:
     if transformed() or a.dim() < 2 or b.dim() < 2:
-        tensors = tuple(tensor for tensor in (a, b, bias, residual) if tensor is not None)
-        return own(tensors, (bias is not None, residual is not None, activation, False))
+        return own(*pack(a, b, bias, residual, activation))
     if (lower := autocast_dtype(a)) is not None:
         a, b = cast_to(a, lower), cast_to(b, lower)
         bias = None if bias is None else cast_to(bias, lower)
         residual = None if residual is None else cast_to(residual, lower)
-    made: torch.Tensor = torch.ops.cukiln.matmul.default(a, b, bias, residual, activation)
-    return made
+    return dispatched(MATMUL, a, b, bias, residual, activation)
 
 
 # ---- the problem
@@ -169,7 +180,7 @@ def _broadcast(one: torch.Size, other: torch.Size) -> tuple[int, ...] | None:
 # ---- PyTorch's own way
 
 
-def own(tensors: Tensors, options: tuple[Any, ...]) -> torch.Tensor:
+def own(tensors: Tensors, options: Options) -> torch.Tensor:
     a, b, *rest = tensors
     with_bias, with_residual, activation, _ = options
     bias = rest.pop(0) if with_bias else None
@@ -180,7 +191,7 @@ def own(tensors: Tensors, options: tuple[Any, ...]) -> torch.Tensor:
     return activations.apply(activation, made + rest[0] if with_residual else made)
 
 
-MATMUL = Operator("matmul", plan, own)
+MATMUL = Operator("matmul", pack, plan, own)
 
 
 # ---- gradients
@@ -199,11 +210,7 @@ class _Matmul(torch.autograd.Function):
         activation: str | None,
         direct: bool,
     ) -> torch.Tensor:
-        if direct:
-            tensors = tuple([tensor for tensor in (a, b, bias, residual) if tensor is not None])
-            out = run(MATMUL, tensors, (bias is not None, residual is not None, activation, _tf32(a)))
-        else:
-            out = below_autograd(torch.ops.cukiln.matmul.default, a, b, bias, residual, activation)
+        out = forward(MATMUL, direct, a, b, bias, residual, activation)
         ctx.save_for_backward(a, b, None if activation is None else out)
         ctx.activation = activation
         ctx.bias = None if bias is None else bias.shape
@@ -218,7 +225,7 @@ class _Matmul(torch.autograd.Function):
         return (
             matmul(dz, b.mT).sum_to_size(a.shape) if of_a else None,
             _of_second(a, b, dz) if of_b else None,
-            dz.sum_to_size(ctx.bias) if of_bias else None,
+            _of_bias(dz, ctx.bias) if of_bias else None,
             dz.sum_to_size(ctx.residual) if of_residual else None,
             None,
             None,
@@ -231,6 +238,12 @@ def _of_second(a: torch.Tensor, b: torch.Tensor, dz: torch.Tensor) -> torch.Tens
     return matmul(a.mT, dz).sum_to_size(b.shape)
 
 
+def _of_bias(dz: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    if len(shape) == 1 and shape[0] == dz.shape[-1]:
+        return sum_of_axes(dz, range(dz.dim() - 1))
+    return dz.sum_to_size(shape)
+
+
 def _recorded(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -241,43 +254,15 @@ def _recorded(
     direct: bool = False,
 ) -> torch.Tensor:
     if a.dim() < 2 or b.dim() < 2:
-        tensors = tuple(tensor for tensor in (a, b, bias, residual) if tensor is not None)
-        return own(tensors, (bias is not None, residual is not None, activation, False))
+        return own(*pack(a, b, bias, residual, activation))
     if activation is None or activation in activations.OF_RESULT:
         made: torch.Tensor = _Matmul.apply(a, b, bias, residual, activation, direct)  # type: ignore[no-untyped-call]
         return made
     return activations.apply(activation, _Matmul.apply(a, b, bias, residual, None, direct))  # type: ignore[no-untyped-call]
 
 
-# ---- the operator
-
-
-def _compute(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    activation: str | None = None,
-) -> torch.Tensor:
-    tensors = tuple(tensor for tensor in (a, b, bias, residual) if tensor is not None)
-    return run(MATMUL, tensors, (bias is not None, residual is not None, activation, _tf32(a))).contiguous()
-
-
-def _fake(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    activation: str | None = None,
-) -> torch.Tensor:
-    tensors = tuple(tensor for tensor in (a, b, bias, residual) if tensor is not None)
-    made = own(tensors, (bias is not None, residual is not None, activation, False))
-    return torch.empty(made.shape, dtype=made.dtype, device=made.device)
-
-
 define(
-    "matmul(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, str? activation=None) -> Tensor",
-    _compute,
-    _fake,
+    "(Tensor a, Tensor b, Tensor? bias=None, Tensor? residual=None, str? activation=None) -> Tensor",
+    MATMUL,
     _recorded,
 )

@@ -7,7 +7,7 @@ import torch
 
 from cukiln.torch.dispatch import Operator, Tensors, run
 from cukiln.torch.layouts import is_aligned, is_packed
-from cukiln.torch.library import below_autograd, define
+from cukiln.torch.library import define, dispatched, forward
 from cukiln.torch.modes import ordinary, recorded, single_precision, transformed
 from cukiln.torch.plan import FLOATS, Plan
 
@@ -15,17 +15,14 @@ from cukiln.torch.plan import FLOATS, Plan
 def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """e^x / Σ e^x along `dim`, as `torch.softmax`; sums are of float32. Kernels are for the last axis."""
     if torch.compiler.is_compiling() or not ordinary((x,)):
-        return _dispatched(x, dim)
+        return own((x,), (dim,)) if transformed() else dispatched(SOFTMAX, single_precision(x), dim)
     if recorded((x,)):
         return _recorded(x, dim, direct=True)
     return run(SOFTMAX, (x,), (dim,))
 
 
-def _dispatched(x: torch.Tensor, dim: int) -> torch.Tensor:
-    if transformed():
-        return own((x,), (dim,))
-    made: torch.Tensor = torch.ops.cukiln.softmax.default(single_precision(x), dim)
-    return made
+def pack(x: torch.Tensor, dim: int) -> tuple[Tensors, tuple[int]]:
+    return (x,), (dim,)
 
 
 def plan(tensors: Tensors, options: tuple[int]) -> Plan | None:
@@ -42,11 +39,11 @@ def plan(tensors: Tensors, options: tuple[int]) -> Plan | None:
     return Plan(problem, inputs=(None,), shape=tuple(x.shape), dtype=x.dtype)
 
 
-def own(tensors: Tensors, options: tuple[Any, ...]) -> torch.Tensor:
+def own(tensors: Tensors, options: tuple[int]) -> torch.Tensor:
     return torch.softmax(tensors[0], options[0])
 
 
-SOFTMAX = Operator("softmax", plan, own)
+SOFTMAX = Operator("softmax", pack, plan, own)
 
 
 class _Softmax(torch.autograd.Function):
@@ -54,7 +51,7 @@ class _Softmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, direct: bool) -> torch.Tensor:
-        out = run(SOFTMAX, (x,), (dim,)) if direct else below_autograd(torch.ops.cukiln.softmax.default, x, dim)
+        out = forward(SOFTMAX, direct, x, dim)
         ctx.save_for_backward(out)
         ctx.dim, ctx.dtype = dim, x.dtype
         return out
@@ -70,13 +67,4 @@ def _recorded(x: torch.Tensor, dim: int, *, direct: bool = False) -> torch.Tenso
     return made
 
 
-def _compute(x: torch.Tensor, dim: int) -> torch.Tensor:
-    return run(SOFTMAX, (x,), (dim,)).contiguous()
-
-
-def _fake(x: torch.Tensor, dim: int) -> torch.Tensor:
-    made = torch.softmax(x, dim)
-    return torch.empty(made.shape, dtype=made.dtype, device=made.device)
-
-
-define("softmax(Tensor x, int dim) -> Tensor", _compute, _fake, _recorded)
+define("(Tensor x, int dim) -> Tensor", SOFTMAX, _recorded)

@@ -13,6 +13,11 @@ if TYPE_CHECKING:
     from tests.support.kernels.reference_kernel import PlayedService
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> None:
+    torch._dynamo.reset()
+
+
 @pytest.fixture
 def played() -> Iterator[Callable[..., PlayedService]]:
     """`played(options…, service=…)` makes a service that is played the process's; the one before comes back."""
