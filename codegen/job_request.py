@@ -50,7 +50,8 @@ class JobRequest(BaseModel):
     name: Name | None = Field(None, description="Of the job, for people: several may have one.")
     labels: Labels | None = Field(None, description="At most 16, such as a model or a team, to list jobs by.")
     target: Target | None = Field(
-        None, description="Architecture, as in GET /v1/targets. Each problem needs one, of its own or this."
+        None,
+        description="An architecture, or `cpu`: GET /v1/targets. Each problem needs one, of its own or this.",
     )
     search: Search | None = Field(None, description='Default: {"level": 1}.')
     priority: Literal["low", "normal", "high"] = "normal"

@@ -18,8 +18,9 @@ def encode(body: Mapping[str, Any]) -> bytes:
         ) from error
 
 
-def read_request(path: str) -> dict[str, Any]:
-    """A job request from a file, or standard input for `-`; only its outer form is checked. Raises `UsageError`."""
+def read_request(path: str, target: str | None = None) -> dict[str, Any]:
+    """A job request from a file, or standard input for `-`; only its outer form is checked. `target`: for all its
+    problems, whatever it says. Raises `UsageError`."""
     import sys
 
     name = "standard input" if path == "-" else path
@@ -39,4 +40,12 @@ def read_request(path: str) -> dict[str, Any]:
             f'{name} is not a job request: expected a JSON object such as {{"target": "sm_90a", "problems": [{{…}}]}}; '
             "examples/quickstart.json is one"
         )
-    return request
+    return request if target is None else _for(target, request)
+
+
+def _for(target: str, request: dict[str, Any]) -> dict[str, Any]:
+    problems = [
+        {name: value for name, value in problem.items() if name != "target"} if isinstance(problem, dict) else problem
+        for problem in request["problems"]
+    ]
+    return {**request, "target": target, "problems": problems}

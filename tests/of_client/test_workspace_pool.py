@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cukiln.workspace_pool import GpuMemory, WorkspacePool
+from cukiln.workspace_pool import GpuMemory, WorkspacePool, of_cpu
 from tests.gpu import check_workspaces
 from tests.support.fixtures.library import Built, Child, launches
 
@@ -281,3 +282,11 @@ def test_the_script_for_a_gpu_calls_a_kernel_that_needs_a_workspace() -> None:
     )
     (operands, *_), (expected, *_) = check_workspaces.operands(lambda array: array)
     assert (operands[0] @ operands[1].T == expected).all() and len(set(expected.ravel())) > 100
+
+
+def test_each_call_on_cpu_tensors_has_memory_of_its_own() -> None:
+    with of_cpu(1) as one, of_cpu(1000) as address, of_cpu(1000) as other:
+        assert {place % 16 for place in (one, address, other)} == {0}
+        assert abs(address - other) >= 1000
+        ctypes.memset(address, 1, 1000)
+        assert ctypes.string_at(other, 1000) == bytes(1000)

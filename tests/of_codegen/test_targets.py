@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from codegen.errors import UnknownTarget
-from codegen.targets import target, targets
+from codegen.targets import architectures, target, targets
 from tests.support.fixtures.codegen import fp32_gflops, tensor_gflops
 
 
@@ -64,6 +66,15 @@ def test_a_block_fits_its_multiprocessor(name: str) -> None:
     assert sheet.shared_per_block + sheet.reserved_shared_bytes <= sheet.shared_per_sm
     assert sheet.max_threads_per_block <= sheet.max_threads_per_sm
     assert sheet.shared_per_sm <= sheet.l2_bytes
+
+
+def test_the_cpu_emulates_an_architecture_and_is_none() -> None:
+    cpu, emulated = target("cpu"), target("sm_80")
+    assert (cpu.name, cpu.emulates, cpu.architecture, cpu.capability) == ("cpu", "sm_80", "sm_80", 80)
+    assert replace(cpu, name="sm_80", product=emulated.product, emulates=None) == emulated
+    assert cpu.product == "CPU emulation of NVIDIA A100 SXM4 80GB"
+    assert architectures() == {name: sheet for name, sheet in targets().items() if name != "cpu"}
+    assert {sheet.architecture for sheet in architectures().values()} == set(architectures())
 
 
 def test_an_unknown_target_lists_the_known_ones() -> None:

@@ -59,6 +59,14 @@ def test_a_job_is_measured_on_every_live_class_of_its_architecture(api: Api) -> 
     assert classes_of(api, *mixed, device_class=H200) == [("ffn1", H200), ("problem1", PREDICTED)]
 
 
+def test_an_emulation_is_never_measured(api: Api) -> None:
+    """Target `cpu` has the data sheet of `sm_80`, of which there is a GPU."""
+    register_gpu(api.database, A100, "8.0")
+    assert classes_of(api, target="cpu") == [("problem0", "predicted:cpu")]
+    refused = api.submit({**MATMUL, "device_class": A100}, target="cpu").json()
+    assert (refused["field"], refused["allowed"]) == ("problems[0].device_class", ["predicted:cpu"])
+
+
 def test_a_name_that_two_problems_have_is_refused_whatever_the_number_of_classes(api: Api) -> None:
     register_gpu(api.database, H200)
     register_gpu(api.database, H100)

@@ -230,6 +230,7 @@ WRONG: list[tuple[Edit, str, str]] = [
     (set_path("problems", 0, "problem", "m", 41), "problems[0].candidates[0].candidate", "is not the id"),
     (set_path("problems", 0, "operator", "matmult"), "problems[0].operator", "unknown operator"),
     (set_path("problems", 0, "target", "sm_80"), "problems[0].target", "runs no code for sm_80"),
+    (set_path("problems", 0, "target", "cpu"), "problems[0].target", "'cpu' is not an architecture"),
     (set_path("problems", 0, "search", {"level": 7}), "problems[0].search.level", ""),
     (set_path("problems", 0, "search", {"level": 1, "screening": 1}), "problems[0].search.screening", "not a field"),
     (set_path("problems", 0, "space_size", 10**30), "problems[0].space_size", "9007199254740991"),

@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from codegen.identity import library_id
+from codegen.identity import build_id, library_id
 from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.targets import Target
@@ -24,6 +24,7 @@ from codegen.text.render_library import render_library, render_plan, winner_expo
 from codegen.text.scan_functions import assert_unique
 from cukiln.types import Launch, LaunchFunction, LaunchTransform
 from cukiln.types import Operand as OperandAnswer
+from storage.entities.groups import known_builds, load_group
 from storage.entities.libraries import (
     FILES_OF_LIBRARIES,
     Library,
@@ -267,8 +268,12 @@ def _build(
 def _build_emulation(
     context: StepContext, candidate: Candidate, target: Target, identity: str, lost: bool
 ) -> tuple[Library, float]:
-    """As `_build`; all but the library itself is that of the architecture's winner."""
-    emulated, cpu_seconds = winner_library(context, candidate, find_target(target.architecture))
+    """As `_build`; all but the library itself is of the architecture."""
+    architecture = find_target(target.architecture)
+    compiled, cpu_seconds = _compiled(context, candidate, architecture), 0.0
+    if compiled is None:
+        made, cpu_seconds = winner_library(context, candidate, architecture)
+        compiled = {name: getattr(made, name) for name in ("code_digest", "resources", *FILES_OF_LIBRARIES)}
     with context.processes.private_folder() as folder:
         tools = (context.toolchain, context.processes, context.settings.limits("compile"))
         compiler = FileCompiler(folder, *tools, context.cancel, context.stopwatch)
@@ -278,9 +283,23 @@ def _build_emulation(
             raise WinnerNotBuilt(candidate.id, fault.log) from fault
     files, upload = context.uploaded({"library": (library, "application/x-sharedlib")})
     context.phases.extend([*compiler.phases, upload])
-    shared = {name: getattr(emulated, name) for name in FILES_OF_LIBRARIES}
-    values = {"code_digest": emulated.code_digest, "resources": emulated.resources, **shared, **files}
-    return _add(context, candidate, identity, values, lost), cpu_seconds + compiler.cpu_seconds
+    return _add(context, candidate, identity, {**compiled, **files}, lost), cpu_seconds + compiler.cpu_seconds
+
+
+def _compiled(context: StepContext, candidate: Candidate, architecture: Target) -> dict[str, Any] | None:
+    """The file in which the kernel was compiled, by the columns of a library: of an emulation nothing more is needed,
+    and compiling the kernel alone would take a quarter of a job's time. None where it is lost."""
+    kernel, toolchain = candidate.kernel, context.toolchain.digest
+    build_of = build_id(kernel.id, slice_digest(kernel), toolchain, architecture.name)
+    with context.database.read() as session:
+        build = known_builds(session, [build_of]).get(build_of)
+        group = load_group(session, build.group_id) if build is not None and build.group_id is not None else None
+    if build is None or build.code_digest is None or group is None:
+        return None
+    files = {"cubin": group.cubin, "source": group.source}
+    if None in files.values() or context.blobs.missing(files.values()):
+        return None
+    return {"code_digest": build.code_digest, "resources": build.resources, **files, "ptx": None, "sass": None}
 
 
 def _add(context: StepContext, candidate: Candidate, identity: str, values: Mapping[str, Any], lost: bool) -> Library:

@@ -154,4 +154,10 @@ Url = Annotated[
         "in ~/.config/cukiln/config.toml, else http://127.0.0.1:8765.",
     ),
 ]
+OfTarget = Annotated[
+    str | None,
+    typer.Option(
+        "--target", help="An architecture, or `cpu`, for all problems. Default: FILE's, else that of the GPU here."
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, as the last line.")]

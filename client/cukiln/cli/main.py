@@ -15,7 +15,7 @@ import typer
 from cukiln import __version__
 from cukiln.cli.cache import cache_app
 from cukiln.cli.candidates import accuracy_rows, fastest_first, print_accuracy, print_candidates
-from cukiln.cli.console import AsJson, JobId, ProblemName, RequestFile, Url, given, given_path, make_console
+from cukiln.cli.console import AsJson, JobId, OfTarget, ProblemName, RequestFile, Url, given, given_path, make_console
 from cukiln.cli.doctor import doctor_report
 from cukiln.cli.folders import (
     described,
@@ -93,6 +93,7 @@ def _root(
 @app.command()
 def tune(
     file: RequestFile,
+    target: OfTarget = None,
     url: Url = None,
     as_json: AsJson = False,
     again: Annotated[bool, typer.Option("--again", help="Then send it again, and report the cache's time.")] = False,
@@ -105,7 +106,7 @@ def tune(
     `--url private`: by a service of the data folder (CUKILN_DATA, default .cukiln), which runs for this command where
     none does; its results stay there.
     """
-    tuning = Tuning(read_request(file), as_json=as_json, again=again)
+    tuning = Tuning(read_request(file, target), as_json=as_json, again=again)
     raise typer.Exit(_follow(tuning, url, cancel_on_interrupt))
 
 
@@ -161,11 +162,12 @@ def _follow(tuning: Tuning, url: str | None = None, cancel: bool = False) -> int
 @app.command()
 def lookup(
     file: RequestFile,
+    target: OfTarget = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Show the known winner of each problem in FILE. Nothing is compiled. Exit code 3 when some have none."""
-    request = read_request(file)
+    request = read_request(file, target)
     console = make_console()
     with find_client(url) as client:
         results = lookup_request(client, request)
@@ -280,6 +282,7 @@ def fetch(
     locked: Annotated[
         bool, typer.Option("--lock", help="Bring the libraries of a lock file into the local cache.")
     ] = False,
+    target: OfTarget = None,
     url: Url = None,
 ) -> None:
     """Download winner records with their libraries (.so), cubins, CUDA sources, PTX and SASS.
@@ -302,7 +305,7 @@ def fetch(
         if re.fullmatch(r"[0-9a-f]{8,64}", what) and not Path(what).exists():
             typer.echo(fetch_record(client, record := client.kernel(what), out / record.key[:16]))
         else:
-            for result in lookup_request(client, read_request(what)):
+            for result in lookup_request(client, read_request(what, target)):
                 if result.record is None:
                     misses += 1
                     name = printable(result.name or result.key)
@@ -318,6 +321,7 @@ def lock(
     out: Annotated[
         Path | None, typer.Option("--out", parser=given_path, help=f"The lock file. Default: {LOCK_FILE}.")
     ] = None,
+    target: OfTarget = None,
     url: Url = None,
 ) -> None:
     """Pin the winners of FILE's problems, by the digests of their records, in a lock file.
@@ -325,7 +329,7 @@ def lock(
     `cukiln fetch --lock` brings their libraries, `cukiln.load(problem, locked=True)` loads them and no others. Exit
     code 3, and nothing is written, when some have no winner.
     """
-    request = read_request(file)
+    request = read_request(file, target)
     with find_client(url) as client:
         written, missing = lock_request(client, request, out or Path(LOCK_FILE))
     for name in missing:

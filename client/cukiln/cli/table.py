@@ -255,6 +255,10 @@ def _judgement(problem: ProblemReport) -> tuple[str, str]:
     return winner.verified, f"{winner.ranked_by} {microseconds(time_us)}"
 
 
+def _gpu_of(problem: ProblemReport) -> str:
+    return "the GPU that cpu emulates" if problem.target == "cpu" else problem.target
+
+
 def notes(job: Job) -> list[str]:
     """The legend: one line for each term that the table shows."""
     winners = _winners(job)
@@ -262,7 +266,7 @@ def notes(job: Job) -> list[str]:
     lines = [f"in every winner's schedule that has them: {common}"] if common else []
     lines += [_VERIFIED[name] for name in sorted({winner.verified for winner in winners})]
     if any(winner.ranked_by == "predicted" for winner in winners):
-        lines.append(_PREDICTED.format(targets=", ".join(sorted({problem.target for problem in job.problems}))))
+        lines.append(_PREDICTED.format(targets=", ".join(sorted({_gpu_of(problem) for problem in job.problems}))))
     lines += _measured_notes(job)
     if any(stage.wall for problem in job.problems for stage in dict(problem.seconds).values()):
         lines.append(_SECONDS)

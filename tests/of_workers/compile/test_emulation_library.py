@@ -21,36 +21,10 @@ from codegen.text.cubin import exported_symbols
 from codegen.text.render_emulation import render_emulation
 from codegen.text.render_library import winner_exports
 from tests.support.fixtures.compile import LIMITS
-from tests.support.kernels.cpu_calls import checked_call
+from tests.support.kernels.cpu_calls import CASES, LONG_CASES, checked_call
 from workers.compile.compile_file import FileCompiler
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
-
-LAYER = {"n": 1, "h": 9, "w": 7, "c": 8, "k": 8, "r": 3, "s": 3, "padding": 1}
-NODES = [{"op": "bias", "axis": "n"}, {"op": "gelu"}, {"op": "residual"}]
-SPLIT = {"split": ["workspace"], "split_k": [3]}
-# Name -> operator, problem, lists of tunables.
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, list[Any]] | None]] = {
-    "fp32": ("matmul", {"m": 33, "n": 20, "k": 50, "batch": 2, "epilogue": NODES}, None),
-    "fp16 on tensor cores, in three parts": ("matmul", {"m": 40, "n": 48, "k": 256, "dtype": "float16"}, SPLIT),
-    "a convolution": ("conv2d", {**LAYER, "dtype": "float16", "epilogue": [{"op": "bias"}, {"op": "relu"}]}, None),
-    "by winograd": ("conv2d", {**LAYER, "winograd": "f2"}, {"algorithm": ["winograd"]}),
-    "softmax": ("softmax", {"shape": [6, 40]}, None),
-    "a reduction": ("reduce", {"shape": [60, 48], "axes": [0]}, None),
-    "attention": ("attention", {"seq_q": 40, "heads_q": 2, "head_dim_qk": 64, "causal": True, "lse": True}, None),
-}
-LONG_CASES: dict[str, tuple[str, dict[str, Any], dict[str, list[Any]] | None]] = {
-    "bfloat16": ("matmul", {"m": 40, "n": 48, "k": 64, "dtype": "bfloat16", "layout": "nt"}, None),
-    "tf32": ("matmul", {"m": 32, "n": 32, "k": 64, "allow_tf32": True}, None),
-    "int8": ("matmul", {"m": 32, "n": 32, "k": 64, "dtype": "int8"}, None),
-    "a ring": ("matmul", {"m": 24, "n": 16, "k": 40, "dtype": "int64", "fraction_bits": 12}, None),
-    "gradient of the image": ("conv2d_dgrad", {**LAYER, "stride": 2}, None),
-    "gradient of the filters": ("conv2d_wgrad", {**LAYER}, None),
-    "layer_norm": ("layer_norm", {"shape": [5, 96], "dtype": "bfloat16"}, None),
-    "rms_norm": ("rms_norm", {"shape": [5, 101], "out_dtype": "float16"}, None),
-    "masked_activation": ("masked_activation", {"shape": [8, 100], "where_set": {"op": "gelu"}}, None),
-    "mla": ("mla", {"batch": 2, "seq_kv": 40, "heads_q": 16, "kv_lengths": [40, 9], "page_size": 16}, None),
-}
 
 
 def lowered(name: str) -> Candidate:

@@ -9,10 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from codegen.targets import target
 from cukiln.types import Comparison, Measurement
 from tests.support.fixtures.elsewhere import (
     REQUEST,
@@ -29,7 +30,7 @@ from workers.offline import compile_ahead, measure_bundle
 from workers.offline.measure_all import in_turns
 from workers.offline.measure_bundle import table
 from workers.offline.measured import Conditions, Journal, append_line, in_short, read_lines
-from workers.offline.work import RequestError, default_target_of, work_of_request
+from workers.offline.work import RequestError, Work, default_target_of, require_capability, work_of_request
 
 DEVICE = Device("Made Up", "GPU-1", (9, 0), "580.1", 132, 50 << 20, 1 << 37)
 
@@ -145,6 +146,12 @@ def test_the_target_of_a_device_is_the_one_that_can_do_most() -> None:
     assert default_target_of((8, 0)) == "sm_80"
     with pytest.raises(RequestError, match=r"capability 5\.2; there are: sm_75"):
         default_target_of((5, 2))
+
+
+def test_an_emulation_is_not_measured_though_a_device_has_its_capability() -> None:
+    problem = SimpleNamespace(name="ffn1", target=target("cpu"))
+    with pytest.raises(RequestError, match="ffn1 is compiled for cpu, but NVIDIA A100"):
+        require_capability(cast(Work, SimpleNamespace(problems=[problem])), (8, 0), "NVIDIA A100")
 
 
 def test_results_of_another_driver_or_test_plan_do_not_count(tmp_path: Path) -> None:

@@ -123,6 +123,13 @@ def counted(done: subprocess.CompletedProcess[str]) -> list[str]:
     return [line.partition(":")[0] for line in done.stdout.splitlines() if line[:1] not in ("", " ") and ":" in line]
 
 
+def test_a_candidate_of_target_cpu_is_built_for_what_that_emulates(facts: CandidateFacts, tmp_path: Path) -> None:
+    write_folder(facts.model_copy(update={"target": "cpu", "device_class": "predicted:cpu"}), tmp_path / "folder")
+    commands = (tmp_path / "folder" / "build.sh").read_text()
+    assert "arch=compute_80,code=sm_80" in commands
+    assert "| target | cpu |" in (tmp_path / "folder" / "README.md").read_text()
+
+
 def test_the_bare_environment_has_nothing_of_ours(bare_python: Path, tmp_path: Path) -> None:
     for name in ("cukiln", "codegen", "workers", "pydantic", "ml_dtypes", "rfc8785"):
         done = subprocess.run([bare_python, "-c", f"import {name}"], cwd=tmp_path, capture_output=True, check=False)
