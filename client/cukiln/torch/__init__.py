@@ -14,12 +14,15 @@ try:
 except ImportError as error:
     raise ImportError(f"cukiln.torch needs PyTorch ({error}); install it with `pip install cukiln[torch]`") from error
 
+from cukiln.torch.attentions import attention
 from cukiln.torch.convolutions import conv2d
 from cukiln.torch.dispatch import configure, settle, using
+from cukiln.torch.masked import masked_activation
 from cukiln.torch.norms import layer_norm, rms_norm
 from cukiln.torch.options import Options
 from cukiln.torch.products import matmul
 from cukiln.torch.reductions import reduce
 from cukiln.torch.softmaxes import softmax
 
-__all__ = ["Options", "configure", "conv2d", "layer_norm", "matmul", "reduce", "rms_norm", "settle", "softmax", "using"]
+__all__ = ["Options", "attention", "configure", "conv2d", "layer_norm", "masked_activation", "matmul", "reduce"]
+__all__ += ["rms_norm", "settle", "softmax", "using"]
