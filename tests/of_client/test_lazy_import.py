@@ -50,3 +50,19 @@ def test_the_version_is_that_of_the_package() -> None:
     except PackageNotFoundError:
         expected = "0+checkout"
     assert cukiln.__version__ == expected
+
+
+def test_torch_is_imported_by_cukiln_torch_alone() -> None:
+    code = "import cukiln, cukiln.client, cukiln.load_kernel\nprint('torch' in sys.modules)"
+    assert run(code) == "False\n"
+
+
+def test_without_pytorch_the_import_says_what_to_install() -> None:
+    code = """
+sys.modules["torch"] = None
+try:
+    import cukiln.torch
+except ImportError as error:
+    print(error)
+"""
+    assert "install it with `pip install cukiln[torch]`" in run(code)

@@ -1,0 +1,209 @@
+"""`conv2d` with bias, residual and activation in one kernel, and its gradients, which have kernels of their own."""
+
+from typing import Any, Literal
+
+import torch
+from torch.nn import functional
+
+from cukiln.torch import activations
+from cukiln.torch.activations import Activation
+from cukiln.torch.convolution_plans import CONV2D, DGRAD, WGRAD, Numbers, channels_last, own, pack, paddings, pair
+from cukiln.torch.dispatch import run
+from cukiln.torch.library import define, dispatched, forward
+from cukiln.torch.modes import autocast_dtype, ordinary, recorded, transformed
+from cukiln.torch.modes import cast as cast_to
+from cukiln.torch.reductions import sum_of_axes
+
+
+def conv2d(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    stride: Numbers = 1,
+    padding: Numbers | Literal["same", "valid"] = 0,
+    dilation: Numbers = 1,
+    groups: int = 1,
+    *,
+    residual: torch.Tensor | None = None,
+    activation: Activation | None = None,
+) -> torch.Tensor:
+    """`activation(conv2d(x, w) + bias + residual)`, as `torch.nn.functional.conv2d` convolves.
+
+    x, w and residual are all contiguous, or all `torch.channels_last`, for a kernel to take them.
+    """
+    pads = paddings(padding, w, pair(dilation))
+    if pads is None:  # more on one side than on the other
+        made = functional.conv2d(x, w, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]
+        return activations.apply(activation, made if residual is None else made + residual)
+    arguments = (x, w, bias, residual, [*pair(stride)], [*pads], [*pair(dilation)], groups, activation)
+    if torch.compiler.is_compiling():
+        return _dispatched(*arguments)
+    tensors, options = pack(*arguments)
+    if not ordinary(tensors):
+        return own(tensors, options) if transformed() else _dispatched(*arguments)
+    if recorded(tensors):
+        return _recorded(*arguments, direct=True)
+    return run(CONV2D, tensors, options)
+
+
+def _dispatched(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> torch.Tensor:
+    bias, residual, *more = rest
+    if (lower := autocast_dtype(x)) is not None:
+        x, w = cast_to(x, lower), cast_to(w, lower)
+        bias = None if bias is None else cast_to(bias, lower)
+        residual = None if residual is None else cast_to(residual, lower)
+    return dispatched(CONV2D, x, w, bias, residual, *more)
+
+
+# ---- gradients
+
+
+class _Conv2d(torch.autograd.Function):
+    """Of an activation whose gradient follows from its result."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        w: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: torch.Tensor | None,
+        geometry: tuple[Any, ...],
+        activation: str | None,
+        direct: bool,
+    ) -> torch.Tensor:
+        out = forward(CONV2D, direct, x, w, bias, residual, *geometry, activation)
+        ctx.save_for_backward(x, w, None if activation is None else out)
+        ctx.geometry, ctx.activation = geometry, activation
+        ctx.residual = None if residual is None else residual.shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        x, w, out = ctx.saved_tensors
+        of_x, of_w, of_bias, of_residual, *_ = ctx.needs_input_grad
+        dz = _as(activations.gradient(ctx.activation, gradients[0], out), channels_last(x, w))
+        return (
+            _image_gradient(dz, w, x.shape, ctx.geometry) if of_x else None,
+            _filter_gradient(dz, x, w.shape, ctx.geometry) if of_w else None,
+            sum_of_axes(dz, [0, 2, 3]) if of_bias else None,
+            dz.sum_to_size(ctx.residual) if of_residual else None,
+            None,
+            None,
+            None,
+        )
+
+
+class _Gradient(torch.autograd.Function):
+    """Of the image or the filters: a convolution is linear in both, so gradients of these are convolutions again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        dy: torch.Tensor,
+        other: torch.Tensor,
+        shape: tuple[int, ...],
+        geometry: tuple[Any, ...],
+        of_image: bool,
+        direct: bool,
+    ) -> torch.Tensor:
+        ctx.save_for_backward(dy, other)
+        ctx.geometry, ctx.of_image = geometry, of_image
+        return forward(DGRAD if of_image else WGRAD, direct, dy, other, shape, *geometry)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        dy, other = ctx.saved_tensors
+        of_dy, of_other, *_ = ctx.needs_input_grad
+        again = _as(gradients[0], channels_last(dy, other))
+        x, w = (again, other) if ctx.of_image else (other, again)
+        of_operand = _filter_gradient if ctx.of_image else _image_gradient
+        return (
+            _convolution(x, w, ctx.geometry) if of_dy else None,
+            of_operand(dy, again, other.shape, ctx.geometry) if of_other else None,
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _as(tensor: torch.Tensor, last: bool) -> torch.Tensor:
+    return tensor.contiguous(memory_format=torch.channels_last if last else torch.contiguous_format)
+
+
+def _convolution(x: torch.Tensor, w: torch.Tensor, geometry: tuple[Any, ...]) -> torch.Tensor:
+    stride, padding, dilation, groups = geometry
+    return conv2d(x, w, None, stride, padding, dilation, groups)
+
+
+def _image_gradient(
+    dy: torch.Tensor, w: torch.Tensor, shape: tuple[int, ...], geometry: tuple[Any, ...]
+) -> torch.Tensor:
+    return _gradient(dy, w, shape, geometry, of_image=True)
+
+
+def _filter_gradient(
+    dy: torch.Tensor, x: torch.Tensor, shape: tuple[int, ...], geometry: tuple[Any, ...]
+) -> torch.Tensor:
+    return _gradient(dy, x, shape, geometry, of_image=False)
+
+
+def _gradient(
+    dy: torch.Tensor, other: torch.Tensor, shape: tuple[int, ...], geometry: tuple[Any, ...], *, of_image: bool
+) -> torch.Tensor:
+    operator = DGRAD if of_image else WGRAD
+    if not ordinary((dy, other)):
+        return dispatched(operator, dy, other, list(shape), *geometry)
+    if recorded((dy, other)):
+        return _recorded_gradient(dy, other, shape, geometry, of_image=of_image, direct=True)
+    return run(operator, *operator.pack(dy, other, shape, *geometry))
+
+
+def _recorded_gradient(
+    dy: torch.Tensor,
+    other: torch.Tensor,
+    shape: Any,
+    geometry: tuple[Any, ...],
+    *,
+    of_image: bool,
+    direct: bool = False,
+) -> torch.Tensor:
+    made: torch.Tensor = _Gradient.apply(dy, other, tuple(shape), geometry, of_image, direct)  # type: ignore[no-untyped-call]
+    return made
+
+
+def _recorded(
+    x: torch.Tensor,
+    w: torch.Tensor,
+    bias: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    *rest: Any,
+    direct: bool = False,
+) -> torch.Tensor:
+    stride, padding, dilation, groups, activation = (*rest, None)[:5]
+    if x.dim() != 4:
+        return own(*pack(x, w, bias, residual, stride, padding, dilation, groups, activation))
+    geometry = (stride, padding, dilation, groups)
+    fused = activation if activation in activations.OF_RESULT else None
+    made: torch.Tensor = _Conv2d.apply(x, w, bias, residual, geometry, fused, direct)  # type: ignore[no-untyped-call]
+    return made if activation == fused else activations.apply(activation, made)
+
+
+define(
+    "(Tensor x, Tensor w, Tensor? bias, Tensor? residual, SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation,"
+    " SymInt groups, str? activation=None) -> Tensor",
+    CONV2D,
+    _recorded,
+)
+_GRADIENT = "SymInt[4] shape, SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups) -> Tensor"
+define(
+    f"(Tensor dy, Tensor w, {_GRADIENT}",
+    DGRAD,
+    lambda dy, w, shape, *geometry: _recorded_gradient(dy, w, shape, geometry, of_image=True),
+)
+define(
+    f"(Tensor dy, Tensor x, {_GRADIENT}",
+    WGRAD,
+    lambda dy, x, shape, *geometry: _recorded_gradient(dy, x, shape, geometry, of_image=False),
+)

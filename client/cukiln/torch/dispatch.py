@@ -1,0 +1,181 @@
+"""Which kernel a call runs, decided before PyTorch's dispatcher: by a small key, from a dict."""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias, Unpack
+
+import torch
+
+from cukiln.torch.find_kernels import Entry, Finder, Load, load_entry
+from cukiln.torch.options import Options, OptionsGiven
+from cukiln.torch.plan import Plan
+
+Key: TypeAlias = Hashable
+Tensors: TypeAlias = tuple[torch.Tensor, ...]
+MOST_KEYS = 100_000  # kinds of calls that are remembered; those beyond run PyTorch's own
+
+
+class Dispatcher:
+    """The kernels of all calls under some options."""
+
+    def __init__(self, options: Options, load: Load = load_entry) -> None:
+        self.options, self.load = options, load
+        self.table: dict[Key, Entry] = {}
+        self._finder = Finder(options, load)
+        self._lock = threading.Lock()
+
+    def first(self, key: Key, plan: Plan | None, device: torch.device) -> Entry:
+        """The entry of a key that the table lacks; it is filled in behind the caller's back."""
+        entry = Entry(plan, device)
+        if plan is None or not self._computes(device):
+            entry.ready.set()
+            return self._keep(key, entry)
+        if _capturing(device):
+            entry.ready.set()  # nothing may be loaded now; the next call asks
+            return entry
+        kept = self._keep(key, entry)
+        if kept is entry:
+            self._finder.find(entry)
+        return kept
+
+    def wait(self, entry: Entry) -> None:
+        """Wait for an entry that is being filled in, as long as the options say, unless that was in vain lately."""
+        if time.monotonic() >= self._finder.failed_until and not entry.ready.wait(self.options.wait_seconds):
+            self._finder.failed_until = time.monotonic() + self.options.retry_seconds
+
+    def again(self, entry: Entry) -> None:
+        """Ask for an entry whose time has come, behind the caller's back."""
+        if _capturing(entry.device):
+            return
+        with self._lock:
+            due = entry.until <= time.monotonic()
+            entry.until = time.monotonic() + self.options.retry_seconds
+        if due:
+            self._finder.find(entry)
+
+    def settle(self, seconds: float | None) -> bool:
+        end = None if seconds is None else time.monotonic() + seconds
+        for entry in list(self.table.values()):
+            if not entry.ready.wait(None if end is None else max(0.0, end - time.monotonic())):
+                return False
+        return True
+
+    def close(self) -> None:
+        self._finder.close()
+
+    def _computes(self, device: torch.device) -> bool:
+        if not self.options.enabled:
+            return False
+        kind: str = device.type
+        return kind == ("cpu" if self.options.target == "cpu" else "cuda")
+
+    def _keep(self, key: Key, entry: Entry) -> Entry:
+        with self._lock:
+            if len(self.table) >= MOST_KEYS and key not in self.table:
+                full = Entry(None, entry.device)
+                full.ready.set()
+                return full
+            return self.table.setdefault(key, entry)
+
+
+def _capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured, in which no module may be loaded."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """An operator as its call has it: of tensors, and of options, which are hashable.
+
+    `pack`: both of these, from the arguments of `torch.ops.cukiln`. `plan`: None where no kernel takes them. `own`:
+    PyTorch's way to compute the same. `form`: a result with the strides that the operator promises.
+    """
+
+    name: str
+    pack: Callable[..., tuple[Tensors, Any]]
+    plan: Callable[[Tensors, Any], Plan | None]
+    own: Callable[[Tensors, Any], torch.Tensor]
+    form: Callable[[torch.Tensor, Tensors], torch.Tensor] = lambda made, _: made.contiguous()
+
+
+class _Current:
+    """The process's dispatcher: a variable of a thread or a context would not reach autograd's threads."""
+
+    def __init__(self) -> None:
+        self.dispatcher = Dispatcher(Options())
+
+
+_CURRENT = _Current()
+
+
+def configure(**options: Unpack[OptionsGiven]) -> None:
+    """Where the kernels of `cukiln.torch` come from, in the whole process from now on: `cukiln.torch.Options`. What is
+    not named is as by default. Kernels that were found before are looked up again."""
+    install(Dispatcher(Options(**options))).close()
+
+
+@contextmanager
+def using(**options: Unpack[OptionsGiven]) -> Iterator[None]:
+    """`configure` for the calls inside the `with`, of all threads; what was found before is there again after it."""
+    made = Dispatcher(Options(**options))
+    before = install(made)
+    try:
+        yield
+    finally:
+        install(before)
+        made.close()
+
+
+def settle(seconds: float | None = None) -> bool:
+    """Wait until every kernel that calls have asked for is there, or known to be missing; False where `seconds` were
+    over before. Call it after a first run, before a CUDA graph is captured or something is timed."""
+    return _CURRENT.dispatcher.settle(seconds)
+
+
+def install(dispatcher: Dispatcher) -> Dispatcher:
+    """Make it the process's; returns the one before."""
+    before, _CURRENT.dispatcher = _CURRENT.dispatcher, dispatcher
+    return before
+
+
+def _after_fork() -> None:
+    # The thread that finds kernels is not there, and its locks may be held for ever.
+    before = _CURRENT.dispatcher
+    _CURRENT.dispatcher = Dispatcher(before.options, before.load)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def run(operator: Operator, tensors: Tensors, options: Hashable) -> torch.Tensor:
+    """The call's kernel, or PyTorch's own operator. Nothing is recorded for gradients by the kernel."""
+    dispatcher = _CURRENT.dispatcher
+    try:
+        key = (
+            operator.name,
+            options,
+            *[(t.shape, t.stride(), t.dtype, t.device, t.data_ptr() & 15, t.is_neg()) for t in tensors],
+        )
+    except RuntimeError:  # a tensor without strides or without memory: sparse, nested
+        return operator.own(tensors, options)
+    entry = dispatcher.table.get(key)
+    if entry is None:
+        plan = None if _unlike(tensors) else operator.plan(tensors, options)
+        entry = dispatcher.first(key, plan, tensors[0].device)
+    if entry.until <= time.monotonic():
+        dispatcher.again(entry)
+    elif entry.call is None and not entry.ready.is_set():
+        dispatcher.wait(entry)
+    if entry.call is not None:
+        return entry.call(*tensors)
+    return operator.own(tensors, options)
+
+
+def _unlike(tensors: Tensors) -> bool:
+    """Whether no kernel takes these together: of several devices, or negated when they are read."""
+    device = tensors[0].device
+    return any(tensor.device != device or tensor.is_neg() or tensor.numel() == 0 for tensor in tensors)

@@ -1,0 +1,176 @@
+"""Finds the kernels of problems on a thread of its own, so that no call waits for a service longer than it wants to."""
+
+import inspect
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from math import inf
+from typing import Any, TypeAlias
+
+import torch
+
+from cukiln.client import Client
+from cukiln.errors import CukilnError, UsageError
+from cukiln.load_kernel import Kernel, choose, load
+from cukiln.torch.options import Options
+from cukiln.torch.plan import Call, Plan, bind
+from cukiln.types import FrontEntry, WinnerRecord
+
+LOG = logging.getLogger("cukiln.torch")
+AT_ONCE = 100  # problems of one lookup
+Load: TypeAlias = Callable[[FrontEntry, Client], Kernel]
+
+
+class Entry:
+    """What is known of one kind of call. `call`: the kernel's; None: PyTorch's own runs. From `until`
+    (`time.monotonic()`) on the service is asked again."""
+
+    __slots__ = ("call", "device", "plan", "ready", "until")
+
+    def __init__(self, plan: Plan | None, device: torch.device) -> None:
+        self.call: Call | None = None
+        self.until = inf
+        self.plan, self.device = plan, device
+        self.ready = threading.Event()
+
+
+def load_entry(entry: FrontEntry, client: Client) -> Kernel:
+    return load(entry, client=client)
+
+
+class Finder:
+    """Looks problems up and loads their kernels. `failed_until`: until when the service is taken for gone."""
+
+    def __init__(self, options: Options, load_kernel: Load = load_entry) -> None:
+        self._options, self._load = options, load_kernel
+        self._client = options.client
+        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self.failed_until = 0.0
+        self._said: set[str] = set()
+        if options.on_miss != "none" and not _takes_on_miss(Client if options.client is None else options.client):
+            raise UsageError(f"on_miss is {options.on_miss!r}; this client has lookups without on_miss alone")
+
+    def find(self, entry: Entry) -> None:
+        """Fill the entry in, later; its `ready` is set then."""
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._work, name="cukiln-torch", daemon=True)
+                self._thread.start()
+        self._queue.put(entry)
+
+    def close(self) -> None:
+        self._queue.put(None)
+
+    def _work(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            entries = [entry]
+            while len(entries) < AT_ONCE and not self._queue.empty():
+                if (another := self._queue.get()) is None:
+                    self._queue.put(None)  # ends this thread after these
+                    break
+                entries.append(another)
+            try:
+                self._find(entries)
+            finally:
+                for entry in entries:
+                    entry.ready.set()
+        if self._client is not None and self._options.client is None:
+            self._client.close()
+
+    def _find(self, entries: Sequence[Entry]) -> None:
+        if self._client is None:
+            self._client = Client(self._options.url)
+        try:
+            records = self._look_up(entries)
+        except CukilnError as error:
+            if len(entries) > 1:  # one of them is refused
+                for entry in entries:
+                    self._find([entry])
+                return
+            self._say(f"looking up {_of(entries[0])}: {error}")
+            records = [None]
+        for entry, record in zip(entries, records, strict=True):
+            call = None
+            try:
+                if record is not None:
+                    call = self._call(entry, record)
+            except CukilnError as error:
+                self._say(f"loading the kernel of {_of(entry)}: {error}")
+                record = None
+            # A neighbour's kernel serves until the problem's own is tuned.
+            settled = record is not None and not of_neighbour(record)
+            entry.until = inf if settled else time.monotonic() + self._options.retry_seconds
+            if call is not None or settled or entry.call is None:
+                entry.call = call
+            entry.ready.set()
+
+    def _look_up(self, entries: Sequence[Entry]) -> list[WinnerRecord | None]:
+        assert self._client is not None
+        options = self._options
+        problems: list[Any] = [
+            {**_problem(entry), "target": options.target or target_of(entry.device)} for entry in entries
+        ]
+        more: dict[str, Any] = {} if options.on_miss == "none" else {"on_miss": options.on_miss}
+        answers = self._client.lookup(
+            problems,
+            workspace_limit_bytes=options.workspace_limit_bytes,
+            deterministic=options.deterministic,
+            **more,
+        )
+        for answer in answers:
+            if answer.unanswered is not None:
+                self.failed_until = time.monotonic() + options.retry_seconds
+        return [answer.record for answer in answers]
+
+    def _call(self, entry: Entry, record: WinnerRecord) -> Call | None:
+        """The call of the record's kernel; None where the vendor's library was faster."""
+        assert self._client is not None and entry.plan is not None
+        options = self._options
+        chosen = choose(
+            record, workspace_limit_bytes=options.workspace_limit_bytes, deterministic=options.deterministic
+        )
+        if not of_neighbour(record) and vendor_won(record, chosen):
+            return None
+        kernel = self._load(chosen, self._client)
+        if entry.device.type == "cuda":
+            kernel.prepare(entry.device.index or 0)  # a module must not be loaded while a graph is captured
+        return bind(entry.plan, kernel, entry.device)
+
+    def _say(self, message: str) -> None:
+        """Once: what is wrong now is wrong at the next try, too."""
+        if message not in self._said and len(self._said) < 1000:
+            self._said.add(message)
+            LOG.warning("%s; PyTorch's own operator runs", message)
+
+
+def of_neighbour(record: WinnerRecord) -> bool:
+    """Whether its kernels were tuned for another problem, and serve until the problem's own are there."""
+    return getattr(record, "tuned_for", None) is not None
+
+
+def vendor_won(record: WinnerRecord, entry: FrontEntry) -> bool:
+    """Whether the vendor's library, which PyTorch calls, was measured to be faster than this kernel."""
+    return record.vendor is not None and entry.measured_us is not None and record.vendor.median_us < entry.measured_us
+
+
+def target_of(device: torch.device) -> str:
+    """Of a GPU. From 9.0 on with the letter: kernels may use all of the very architecture."""
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def _takes_on_miss(client: Client | type[Client]) -> bool:
+    return "on_miss" in inspect.signature(client.lookup).parameters
+
+
+def _problem(entry: Entry) -> dict[str, Any]:
+    assert entry.plan is not None
+    return dict(entry.plan.problem)
+
+
+def _of(entry: Entry) -> str:
+    return ", ".join(f"{name} {value}" for name, value in _problem(entry).items())

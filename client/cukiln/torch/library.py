@@ -1,0 +1,50 @@
+"""The operators `torch.ops.cukiln.*`: what `torch.compile`, `torch.export` and tracers see of a call."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cukiln.torch.dispatch import Operator, run
+from cukiln.torch.modes import recorded as may_be_recorded
+
+LIBRARY: Any = torch.library.Library("cukiln", "DEF")  # type: ignore[no-untyped-call]
+
+
+def define(schema: str, operator: Operator, recorded: Callable[..., torch.Tensor]) -> None:
+    """The operator for CPUs, GPUs and tensors without data. `recorded`: the call where gradients are asked for."""
+    LIBRARY.define(f"{operator.name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
+
+    def compute(*arguments: Any) -> torch.Tensor:
+        tensors, options = operator.pack(*arguments)
+        return operator.form(run(operator, tensors, options), tensors)
+
+    def fake(*arguments: Any) -> torch.Tensor:
+        tensors, options = operator.pack(*arguments)
+        return operator.form(operator.own(tensors, options), tensors)
+
+    def autograd(*arguments: Any) -> torch.Tensor:
+        if may_be_recorded(argument for argument in arguments if isinstance(argument, torch.Tensor)):
+            return recorded(*arguments)
+        return _below_autograd(operator, *arguments)
+
+    for key in ("CPU", "CUDA"):
+        LIBRARY.impl(operator.name, compute, key)
+    LIBRARY.impl(operator.name, autograd, "Autograd")
+    torch.library.register_fake(f"cukiln::{operator.name}", fake, lib=LIBRARY)
+
+
+def forward(operator: Operator, direct: bool, *arguments: Any) -> torch.Tensor:
+    """The call inside of what records it for gradients. `direct`: not by way of PyTorch's dispatcher."""
+    return run(operator, *operator.pack(*arguments)) if direct else _below_autograd(operator, *arguments)
+
+
+def dispatched(operator: Operator, *arguments: Any) -> torch.Tensor:
+    """The call by way of PyTorch's dispatcher."""
+    made: torch.Tensor = getattr(torch.ops.cukiln, operator.name).default(*arguments)
+    return made
+
+
+def _below_autograd(operator: Operator, *arguments: Any) -> torch.Tensor:
+    with torch._C._AutoDispatchBelowAutograd():
+        return dispatched(operator, *arguments)

@@ -1,0 +1,55 @@
+"""When a call must go through PyTorch's dispatcher, and what autocast makes of its tensors."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
+_autocast, _tracing = torch._C._is_any_autocast_enabled, torch._C._get_tracing_state
+
+
+def ordinary(tensors: "Iterable[torch.Tensor]") -> bool:
+    """Whether nothing but the tensors themselves says what a call computes: they are no subclass, nothing traces,
+    transforms or casts."""
+    if _modes() or _transforms() or _autocast() or _tracing() is not None:
+        return False
+    for tensor in tensors:  # noqa: SIM110 (`all` takes twice the time)
+        if type(tensor) not in _PLAIN:
+            return False
+    return True
+
+
+def recorded(tensors: "Iterable[torch.Tensor]") -> bool:
+    """Whether a gradient may be asked for of what is computed from these."""
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor.requires_grad:
+                return True
+    return False
+
+
+def transformed() -> bool:
+    """Inside of `torch.func`'s grad, vmap and their like. Each of its levels has PyTorch's operators alone."""
+    return not torch.compiler.is_compiling() and _transforms()
+
+
+def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
+    """What autocast would have an operator of its lower precision compute in."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """As autocast does: of floats, but for float64."""
+    if dtype is None or not tensor.is_floating_point() or tensor.dtype is torch.float64:
+        return tensor
+    return tensor.to(dtype)
+
+
+def single_precision(tensor: torch.Tensor) -> torch.Tensor:
+    """What autocast makes of an argument of an operator that it computes in float32, on GPUs."""
+    return cast(tensor, torch.float32) if tensor.is_cuda and autocast_dtype(tensor) is not None else tensor

@@ -1,0 +1,70 @@
+"""`softmax` along the last axis, and its gradient."""
+
+from math import prod
+from typing import Any
+
+import torch
+
+from cukiln.torch.dispatch import Operator, Tensors, run
+from cukiln.torch.layouts import is_aligned, is_packed
+from cukiln.torch.library import define, dispatched, forward
+from cukiln.torch.modes import ordinary, recorded, single_precision, transformed
+from cukiln.torch.plan import FLOATS, Plan
+
+
+def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
+    """e^x / Σ e^x along `dim`, as `torch.softmax`; sums are of float32. Kernels are for the last axis."""
+    if torch.compiler.is_compiling() or not ordinary((x,)):
+        return own((x,), (dim,)) if transformed() else dispatched(SOFTMAX, single_precision(x), dim)
+    if recorded((x,)):
+        return _recorded(x, dim, direct=True)
+    return run(SOFTMAX, (x,), (dim,))
+
+
+def pack(x: torch.Tensor, dim: int) -> tuple[Tensors, tuple[int]]:
+    return (x,), (dim,)
+
+
+def plan(tensors: Tensors, options: tuple[int]) -> Plan | None:
+    (x,), (dim,) = tensors, options
+    if x.dtype not in FLOATS or x.dim() == 0 or dim not in (-1, x.dim() - 1) or not is_packed(x.shape, x.stride()):
+        return None
+    if not is_aligned(x.data_ptr(), (x.shape[-1],), x.element_size()):
+        return None
+    problem = {
+        "operator": "softmax",
+        "shape": [prod(x.shape[:-1]), x.shape[-1]],
+        "dtype": FLOATS[x.dtype],
+    }
+    return Plan(problem, inputs=(None,), shape=tuple(x.shape), dtype=x.dtype)
+
+
+def own(tensors: Tensors, options: tuple[int]) -> torch.Tensor:
+    return torch.softmax(tensors[0], options[0])
+
+
+SOFTMAX = Operator("softmax", pack, plan, own)
+
+
+class _Softmax(torch.autograd.Function):
+    """`direct`: not by way of PyTorch's dispatcher."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, dim: int, direct: bool) -> torch.Tensor:
+        out = forward(SOFTMAX, direct, x, dim)
+        ctx.save_for_backward(out)
+        ctx.dim, ctx.dtype = dim, x.dtype
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        (out,) = ctx.saved_tensors
+        return torch.ops.aten._softmax_backward_data(gradients[0], out, ctx.dim, ctx.dtype), None, None
+
+
+def _recorded(x: torch.Tensor, dim: int, *, direct: bool = False) -> torch.Tensor:
+    made: torch.Tensor = _Softmax.apply(x, dim, direct)  # type: ignore[no-untyped-call]
+    return made
+
+
+define("(Tensor x, int dim) -> Tensor", SOFTMAX, _recorded)

@@ -1,0 +1,40 @@
+"""What the tests of `cukiln.torch` share: a service that has a kernel for every problem, on CPU tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+if TYPE_CHECKING:
+    from tests.support.kernels.reference_kernel import PlayedService
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled_before() -> None:
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def played() -> Iterator[Callable[..., PlayedService]]:
+    """`played(options…, service=…)` makes a service that is played the process's; the one before comes back."""
+    from cukiln.torch import dispatch
+    from cukiln.torch.options import Options
+    from tests.support.kernels.reference_kernel import PlayedService
+
+    installed: list[Any] = []
+
+    def install(service: PlayedService | None = None, **options: Any) -> PlayedService:
+        service = service or PlayedService()
+        of_call = {"target": "cpu", "wait_seconds": 30.0, **options}
+        dispatcher = dispatch.Dispatcher(Options(client=service, **of_call), load=service.load)  # type: ignore[arg-type]
+        installed.append((dispatcher, dispatch.install(dispatcher)))
+        return service
+
+    yield install
+    for dispatcher, before in reversed(installed):
+        dispatch.install(before)
+        dispatcher.close()
