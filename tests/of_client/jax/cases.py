@@ -60,6 +60,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "convolution": (convolution, (IMAGES, FILTERS, random(8))),
     "gradients of a convolution": (jax.grad(loss(convolution), (0, 1, 2)), (IMAGES, FILTERS, random(8))),
     "mapped images": (jax.vmap(lambda x: cj.conv2d(x, FILTERS)), (random(3, 2, 7, 6, 4),)),
+    "channels first, in groups": (
+        lambda x, w: cj.conv2d(x, w, groups=2, dilation=(1, 2), padding=1, layout="nchw"),
+        (random(1, 8, 6, 9), random(6, 4, 3, 3)),
+    ),
     "softmax": (cj.softmax, (STACK,)),
     "its gradient": (jax.grad(loss(cj.softmax)), (STACK,)),
     "layer_norm": (cj.layer_norm, (X, random(16), random(16))),
@@ -68,6 +72,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "reduce": (lambda x: cj.reduce(x, (0, 2)), (STACK,)),
     "mapped reduce": (jax.vmap(lambda x: cj.reduce(x, -1, "max")), (STACK,)),
     "masked_activation": (lambda x: cj.masked_activation(x, MASK, where_set="relu", where_clear="square"), (X,)),
+    "gradient of masked_activation": (
+        jax.grad(loss(lambda x: cj.masked_activation(x, MASK, where_set="relu", where_clear="square"))),
+        (X,),
+    ),
+    "gradient of a mean": (jax.grad(loss(lambda x: cj.reduce(x, 1, "mean"))), (X,)),
+    "bfloat16": (cj.matmul, (random(16, 32, dtype="bfloat16"), random(32, 16, dtype="bfloat16"))),
     "attention": (lambda q, k: cj.attention(q, k, k, causal=True), (Q, K)),
     "gradients of attention": (jax.grad(loss(lambda q, k: cj.attention(q, k, k)), (0, 1)), (Q, K)),
 }
