@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pydantic_core import from_json
+
 from cukiln.errors import DigestMismatch, UsageError
 
 DEFAULT_BYTES = 4 * 2**30  # a full search of a model leaves some hundred libraries of about a megabyte
@@ -138,7 +140,7 @@ class LocalCache:
         if data is None:
             return None
         try:
-            return CachedAnswer(**json.loads(data))
+            return CachedAnswer(**from_json(data))
         except (ValueError, TypeError):  # torn by a power cut, or of another release
             return None
 

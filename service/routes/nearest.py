@@ -11,8 +11,8 @@ bytes of workspace, the predicted time. What was measured of the neighbour is le
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import lru_cache
 
 from codegen.errors import CodegenError
@@ -30,7 +30,7 @@ from codegen.text.render_group import slice_digest
 from codegen.text.render_library import render_library
 from cukiln.types import FrontEntry, TunedFor, WinnerRecord
 from service.requests.resolve import Resolved, Wanted
-from service.winner_cache import WinnerCache
+from service.winner_cache import CachedWinner, WinnerCache
 from storage.database.database_errors import DATABASE_ERRORS
 from storage.database.session import Session
 from storage.database.sql import chunks, is_predicted
@@ -71,50 +71,61 @@ def nearest_records(winners: WinnerCache, misses: Mapping[int, Wanted], policy: 
     records: dict[int, bytes] = {}
     try:
         for some in chunks(misses.items(), MISSES_AT_ONCE):
-            with winners.database.read() as session:
-                for place, wanted in some:
-                    record = _record(session, winners, wanted, policy)
-                    if record is not None:
-                        records[place] = record.model_dump_json().encode()
+            for place, record in _records(winners, dict(some), policy).items():
+                records[place] = record.model_dump_json().encode()
     except DATABASE_ERRORS as error:
         log.warning("no neighbours of %d misses: %s", len(misses) - len(records), error)
     return records
 
 
-def _record(session: Session, winners: WinnerCache, wanted: Wanted, policy: Policy) -> WinnerRecord | None:
-    asked = wanted.asked
-    near = _nearest(asked, neighbours_of(session, place_of(asked.operator, asked.problem), asked.target, LOOKED_AT))
-    cached = winners.get([neighbour.row.key for neighbour in near]) if near else {}
-    for neighbour in near:
-        if neighbour.row.key not in cached:  # withdrawn meanwhile
+def _records(winners: WinnerCache, misses: Mapping[int, Wanted], policy: Policy) -> dict[int, WinnerRecord]:
+    """No session is held while another is opened: a pool of connections that all do that stands still."""
+    with winners.database.read() as session:
+        near = {place: _nearest(session, wanted.asked) for place, wanted in misses.items()}
+    cached = winners.get([neighbour.row.key for some in near.values() for neighbour in some])
+    records: dict[int, WinnerRecord] = {}
+    for number in range(TRIED):
+        lent = {
+            place: _Lent.of(misses[place].asked, some[number], cached[some[number].row.key], policy)
+            for place, some in near.items()
+            if place not in records and number < len(some) and some[number].row.key in cached  # else withdrawn
+        }
+        if not lent:
             continue
-        theirs = WinnerRecord.model_validate_json(cached[neighbour.row.key].json)
-        front = _front(session, asked, theirs, policy)
-        if front:
-            return WinnerRecord(
-                key=wanted.key,
-                revision=0,
-                operator=asked.operator.name,
-                problem=asked.problem.canonical(),
-                target=asked.target,
-                device_class=wanted.key_class,
-                ranked_by="predicted",
-                front=front,
-                searches=[],
-                updated_at=theirs.updated_at,
-                tuned_for=TunedFor(
-                    key=theirs.key,
-                    revision=theirs.revision,
-                    device_class=theirs.device_class,
-                    problem=theirs.problem,
-                    distance=round(neighbour.distance, 6),
-                ),
-            )
-    return None
+        with winners.database.read() as session:
+            libraries = libraries_of(session, [id for each in lent.values() for id in each.libraries.values()])
+        for place, each in lent.items():
+            if front := each.front(misses[place].asked, libraries):
+                records[place] = _record(misses[place], each, front)
+    return records
 
 
-def _nearest(asked: Resolved, rows: Sequence[Neighbour]) -> list[_Near]:
+def _record(wanted: Wanted, lent: "_Lent", front: list[FrontEntry]) -> WinnerRecord:
+    asked, theirs = wanted.asked, lent.theirs
+    return WinnerRecord(
+        key=wanted.key,
+        revision=0,
+        operator=asked.operator.name,
+        problem=asked.problem.canonical(),
+        target=asked.target,
+        device_class=wanted.key_class,
+        ranked_by="predicted",
+        front=front,
+        searches=[],
+        updated_at=theirs.updated_at,
+        tuned_for=TunedFor(
+            key=theirs.key,
+            revision=theirs.revision,
+            device_class=theirs.device_class,
+            problem=theirs.problem,
+            distance=round(lent.distance, 6),
+        ),
+    )
+
+
+def _nearest(session: Session, asked: Resolved) -> list[_Near]:
     """The nearest, whose offsets reach as far; of equally near ones first what was measured."""
+    rows = neighbours_of(session, place_of(asked.operator, asked.problem), asked.target, LOOKED_AT)
     own = Extents.of(asked.operator, asked.problem)
     near = []
     for row in rows:
@@ -131,25 +142,44 @@ def _extents(kind: Operator, problem: str) -> Extents:
     return Extents.of(kind, kind.parse(json.loads(problem)))
 
 
-def _front(session: Session, asked: Resolved, theirs: WinnerRecord, policy: Policy) -> list[FrontEntry]:
-    """Of a neighbour's kernels those that are right for the problem and within the policy, as its own front."""
-    candidates = _candidates(asked, theirs, policy)
-    same = {entry.candidate: _library(candidates[entry.candidate], entry, asked.target) for entry in theirs.front
-            if entry.candidate in candidates}  # fmt: skip
-    libraries = libraries_of(session, same.values())
-    entries = [
-        _entry(candidates[entry.candidate], entry, asked)
-        for entry in theirs.front
-        if entry.candidate in same and libraries.get(same[entry.candidate]) == entry.so_sha256
-    ]
-    by_id = {entry.candidate: entry for entry in entries}
-    return [by_id[point.candidate] for point in pareto(point_of(entry) for entry in entries)]
+@dataclass(frozen=True)
+class _Lent:
+    """A neighbour's record, and by its candidates the problem's own ones of the same schedules, with the ids of the
+    libraries that would be published for these."""
+
+    theirs: WinnerRecord
+    distance: float
+    candidates: Mapping[str, Candidate]
+    libraries: Mapping[str, str]
+
+    @classmethod
+    def of(cls, asked: Resolved, near: _Near, cached: CachedWinner, policy: Policy) -> "_Lent":
+        theirs = WinnerRecord.model_validate_json(cached.json)
+        candidates = _candidates(asked, theirs, policy)
+        entries = [entry for entry in theirs.front if entry.candidate in candidates]
+        ids = {entry.candidate: _library(candidates[entry.candidate], entry, asked.target) for entry in entries}
+        return cls(theirs, near.distance, candidates, ids)
+
+    def front(self, asked: Resolved, libraries: Mapping[str, str]) -> list[FrontEntry]:
+        """Of the kernels whose library is the one of that id. `libraries`: digests by id, of those there are."""
+        entries = [
+            _entry(self.candidates[entry.candidate], entry, asked)
+            for entry in self.theirs.front
+            if entry.candidate in self.libraries and libraries.get(self.libraries[entry.candidate]) == entry.so_sha256
+        ]
+        by_id = {entry.candidate: entry for entry in entries}
+        return [by_id[point.candidate] for point in pareto(point_of(entry) for entry in entries)]
+
+
+_PREDICTED_BY = {field.name for field in fields(Resources)}
 
 
 def _candidates(asked: Resolved, theirs: WinnerRecord, policy: Policy) -> dict[str, Candidate]:
     """By the neighbour's candidate, the problem's own with the same schedule, where rules and policy accept it."""
     candidates = {}
     for entry in theirs.front:
+        if not entry.resources.keys() >= _PREDICTED_BY:  # as an import or an earlier release may have it
+            continue
         try:
             lowered = lower(
                 asked.problem,

@@ -327,6 +327,15 @@ def test_a_library_of_another_source_is_no_neighbours(place: Place) -> None:
     assert place.nearest({**MATMUL, "m": 33}) is None
 
 
+def test_a_record_without_resources_lends_nothing(place: Place) -> None:
+    """Its time cannot be predicted for another problem."""
+    bare = place.publish(MATMUL, simt(MATMUL))
+    with place.api.database.write() as session:
+        front = [entry.model_copy(update={"resources": {}}) for entry in bare.front]
+        publish_winner(session, bare.model_copy(update={"front": front}), attempt=uuid.uuid4().hex)
+    assert place.nearest({**MATMUL, "m": 33}) is None
+
+
 def test_offsets_beyond_31_bits_need_a_neighbour_that_has_them(place: Place) -> None:
     far = {**MATMUL, "m": 2**20, "k": 1024}  # a has 4 GiB
     near = {**far, "m": 2**18}

@@ -17,6 +17,8 @@ client = cukiln.Client()
 problem: cukiln.Problem = {"operator": "matmul", "m": 4, "n": 4, "k": 4, "epilogue": [{"op": "relu"}], "name": "a"}
 client.tune([problem, {"operator": "softmax", "shape": [4, 4]}], target="sm_90a", priority="high")
 client.lookup([client.prepare(problem), problem])
+found: cukiln.LookedUp = client.lookup([problem], on_miss="nearest", search={"level": 0})[0]
+winner: bool = found.is_winner
 name: str = client.job("a").job
 keys: list[str] = [job.job for job in client.jobs(state="done")]
 
@@ -29,6 +31,8 @@ client.tune([{"mm": 3}])  # wrong
 client.tune([{"operator": "matmul", "m": 4, "n": 4}])  # wrong
 client.tune([{"operator": "matmul", "m": 4, "n": 4, "k": "4"}])  # wrong
 client.tune([problem], priority="hgih")  # wrong
+client.lookup([problem], on_miss="nearst")  # wrong
+client.lookup_fields([problem], fields=7)  # wrong
 client.jobs(state="finished")  # wrong
 client.job(5)  # wrong
 """
