@@ -222,7 +222,7 @@ class _Matmul(torch.autograd.Function):
         of_a, of_b, of_bias, of_residual, _, _ = ctx.needs_input_grad
         dz = activations.gradient(ctx.activation, gradients[0], out)
         return (
-            matmul(dz, b.mT).sum_to_size(a.shape) if of_a else None,
+            _summed(matmul(dz, b.mT), a.shape) if of_a else None,
             _of_second(a, b, dz) if of_b else None,
             _of_bias(dz, ctx.bias) if of_bias else None,
             dz.sum_to_size(ctx.residual) if of_residual else None,
@@ -231,10 +231,15 @@ class _Matmul(torch.autograd.Function):
         )
 
 
+def _summed(gradient: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Of an operand that was broadcast."""
+    return gradient if gradient.shape == shape else gradient.sum_to_size(shape)
+
+
 def _of_second(a: torch.Tensor, b: torch.Tensor, dz: torch.Tensor) -> torch.Tensor:
     if b.dim() == 2 and a.dim() > 2:
         return matmul(a.reshape(-1, a.shape[-1]).mT, dz.reshape(-1, dz.shape[-1]))
-    return matmul(a.mT, dz).sum_to_size(b.shape)
+    return _summed(matmul(a.mT, dz), b.shape)
 
 
 def _of_bias(dz: torch.Tensor, shape: torch.Size) -> torch.Tensor:
