@@ -31,7 +31,7 @@ class Dispatcher:
     def first(self, key: Key, plan: Plan | None, device: torch.device) -> Entry:
         """The entry of a key that the table lacks; it is being filled in where the call does not wait for it."""
         entry = Entry(plan, device)
-        if plan is None or not self._computes(device):
+        if plan is None or not self.computes(device):
             return self._keep(key, entry)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return entry  # nothing may be loaded now; the next call asks
@@ -55,7 +55,7 @@ class Dispatcher:
     def settle(self, seconds: float | None) -> bool:
         end = None if seconds is None else time.monotonic() + seconds
         for entry in list(self.table.values()):
-            if entry.plan is not None and self._computes(entry.device):
+            if entry.plan is not None and self.computes(entry.device):
                 left = None if end is None else max(0.0, end - time.monotonic())
                 if not entry.ready.wait(left):
                     return False
@@ -64,7 +64,8 @@ class Dispatcher:
     def close(self) -> None:
         self._finder.close()
 
-    def _computes(self, device: torch.device) -> bool:
+    def computes(self, device: torch.device) -> bool:
+        """Whether calls on tensors of this device may run kernels."""
         if not self.options.enabled:
             return False
         kind: str = device.type
@@ -124,6 +125,11 @@ def settle(seconds: float | None = None) -> bool:
     """Wait until every kernel that calls have asked for is there, or known to be missing; False where `seconds` were
     over before. Call it after a first run, before a CUDA graph is captured or something is timed."""
     return _CURRENT.dispatcher.settle(seconds)
+
+
+def current() -> Dispatcher:
+    """The process's."""
+    return _CURRENT.dispatcher
 
 
 def install(dispatcher: Dispatcher) -> Dispatcher:
