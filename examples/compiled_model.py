@@ -42,9 +42,7 @@ def main(model: torch.nn.Module, x: torch.Tensor, given: argparse.Namespace) -> 
         sys.exit(f"{Path(sys.argv[0]).name}: {error}")
 
 
-def tune_and_compare(
-    model: torch.nn.Module, x: torch.Tensor, given: argparse.Namespace, client: cukiln.Client
-) -> None:
+def tune_and_compare(model: torch.nn.Module, x: torch.Tensor, given: argparse.Namespace, client: cukiln.Client) -> None:
     inner = given.inner or ("aot_eager" if given.target == "cpu" else "inductor")
     compiled = torch.compile(model, backend="cukiln", dynamic=False, options={"inner": inner})
     with tempfile.TemporaryDirectory() as folder:

@@ -97,10 +97,9 @@ class Tuning:
 
 
 def for_the_gpu(request: Mapping[str, Any], targets: Targets, console: Console) -> Mapping[str, Any]:
-    """The request with the architecture of the service's GPU, where it has one, but none of the request's own. One for
-    the CPU stays."""
+    """The request with the architecture of the service's GPU, where it has one, but none of the request's own."""
     measured = [report for report in targets.targets if report.toolchains and len(report.device_classes) > 1]
-    if not measured or request.get("target") in {"cpu", *(report.target for report in measured)}:
+    if not measured or request.get("target") in {report.target for report in measured}:
         return request
     best = max(measured, key=lambda report: (_number_of(report.target), report.target))
     _say(console, f"There is a GPU here, {best.device_classes[0]}: kernels are tuned for it ({best.target}).")

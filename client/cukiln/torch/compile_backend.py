@@ -28,7 +28,7 @@ def backend(
     """A backend of `torch.compile`, there by the name "cukiln" too.
 
     `options`: `inner`, the backend that compiles the rest of the graph (inductor, aot_eager, eager); `operators`, those
-    that may be replaced (matmul, conv2d, softmax, layer_norm, rms_norm), default all. Others and `mode` are Inductor's.
+    that may be replaced (`cukiln.torch.graph_pass.OPERATORS`), default all. Others and `mode` are Inductor's.
     """
     # Importing Dynamo and the pass takes seconds, which `import cukiln.torch` does not.
     from cukiln.torch.graph_pass import OPERATORS, replace_calls

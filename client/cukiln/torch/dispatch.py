@@ -29,22 +29,27 @@ class Dispatcher:
         self._lock = threading.Lock()
 
     def first(self, key: Key, plan: Plan | None, device: torch.device) -> Entry:
-        """The entry of a key that the table lacks; it is being filled in where the call does not wait for it."""
+        """The entry of a key that the table lacks; it is filled in behind the caller's back."""
         entry = Entry(plan, device)
         if plan is None or not self.computes(device):
+            entry.ready.set()
             return self._keep(key, entry)
-        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            return entry  # nothing may be loaded now; the next call asks
+        if _capturing(device):
+            entry.ready.set()  # nothing may be loaded now; the next call asks
+            return entry
         kept = self._keep(key, entry)
         if kept is entry:
             self._finder.find(entry)
-        if time.monotonic() >= self._finder.failed_until and not kept.ready.wait(self.options.wait_seconds):
-            self._finder.failed_until = time.monotonic() + self.options.retry_seconds
         return kept
 
+    def wait(self, entry: Entry) -> None:
+        """Wait for an entry that is being filled in, as long as the options say, unless that was in vain lately."""
+        if time.monotonic() >= self._finder.failed_until and not entry.ready.wait(self.options.wait_seconds):
+            self._finder.failed_until = time.monotonic() + self.options.retry_seconds
+
     def again(self, entry: Entry) -> None:
-        """Ask for a miss whose time has come, behind the caller's back."""
-        if entry.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        """Ask for an entry whose time has come, behind the caller's back."""
+        if _capturing(entry.device):
             return
         with self._lock:
             due = entry.until <= time.monotonic()
@@ -55,10 +60,8 @@ class Dispatcher:
     def settle(self, seconds: float | None) -> bool:
         end = None if seconds is None else time.monotonic() + seconds
         for entry in list(self.table.values()):
-            if entry.plan is not None and self.computes(entry.device):
-                left = None if end is None else max(0.0, end - time.monotonic())
-                if not entry.ready.wait(left):
-                    return False
+            if not entry.ready.wait(None if end is None else max(0.0, end - time.monotonic())):
+                return False
         return True
 
     def close(self) -> None:
@@ -73,9 +76,16 @@ class Dispatcher:
 
     def _keep(self, key: Key, entry: Entry) -> Entry:
         with self._lock:
-            if len(self.table) >= MOST_KEYS:
-                return self.table.get(key, Entry(None, entry.device))
+            if len(self.table) >= MOST_KEYS and key not in self.table:
+                full = Entry(None, entry.device)
+                full.ready.set()
+                return full
             return self.table.setdefault(key, entry)
+
+
+def _capturing(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured, in which no module may be loaded."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,10 +172,12 @@ def run(operator: Operator, tensors: Tensors, options: Hashable) -> torch.Tensor
     if entry is None:
         plan = None if _unlike(tensors) else operator.plan(tensors, options)
         entry = dispatcher.first(key, plan, tensors[0].device)
-    if entry.call is not None:
-        return entry.call(*tensors)
     if entry.until <= time.monotonic():
         dispatcher.again(entry)
+    elif entry.call is None and not entry.ready.is_set():
+        dispatcher.wait(entry)
+    if entry.call is not None:
+        return entry.call(*tensors)
     return operator.own(tensors, options)
 
 

@@ -24,7 +24,7 @@ Load: TypeAlias = Callable[[FrontEntry, Client], Kernel]
 
 
 class Entry:
-    """What is known of one kind of call. `call`: the kernel's; None: PyTorch's own runs, and from `until`
+    """What is known of one kind of call. `call`: the kernel's; None: PyTorch's own runs. From `until`
     (`time.monotonic()`) on the service is asked again."""
 
     __slots__ = ("call", "device", "plan", "ready", "until")
@@ -98,13 +98,14 @@ class Finder:
             try:
                 if record is not None:
                     call = self._call(entry, record)
-                    entry.until = inf
             except CukilnError as error:
                 self._say(f"loading the kernel of {_of(entry)}: {error}")
                 record = None
-            if record is None:
-                entry.until = time.monotonic() + self._options.retry_seconds
-            entry.call = call
+            # A neighbour's kernel serves until the problem's own is tuned.
+            settled = record is not None and not of_neighbour(record)
+            entry.until = inf if settled else time.monotonic() + self._options.retry_seconds
+            if call is not None or settled or entry.call is None:
+                entry.call = call
             entry.ready.set()
 
     def _look_up(self, entries: Sequence[Entry]) -> list[WinnerRecord | None]:
@@ -132,7 +133,7 @@ class Finder:
         chosen = choose(
             record, workspace_limit_bytes=options.workspace_limit_bytes, deterministic=options.deterministic
         )
-        if vendor_won(record, chosen):
+        if not of_neighbour(record) and vendor_won(record, chosen):
             return None
         kernel = self._load(chosen, self._client)
         if entry.device.type == "cuda":
@@ -144,6 +145,11 @@ class Finder:
         if message not in self._said and len(self._said) < 1000:
             self._said.add(message)
             LOG.warning("%s; PyTorch's own operator runs", message)
+
+
+def of_neighbour(record: WinnerRecord) -> bool:
+    """Whether its kernels were tuned for another problem, and serve until the problem's own are there."""
+    return getattr(record, "tuned_for", None) is not None
 
 
 def vendor_won(record: WinnerRecord, entry: FrontEntry) -> bool:

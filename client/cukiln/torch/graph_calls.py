@@ -12,7 +12,17 @@ from torch.nn import functional
 from cukiln.torch.activations import SLOPE
 
 Kind: TypeAlias = Literal[
-    "linear", "matmul", "addmm", "conv2d", "softmax", "layer_norm", "rms_norm", "add", "activation", "dropout"
+    "linear",
+    "matmul",
+    "addmm",
+    "conv2d",
+    "softmax",
+    "layer_norm",
+    "rms_norm",
+    "attention",
+    "add",
+    "activation",
+    "dropout",
 ]
 
 
@@ -54,6 +64,7 @@ _SPELLINGS: dict[Any, tuple[Kind, tuple[str, ...]]] = {
     torch.layer_norm: ("layer_norm", (*_LAYER_NORM, "cudnn_enable")),
     functional.rms_norm: ("rms_norm", _RMS_NORM),
     torch.rms_norm: ("rms_norm", _RMS_NORM),
+    _nn.scaled_dot_product_attention: ("attention", ("q", "k", "v", "attn_mask", "dropout_p", "is_causal")),
     operator.add: ("add", ("input", "other")),
     operator.iadd: ("add", ("input", "other")),
     torch.add: ("add", ("input", "other")),
@@ -65,7 +76,7 @@ _SPELLINGS: dict[Any, tuple[Kind, tuple[str, ...]]] = {
 # Arguments that have other names in PyTorch, where they are given by name.
 _SAME = {
     "input": ("x", "a"), "mat1": ("a",), "mat2": ("b",), "other": ("b",), "weight": ("b", "w"), "train": ("training",),
-    "normalized_shape": ("shape",),
+    "normalized_shape": ("shape",), "query": ("q",), "key": ("k",), "value": ("v",),
 }  # fmt: skip
 _ACTIVATIONS: dict[Any, str] = {
     **dict.fromkeys((torch.relu, torch.relu_, functional.relu, functional.relu_, "relu", "relu_"), "relu"),
@@ -99,7 +110,7 @@ def read(node: Node) -> Reading | None:
     return Reading(kind, values, writes=writes)
 
 
-_MORE_NAMES = {"alpha", "beta", "approximate", "inplace", "out", "dtype", "negative_slope"}
+_MORE_NAMES = {"alpha", "beta", "approximate", "inplace", "out", "dtype", "negative_slope", "scale", "enable_gqa"}
 
 
 def _bound(node: Node, names: tuple[str, ...]) -> dict[str, Any] | None:

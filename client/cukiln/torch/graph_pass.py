@@ -20,7 +20,7 @@ from cukiln.torch.graph_products import Product, example, longer, product_of
 from cukiln.torch.modes import autocast_dtype
 from cukiln.torch.plan import FLOATS, RINGS
 
-OPERATORS = ("matmul", "conv2d", "softmax", "layer_norm", "rms_norm")
+OPERATORS = ("matmul", "conv2d", "softmax", "layer_norm", "rms_norm", "attention")
 _OPERATOR_OF = {"linear": "matmul", "addmm": "matmul"}
 
 
@@ -134,8 +134,8 @@ class _Modes(ExitStack):
 
 def _chosen(node: Node, reading: Reading) -> _New | str:
     """The longest call that computes the same; else why there is none."""
-    if reading.kind in ("softmax", "layer_norm", "rms_norm"):
-        new = _row_call(node, reading)
+    if reading.kind in ("softmax", "layer_norm", "rms_norm", "attention"):
+        new = _attention_call(node, reading) if reading.kind == "attention" else _row_call(node, reading)
         return new if isinstance(new, str) else _checked(new) or new
     product = product_of(node, reading)
     if product is None:
@@ -184,6 +184,24 @@ def _row_call(node: Node, reading: Reading) -> _New | str:
         arguments += (values.get("bias"), values.get("eps", 1e-5)) if reading.kind == "layer_norm" else ()
         arguments += (values.get("eps"),) if reading.kind == "rms_norm" else ()
     return _New(reading.kind, reading.kind, arguments, (node,))
+
+
+def _attention_call(node: Node, reading: Reading) -> _New | str:
+    values = reading.values
+    tensors = [example(values.get(name)) for name in ("q", "k", "v")]
+    if values.get("attn_mask") is not None or values.get("dropout_p", 0.0):
+        return "with a mask or a dropout"
+    q, k, v = tensors
+    if q is None or k is None or v is None or not q.dim() == k.dim() == v.dim() == 4:
+        return "not of batch, heads, positions and elements"
+    if q.requires_grad or k.requires_grad or v.requires_grad:
+        return "with gradients, which are PyTorch's own"
+    if values.get("is_causal", False) and q.shape[2] != k.shape[2]:
+        return "causal from the first key on"  # kernels stand the last query beside the last key
+    if q.shape[1] != k.shape[1] and not values.get("enable_gqa", False):
+        return "with heads that do not go together"
+    arguments = (*[values[name] for name in "qkv"], values.get("is_causal", False), values.get("scale"))
+    return _New("attention", "attention", arguments, (node,), lower=autocast_dtype(q))
 
 
 def _checked(new: _New) -> str | None:

@@ -34,7 +34,9 @@ class _Recorder(Dispatcher):
                 if text not in self._seen:
                     self._seen.add(text)
                     self.problems.append(dict(plan.problem))
-        return self._keep(key, Entry(None, device))
+        entry = Entry(None, device)
+        entry.ready.set()
+        return self._keep(key, entry)
 
 
 @contextmanager

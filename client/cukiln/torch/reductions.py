@@ -48,6 +48,8 @@ def plan(tensors: Tensors, options: Options) -> Plan | None:
     dtype = {**FLOATS, **RINGS}.get(x.dtype)
     if dtype is None or (x.dtype in RINGS and op not in _OF_INTEGERS) or x.data_ptr() % ALIGNED:
         return None
+    if x.dtype is torch.int64 and op == "argmax":
+        return None
     if not dims or not all(-x.dim() <= dim < x.dim() for dim in dims):
         return None
     reduced = {dim % x.dim() for dim in dims}
