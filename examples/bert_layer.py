@@ -1,7 +1,7 @@
 """A layer of BERT with verified kernels: `torch.compile(model, backend="cukiln")`.
 
     make serve                                              # in another terminal
-    .venv/bin/python examples/bert_layer.py --target cpu    # without a GPU: small, computed by the emulation of kernels
+    .venv/bin/python examples/bert_layer.py --target cpu    # without a GPU: small, by the emulation of kernels
 
 Biases, gelu and the residuals are of the kernels of the products before them.
 """

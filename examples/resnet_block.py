@@ -1,7 +1,7 @@
 """A block of ResNet with verified kernels: `torch.compile(model, backend="cukiln")`.
 
     make serve                                                # in another terminal
-    .venv/bin/python examples/resnet_block.py --target cpu    # without a GPU: small, computed by the emulation of kernels
+    .venv/bin/python examples/resnet_block.py --target cpu    # without a GPU: small, by the emulation of kernels
 
 Batch normalisation is folded into the convolutions; biases, the residual and relu are of their kernels.
 """

@@ -194,6 +194,9 @@ def _attention_call(node: Node, reading: Reading) -> _New | str:
     q, k, v = tensors
     if q is None or k is None or v is None or not q.dim() == k.dim() == v.dim() == 4:
         return "not of batch, heads, positions and elements"
+    lower = autocast_dtype(q)
+    if (lower or q.dtype) not in (torch.float16, torch.bfloat16):
+        return f"of {str(q.dtype).removeprefix('torch.')}"
     if q.requires_grad or k.requires_grad or v.requires_grad:
         return "with gradients, which are PyTorch's own"
     if values.get("is_causal", False) and q.shape[2] != k.shape[2]:
@@ -201,7 +204,7 @@ def _attention_call(node: Node, reading: Reading) -> _New | str:
     if q.shape[1] != k.shape[1] and not values.get("enable_gqa", False):
         return "with heads that do not go together"
     arguments = (*[values[name] for name in "qkv"], values.get("is_causal", False), values.get("scale"))
-    return _New("attention", "attention", arguments, (node,), lower=autocast_dtype(q))
+    return _New("attention", "attention", arguments, (node,), lower=lower)
 
 
 def _checked(new: _New) -> str | None:
