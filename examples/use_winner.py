@@ -43,7 +43,7 @@ def gpu_arrays() -> tuple[Any, Any, Any, Any, Any]:
         from cupyx.scipy.special import erf
 
         if cupy.is_available():
-            random = cupy.random.default_rng(0)
+            random: Any = cupy.random.default_rng(0)
             a, b = (random.standard_normal(shape, dtype=cupy.float32) for shape in ((m, k), (n, k)))
             bias, out = random.standard_normal(n, dtype=cupy.float32), cupy.empty((m, n), cupy.float32)
             x = a @ b.T + bias

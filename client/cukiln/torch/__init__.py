@@ -15,14 +15,19 @@ except ImportError as error:
     raise ImportError(f"cukiln.torch needs PyTorch ({error}); install it with `pip install cukiln[torch]`") from error
 
 from cukiln.torch.attentions import attention
+from cukiln.torch.compile_backend import backend, register, replaced
 from cukiln.torch.convolutions import conv2d
+from cukiln.torch.counting import Calls, counted
 from cukiln.torch.dispatch import configure, settle, using
 from cukiln.torch.masked import masked_activation
 from cukiln.torch.norms import layer_norm, rms_norm
 from cukiln.torch.options import Options
 from cukiln.torch.products import matmul
+from cukiln.torch.recording import record
 from cukiln.torch.reductions import reduce
 from cukiln.torch.softmaxes import softmax
 
-__all__ = ["Options", "attention", "configure", "conv2d", "layer_norm", "masked_activation", "matmul", "reduce"]
-__all__ += ["rms_norm", "settle", "softmax", "using"]
+__all__ = ["Calls", "Options", "attention", "backend", "configure", "conv2d", "counted", "layer_norm"]
+__all__ += ["masked_activation", "matmul", "record", "reduce", "replaced", "rms_norm", "settle", "softmax", "using"]
+
+register()

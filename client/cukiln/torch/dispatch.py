@@ -31,7 +31,7 @@ class Dispatcher:
     def first(self, key: Key, plan: Plan | None, device: torch.device) -> Entry:
         """The entry of a key that the table lacks; it is filled in behind the caller's back."""
         entry = Entry(plan, device)
-        if plan is None or not self._computes(device):
+        if plan is None or not self.computes(device):
             entry.ready.set()
             return self._keep(key, entry)
         if _capturing(device):
@@ -67,7 +67,8 @@ class Dispatcher:
     def close(self) -> None:
         self._finder.close()
 
-    def _computes(self, device: torch.device) -> bool:
+    def computes(self, device: torch.device) -> bool:
+        """Whether calls on tensors of this device may run kernels."""
         if not self.options.enabled:
             return False
         kind: str = device.type
@@ -134,6 +135,11 @@ def settle(seconds: float | None = None) -> bool:
     """Wait until every kernel that calls have asked for is there, or known to be missing; False where `seconds` were
     over before. Call it after a first run, before a CUDA graph is captured or something is timed."""
     return _CURRENT.dispatcher.settle(seconds)
+
+
+def current() -> Dispatcher:
+    """The process's."""
+    return _CURRENT.dispatcher
 
 
 def install(dispatcher: Dispatcher) -> Dispatcher:

@@ -1,0 +1,60 @@
+"""`record`: the problems that a model's calls are, as a request that `cukiln tune` takes."""
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from cukiln.torch.dispatch import Dispatcher, Key, install
+from cukiln.torch.find_kernels import Entry
+from cukiln.torch.options import Options
+from cukiln.torch.plan import Plan
+
+
+class _Recorder(Dispatcher):
+    """It has no kernels; each problem that is new to it is remembered."""
+
+    def __init__(self) -> None:
+        super().__init__(Options(enabled=False))
+        self.problems: list[dict[str, Any]] = []
+        self._seen: set[str] = set()
+        self._recording = threading.Lock()  # autograd computes gradients on threads of its own
+
+    def computes(self, device: torch.device) -> bool:
+        return True
+
+    def first(self, key: Key, plan: Plan | None, device: torch.device) -> Entry:
+        if plan is not None:
+            text = json.dumps(dict(plan.problem), sort_keys=True)
+            with self._recording:
+                if text not in self._seen:
+                    self._seen.add(text)
+                    self.problems.append(dict(plan.problem))
+        entry = Entry(None, device)
+        entry.ready.set()
+        return self._keep(key, entry)
+
+
+@contextmanager
+def record(file: Path | str | None = None, *, target: str | None = None) -> Iterator[list[dict[str, Any]]]:
+    """The problems of all calls meanwhile, each once, those of gradients too; PyTorch's own operators compute them. At
+    the end they are in `file`, a request that `cukiln tune` takes, for `target` (default: what that command takes).
+
+    No GPU is needed: calls on CPU tensors are recorded as those of the same tensors on a GPU.
+    """
+    recorder = _Recorder()
+    before = install(recorder)
+    try:
+        yield recorder.problems
+    finally:
+        install(before)
+        recorder.close()
+    if file is not None:
+        request = (
+            {"problems": recorder.problems} if target is None else {"target": target, "problems": recorder.problems}
+        )
+        Path(file).write_text(json.dumps(request, indent=1) + "\n")

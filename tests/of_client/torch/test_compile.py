@@ -1,0 +1,260 @@
+"""`torch.compile(model, backend="cukiln")`: what becomes a kernel, what stays, and that both compute the same."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.support.kernels.reference_kernel import PlayedService
+
+pytestmark = pytest.mark.checkout
+
+
+@pytest.fixture
+def service(played: Callable[..., PlayedService]) -> PlayedService:
+    return played()
+
+
+def compiled(function: Callable[..., Any], inner: str = "eager", **options: Any) -> Callable[..., Any]:
+    import torch
+
+    torch._dynamo.reset()
+    made: Callable[..., Any] = torch.compile(
+        function, backend="cukiln", fullgraph=True, options={"inner": inner, **options}
+    )
+    return made
+
+
+def same(made: Any, expected: Any) -> None:
+    import torch
+
+    coarse = getattr(expected, "dtype", None) is torch.bfloat16  # whose steps between operators are rounded in eager
+    torch.testing.assert_close(made, expected, rtol=1.6e-2 if coarse else 1e-5, atol=1e-2 if coarse else 1e-5)
+
+
+def test_what_a_kernel_computes_is_one_call(service: PlayedService) -> None:
+    import cukiln.torch as ck
+    from tests.support.kernels.torch_graphs import FUSED, operands
+
+    for name, (function, calls) in FUSED.items():
+        before = service.calls
+        made, expected = compiled(function)(operands()), function(operands())
+        same(made, expected)
+        assert dict(ck.replaced()[-1].calls) == calls, name
+        assert service.calls - before == sum(calls.values()), name
+        assert made.stride() == expected.stride(), name
+
+
+def test_what_would_compute_something_else_stays_apart(service: PlayedService) -> None:
+    import cukiln.torch as ck
+    from tests.support.kernels.torch_graphs import APART, operands
+
+    for name, (function, calls) in APART.items():
+        of_call, of_eager = operands(), operands()
+        same(compiled(function)(of_call), function(of_eager))
+        assert dict(ck.replaced()[-1].calls) == calls, name
+
+
+def test_what_no_kernel_computes_is_left_and_said_so(service: PlayedService) -> None:
+    import cukiln.torch as ck
+    from tests.support.kernels.torch_graphs import LEFT, operands
+
+    for name, (function, why) in LEFT.items():
+        same(compiled(function)(operands()), function(operands()))
+        assert dict(ck.replaced()[-1].calls) == {}, name
+        assert list(ck.replaced()[-1].left) == [why], name
+    assert not service.asked
+
+
+FEW = ["gelu", "a residual in place", "leaky_relu", "a block's end", "layer_norm", "a view of what is overwritten"]
+
+
+@pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.long)])
+def test_gradients_are_those_of_eager(few: bool, service: PlayedService) -> None:
+    import torch
+
+    from tests.support.kernels.torch_graphs import APART, FUSED, operands
+
+    cases = {**FUSED, **APART}
+    del cases["an operand is written to between"]  # which eager refuses, too
+    for name in FEW if few else cases:
+        function, _ = cases[name]
+        of_call, of_eager = operands(grad=True), operands(grad=True)
+        results = []
+        for t, call in ((of_call, compiled(function, "aot_eager")), (of_eager, function)):
+            made = call(t)
+            outs = [made] if isinstance(made, torch.Tensor) else list(made)
+            loss = sum((out.float() * torch.linspace(-1, 1, out.numel()).view(out.shape)).sum() for out in outs)
+            tensors = [tensor for tensor in vars(t).values() if tensor.requires_grad]
+            of_tensors = torch.autograd.grad(loss, tensors, allow_unused=True) if loss.requires_grad else []
+            results.append([*outs, *[gradient for gradient in of_tensors if gradient is not None]])
+        rough = name in ("autocast ends between", "attention")
+        torch.testing.assert_close(*results, rtol=2e-2 if rough else 1e-4, atol=5e-2 if rough else 1e-4, msg=name)
+
+
+def test_gradients_of_layers_have_kernels_too(service: PlayedService) -> None:
+    from tests.support.kernels.torch_graphs import FUSED, operands
+
+    made = compiled(FUSED["a block's end"][0], "aot_eager")(operands(grad=True))
+    made.sum().backward()
+    assert {problem["operator"] for problem in service.asked} >= {"conv2d", "conv2d_dgrad", "conv2d_wgrad"}
+
+
+def test_a_result_that_is_overwritten_keeps_its_gradient(service: PlayedService) -> None:
+    """PyTorch's leaky_relu keeps its argument, a fused one would keep its result."""
+    import torch
+
+    import cukiln.torch as ck
+    from tests.support.kernels.torch_graphs import linear, operands
+
+    def function(t: Any) -> Any:
+        y = torch.nn.functional.leaky_relu(linear(t))
+        y += 1
+        return y
+
+    results = []
+    for call in (compiled(function, "aot_eager"), function):
+        t = operands(grad=True)
+        results.append(torch.autograd.grad(call(t).square().sum(), [t.x, t.w]))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-4)
+    assert dict(ck.replaced()[-1].calls) == {"matmul + bias": 1}
+
+
+@pytest.mark.parametrize("ambient", [False, True])
+def test_autocast_has_the_types_that_it_has_in_eager(ambient: bool, service: PlayedService) -> None:
+    import torch
+
+    import cukiln.torch as ck
+    from tests.support.kernels.torch_graphs import linear, operands
+
+    def inside(t: Any) -> Any:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return torch.nn.functional.gelu(linear(t))
+
+    def ambiently(t: Any) -> Any:
+        return torch.nn.functional.gelu(linear(t))
+
+    function = ambiently if ambient else inside
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=ambient), torch.no_grad():
+        made, expected = compiled(function, "aot_eager")(operands()), function(operands())
+    assert made.dtype is expected.dtype is torch.bfloat16
+    same(made, expected)
+    assert dict(ck.replaced()[-1].calls) == {"matmul + bias + gelu": 1}
+    assert [problem["dtype"] for problem in service.asked] == ["bfloat16"]
+    assert not torch.is_autocast_enabled("cpu")
+
+
+def test_dropout_of_training_stays_between(service: PlayedService) -> None:
+    import torch
+
+    import cukiln.torch as ck
+    from tests.support.kernels.torch_graphs import linear, operands
+
+    def function(t: Any) -> Any:
+        return torch.nn.functional.dropout(linear(t), 0.5, True) + t.r
+
+    torch.manual_seed(5)
+    made = compiled(function)(operands())
+    torch.manual_seed(5)
+    operands()
+    assert dict(ck.replaced()[-1].calls) == {"matmul + bias": 1}
+    assert 0 < int((made - operands().r).eq(0).sum()) < made.numel()
+
+
+def test_shapes_that_change_are_left_to_the_inner_backend(service: PlayedService) -> None:
+    import torch
+
+    import cukiln.torch as ck
+
+    layer = torch.nn.Linear(16, 16).eval()
+    call = compiled(layer)
+    for rows in (6, 7, 9):
+        x = torch.randn(rows, 16)
+        same(call(x), layer(x))
+    first, second = ck.replaced()[-2:]
+    assert (dict(first.calls), dict(second.calls)) == ({"matmul + bias": 1}, {})
+    assert list(second.left) == ["matmul (shapes that are not constant; torch.compile(dynamic=False) has them so)"]
+
+
+def test_functions_that_are_transformed_are_left(service: PlayedService) -> None:
+    import torch
+
+    import cukiln.torch as ck
+    from tests.support.kernels.torch_graphs import operands
+
+    def function(t: Any) -> Any:
+        return torch.vmap(lambda row: torch.nn.functional.linear(row[None], t.w))(t.x)
+
+    same(compiled(function)(operands()), function(operands()))
+    assert dict(ck.replaced()[-1].calls) == {}
+
+
+def test_calls_on_a_device_without_kernels_are_left(played: Callable[..., PlayedService]) -> None:
+    import cukiln.torch as ck
+    from tests.support.kernels.torch_graphs import linear, operands
+
+    service = played(target="sm_90a")
+    same(compiled(linear)(operands()), linear(operands()))
+    assert list(ck.replaced()[-1].left) == ["matmul (on cpu)"]
+    assert not service.asked
+
+
+def test_only_the_operators_that_are_named_are_replaced(
+    service: PlayedService, caplog: pytest.LogCaptureFixture
+) -> None:
+    import torch
+
+    from tests.support.kernels.torch_graphs import linear, operands
+
+    with caplog.at_level(logging.INFO, "cukiln.torch"):
+        compiled(lambda t: torch.softmax(linear(t), -1), operators=["matmul"])(operands())
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "cukiln.torch"]
+    assert line.endswith("replaced 1 matmul + bias")
+    assert [problem["operator"] for problem in service.asked] == ["matmul"]
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"inner": "tvm"}, "inner is 'tvm'; allowed: inductor, aot_eager, eager"),
+        ({"inner": "eager", "operators": ["mla"]}, "operators has 'mla'; allowed: matmul, conv2d"),
+        ({"inner": "eager", "max_autotune": True}, "no options such as 'max_autotune'"),
+    ],
+)
+def test_options_that_are_not_there_are_refused(options: dict[str, Any], message: str) -> None:
+    import torch
+
+    with pytest.raises(Exception, match=message):
+        torch.compile(lambda x: x + 1, backend="cukiln", options=options)(torch.ones(2))
+
+
+def test_the_backend_is_there_by_the_packages_metadata() -> None:
+    from importlib.metadata import entry_points
+
+    import cukiln.torch as ck
+
+    (entry,) = entry_points(group="torch_dynamo_backends", name="cukiln")
+    assert entry.load() is ck.backend
+
+
+@pytest.mark.long
+def test_inductor_compiles_the_rest(service: PlayedService) -> None:
+    import torch
+
+    from tests.support.kernels.torch_graphs import linear, operands
+
+    def function(t: Any) -> Any:
+        return torch.exp(torch.nn.functional.gelu(linear(t))) * t.r - 1
+
+    call = compiled(function, "inductor", max_autotune=False)
+    t, of_eager = operands(grad=True), operands(grad=True)
+    made, expected = call(t), function(of_eager)
+    same(made, expected)
+    made.sum().backward()
+    expected.sum().backward()
+    torch.testing.assert_close([t.x.grad, t.w.grad], [of_eager.x.grad, of_eager.w.grad], rtol=1e-4, atol=1e-4)
+    assert service.calls == 3

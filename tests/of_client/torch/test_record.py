@@ -1,0 +1,118 @@
+"""`cukiln.torch.record`: the problems of a model's calls, as `cukiln tune` takes them; `counted`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from cukiln.job_request import read_request
+
+if TYPE_CHECKING:
+    from tests.support.kernels.reference_kernel import PlayedService
+
+pytestmark = pytest.mark.checkout
+
+
+@pytest.fixture
+def service(played: Callable[..., PlayedService]) -> PlayedService:
+    return played()
+
+
+def layer(grad: bool = False) -> Any:
+    """Two products of the same problem, and a softmax."""
+    import torch
+
+    import cukiln.torch as ck
+
+    x, w = torch.ones(4, 8, requires_grad=grad), torch.ones(8, 8, requires_grad=grad)
+    return ck.softmax(ck.matmul(ck.matmul(x, w, activation="relu"), w, activation="relu"))
+
+
+def test_each_problem_is_written_once_and_pytorch_computes(service: PlayedService, tmp_path: Path) -> None:
+    import cukiln.torch as ck
+
+    file = tmp_path / "request.json"
+    with ck.record(file) as problems:
+        layer()
+        layer()
+    assert [problem["operator"] for problem in problems] == ["matmul", "softmax"]
+    assert json.loads(file.read_text()) == {"problems": problems} == read_request(str(file))
+    assert not service.asked
+    layer()
+    assert [{**problem, "target": "cpu"} for problem in problems] == service.asked
+
+
+def test_a_request_names_the_target_that_is_given(tmp_path: Path) -> None:
+    import cukiln.torch as ck
+
+    with ck.record(tmp_path / "request.json", target="sm_90a"):
+        layer()
+    assert read_request(str(tmp_path / "request.json"))["target"] == "sm_90a"
+
+
+def test_every_recorded_problem_is_one_that_its_operator_takes() -> None:
+    import torch
+
+    import cukiln.torch as ck
+    from codegen.operators import operator
+    from tests.support.kernels.torch_graphs import FUSED, operands
+
+    with ck.record() as problems:
+        for function, _ in FUSED.values():
+            torch._dynamo.reset()
+            torch.compile(function, backend="cukiln", options={"inner": "eager"})(operands())
+    assert {problem["operator"] for problem in problems} == {
+        "matmul", "conv2d", "softmax", "layer_norm", "rms_norm", "attention",
+    }  # fmt: skip
+    for problem in problems:
+        operator(problem["operator"]).parse(problem)
+
+
+def test_problems_of_gradients_are_recorded_too(service: PlayedService) -> None:
+    import cukiln.torch as ck
+
+    with ck.record() as problems:
+        layer(grad=True).sum().backward()
+    assert {problem.get("layout") for problem in problems} == {"nn", "nt", "tn", None}
+
+
+def test_a_graph_that_was_compiled_while_recording_has_kernels_afterwards(service: PlayedService) -> None:
+    import torch
+
+    import cukiln.torch as ck
+    from tests.support.kernels.torch_graphs import linear, operands
+
+    call = torch.compile(linear, backend="cukiln", options={"inner": "aot_eager"})
+    with ck.record() as problems:
+        call(operands())
+    assert len(problems) == 1 and service.calls == 0
+    call(operands())
+    assert service.calls == 1
+
+
+def test_a_model_that_fails_writes_no_request_and_ends_the_recording(service: PlayedService, tmp_path: Path) -> None:
+    import cukiln.torch as ck
+
+    with pytest.raises(ZeroDivisionError), ck.record(tmp_path / "request.json"):
+        layer()
+        _ = 1 // 0
+    assert not (tmp_path / "request.json").exists()
+    layer()
+    assert service.calls == 3
+
+
+def test_calls_are_counted_by_what_computed_them(played: Callable[..., PlayedService]) -> None:
+    import cukiln.torch as ck
+    from tests.support.kernels.reference_kernel import PlayedService
+
+    service = played(PlayedService(lacks=lambda problem: problem["operator"] == "softmax"))
+    for _ in range(2):  # with kernels that are being found, and with those that are there
+        with ck.counted() as calls:
+            layer()
+        assert (calls.kernels, calls.own) == (2, 1)
+    layer()
+    assert (calls.kernels, service.calls) == (2, 6)
