@@ -55,7 +55,7 @@ class _Kernels:
         except BadRequest as error:
             warnings.warn(f"XLA computes what the service refuses: {error}", stacklevel=2)
             return None
-        if answer.record is None or answer.record.vendor_won:
+        if answer.record is None or answer.record.vendor_won(answer.record.front[0]):
             return None
         entry = answer.record.front[0]  # the fastest that the lookup's options allow
         key = (answer.record.key, entry.so_sha256)  # problems share libraries, and are launched each in its way

@@ -137,11 +137,6 @@ def settle(seconds: float | None = None) -> bool:
     return _CURRENT.dispatcher.settle(seconds)
 
 
-def current() -> Dispatcher:
-    """The process's."""
-    return _CURRENT.dispatcher
-
-
 def install(dispatcher: Dispatcher) -> Dispatcher:
     """Make it the process's; returns the one before."""
     before, _CURRENT.dispatcher = _CURRENT.dispatcher, dispatcher

@@ -1,6 +1,5 @@
 """Finds the kernels of problems on a thread of its own, so that no call waits for a service longer than it wants to."""
 
-import inspect
 import logging
 import queue
 import threading
@@ -102,7 +101,7 @@ class Finder:
                 self._say(f"loading the kernel of {_of(entry)}: {error}")
                 record = None
             # A neighbour's kernel serves until the problem's own is tuned.
-            settled = record is not None and not of_neighbour(record)
+            settled = record is not None and record.tuned_for is None
             entry.until = inf if settled else time.monotonic() + self._options.retry_seconds
             if call is not None or settled or entry.call is None:
                 entry.call = call
@@ -133,7 +132,7 @@ class Finder:
         chosen = choose(
             record, workspace_limit_bytes=options.workspace_limit_bytes, deterministic=options.deterministic
         )
-        if not of_neighbour(record) and vendor_won(record, chosen):
+        if record.vendor_won(chosen):
             return None
         kernel = self._load(chosen, self._client)
         if entry.device.type == "cuda":
@@ -147,24 +146,10 @@ class Finder:
             LOG.warning("%s; PyTorch's own operator runs", message)
 
 
-def of_neighbour(record: WinnerRecord) -> bool:
-    """Whether its kernels were tuned for another problem, and serve until the problem's own are there."""
-    return getattr(record, "tuned_for", None) is not None
-
-
-def vendor_won(record: WinnerRecord, entry: FrontEntry) -> bool:
-    """Whether the vendor's library, which PyTorch calls, was measured to be faster than this kernel."""
-    return record.vendor is not None and entry.measured_us is not None and record.vendor.median_us < entry.measured_us
-
-
 def target_of(device: torch.device) -> str:
     """Of a GPU. From 9.0 on with the letter: kernels may use all of the very architecture."""
     major, minor = torch.cuda.get_device_capability(device)
     return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
-
-
-def _takes_on_miss(client: Client | type[Client]) -> bool:
-    return "on_miss" in inspect.signature(client.lookup).parameters
 
 
 def _problem(entry: Entry) -> dict[str, Any]:

@@ -148,11 +148,9 @@ class WinnerRecord(Answer):
     updated_at: float
     tuned_for: TunedFor | None = None
 
-    @property
-    def vendor_won(self) -> bool:
-        """Whether the vendor's library was faster than `front[0]` where both were measured."""
-        first = self.front[0].measured_us
-        return self.vendor is not None and first is not None and self.vendor.median_us < first
+    def vendor_won(self, entry: FrontEntry) -> bool:
+        """Whether the vendor's library, which frameworks call, was measured to be faster than this kernel."""
+        return self.vendor is not None and entry.measured_us is not None and self.vendor.median_us < entry.measured_us
 
     def usable(self, workspace_limit_bytes: int | None = None, deterministic: bool = False) -> list[FrontEntry]:
         """The kernels within the limit (null: any) that, if asked for, give the same bits in every run."""
