@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import torch
 
 from cukiln.client import Client
-from cukiln.errors import CukilnError, UsageError
+from cukiln.errors import CukilnError
 from cukiln.load_kernel import Kernel, choose, load
 from cukiln.torch.options import Options
 from cukiln.torch.plan import Call, Plan, bind
@@ -50,8 +50,6 @@ class Finder:
         self._thread: threading.Thread | None = None
         self.failed_until = 0.0
         self._said: set[str] = set()
-        if options.on_miss != "none" and not _takes_on_miss(Client if options.client is None else options.client):
-            raise UsageError(f"on_miss is {options.on_miss!r}; this client has lookups without on_miss alone")
 
     def find(self, entry: Entry) -> None:
         """Fill the entry in, later; its `ready` is set then."""

@@ -78,12 +78,14 @@ def test_a_miss_is_asked_for_again_behind_the_callers_back(played: Played, clock
     assert right(ck.matmul(A, B)) and service.calls == before + 1
 
 
-def test_kernels_of_a_neighbour_serve_until_the_problems_own_are_tuned(
-    played: Played, clock: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_kernels_of_a_neighbour_serve_until_the_problems_own_are_tuned(played: Played, clock: Any) -> None:
     nearest = True
-    monkeypatch.setattr(find_kernels, "of_neighbour", lambda record: nearest)
-    service = played(on_miss="nearest", retry_seconds=20.0)
+    neighbour = {"key": "k", "revision": 1, "device_class": "predicted:cpu", "problem": {}, "distance": 1.0}
+
+    def change(record: dict[str, Any]) -> dict[str, Any]:
+        return {**record, "tuned_for": neighbour if nearest else None}
+
+    service = played(PlayedService(change=change), on_miss="nearest", retry_seconds=20.0)
     assert right(ck.matmul(A, B)) and service.calls == 1 and service.options["on_miss"] == "nearest"
     nearest = False
     clock.now += 21
@@ -132,12 +134,6 @@ def test_settings_are_checked_and_said() -> None:
         ck.configure(client=Client(), url="http://here")
     with pytest.raises(UsageError, match="wait_seconds is -1; expected seconds from 0 on"):
         ck.configure(wait_seconds=-1)
-
-    class Old:
-        def lookup(self, problems: Any) -> None: ...
-
-    with pytest.raises(UsageError, match="this client has lookups without on_miss alone"):
-        ck.configure(client=Old(), on_miss="tune")  # type: ignore[arg-type]
 
 
 def test_a_service_that_hangs_costs_one_wait_and_a_dead_one_none(tmp_path: Any) -> None:
