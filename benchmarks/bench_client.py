@@ -3,9 +3,10 @@
 A service on loopback tunes one problem; its record, under many keys, fills the client's cache. `hit_us`: a prepared
 problem that this process has looked up before; `hit_dict_us`: the same by its dict; `disk_us`: one that an earlier
 process has looked up; `dead_service_ms`: one that is not known, once the breaker is open; `import_ms`: of `import
-cukiln` in a new process. Beside them `hung_service_ms`, the first lookup of a service that accepts and is silent, whose
-budget is 1 s, `refused_ms`, that of a closed port, and `client_import_ms`, with all that `cukiln.Client` needs. All are
-medians.
+cukiln` in a new process; `torch_call_us`: a call of `cukiln.torch.matmul` whose launch does nothing;
+`torch_call_grad_us`: one of which a gradient may be asked (`benchmarks/torch_calls.py`, with what they compare with).
+Beside them `hung_service_ms`, the first lookup of a service that accepts and is silent, whose budget is 1 s,
+`refused_ms`, that of a closed port, and `client_import_ms`, with all that `cukiln.Client` needs. All are medians.
 """
 
 import hashlib
@@ -14,13 +15,13 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cukiln
-from benchmarks.harness import scratch_folder, started
+from benchmarks.harness import median_seconds, scratch_folder, started
 from benchmarks.keep_result import keep_result, load, options
+from benchmarks.torch_calls import torch_calls
 from cukiln.local_cache import CachedAnswer
 from cukiln.operations import record_bytes
 from storage.config.settings import load_settings
@@ -31,17 +32,6 @@ HITS, BATCH = 200, 100
 ON_DISK = 500
 IMPORTS = 15
 HUNG = 3
-
-
-def median_seconds(call: Callable[[], object], repeats: int, batch: int = 1) -> float:
-    """Of one call."""
-    times = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        for _ in range(batch):
-            call()
-        times.append((time.perf_counter() - began) / batch)
-    return statistics.median(times)
 
 
 def a_record(folder: Path) -> cukiln.WinnerRecord:
@@ -127,6 +117,7 @@ def main() -> None:
             "record_bytes": len(record_bytes(record)),
             **hits(folder / "hits", record),
             **misses(folder / "misses"),
+            **torch_calls(record),
             "import_ms": import_ms("import cukiln"),
             "client_import_ms": import_ms("import cukiln; cukiln.Client"),
         }

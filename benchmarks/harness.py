@@ -3,11 +3,12 @@ winner records, one real record stored under the keys of any number of problems.
 
 import http.client
 import json
+import statistics
 import subprocess
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,17 @@ def started(settings: Settings) -> Iterator[tuple[Client, Running]]:
     """A service on these settings, stopped at the end of the block."""
     with embedded(settings) as running, Client(running.url, cache_dir=settings.data_dir / "client") as client:
         yield client, running
+
+
+def median_seconds(call: Callable[[], object], repeats: int, batch: int = 1) -> float:
+    """Of one call."""
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        for _ in range(batch):
+            call()
+        times.append((time.perf_counter() - began) / batch)
+    return statistics.median(times)
 
 
 def port_of(running: Running) -> int:

@@ -10,7 +10,7 @@ from cukiln.torch.dispatch import Operator, Tensors, run
 from cukiln.torch.layouts import ALIGNED, is_packed, packed
 from cukiln.torch.library import define, dispatched
 from cukiln.torch.modes import autocast_dtype, cast, ordinary, recorded, transformed
-from cukiln.torch.plan import FLOATS, Plan, View
+from cukiln.torch.plan import FLOATS, Plan, View, seen_as
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def plan(tensors: Tensors, options: Options) -> Plan | None:
     strides = packed(sizes)
     return Plan(
         problem=problem,
-        inputs=tuple(views),
+        inputs=tuple(seen_as(tensor, view) for tensor, view in zip(tensors, views, strict=True) if view),
         shape=shape,
         dtype=q.dtype,
         strides=(strides[0], strides[2], strides[1], strides[3]) if behind else strides,

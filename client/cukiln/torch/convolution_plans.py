@@ -10,6 +10,7 @@ from torch.nn import functional
 from cukiln.torch import activations
 from cukiln.torch.dispatch import Operator, Tensors
 from cukiln.torch.layouts import ALIGNED, is_packed, packed
+from cukiln.torch.modes import uses_tf32
 from cukiln.torch.plan import FLOATS, Plan, View
 
 Pair: TypeAlias = tuple[int, int]
@@ -60,8 +61,7 @@ def paddings(padding: Numbers | str, w: torch.Tensor, dilation: Pair) -> Pair | 
 
 
 def _tf32(x: torch.Tensor) -> bool:
-    """Whether PyTorch's own convolution may use it."""
-    return x.dtype is torch.float32 and x.is_cuda and torch.backends.cudnn.allow_tf32
+    return x.dtype is torch.float32 and x.is_cuda and uses_tf32("conv")
 
 
 def pack(

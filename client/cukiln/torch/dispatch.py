@@ -148,6 +148,11 @@ def install(dispatcher: Dispatcher) -> Dispatcher:
     return before
 
 
+def current() -> Dispatcher:
+    """The process's."""
+    return _CURRENT.dispatcher
+
+
 def _after_fork() -> None:
     # The thread that finds kernels is not there, and its locks may be held for ever.
     before = _CURRENT.dispatcher

@@ -138,7 +138,7 @@ class Finder:
         kernel = self._load(chosen, self._client)
         if entry.device.type == "cuda":
             kernel.prepare(entry.device.index or 0)  # a module must not be loaded while a graph is captured
-        return bind(entry.plan, kernel, entry.device)
+        return bind(entry.plan, kernel)
 
     def _say(self, message: str) -> None:
         """Once: what is wrong now is wrong at the next try, too."""

@@ -12,7 +12,7 @@ from cukiln.torch.dispatch import Operator, Tensors, run
 from cukiln.torch.layouts import ALIGNED, is_packed
 from cukiln.torch.library import define, dispatched, forward
 from cukiln.torch.modes import ordinary, recorded, transformed
-from cukiln.torch.plan import FLOATS, Plan
+from cukiln.torch.plan import FLOATS, Plan, seen_as
 
 Function: TypeAlias = Literal["identity", "relu", "gelu", "silu", "square"]
 Polynomial: TypeAlias = Sequence[float]  # three or four coefficients, the constant first
@@ -90,10 +90,10 @@ def plan(tensors: Tensors, options: Options) -> Plan | None:
     flat = ((x.numel(),), (1,))
     return Plan(
         problem=problem,
-        inputs=(flat, None if bits else flat),
+        inputs=(seen_as(x, flat), None if bits else seen_as(mask, flat)),
         shape=tuple(x.shape),
         dtype=x.dtype,
-        out=flat,
+        out=None if x.dim() == 1 else flat,
         scalars=(*options.of_set, *options.of_clear),
     )
 

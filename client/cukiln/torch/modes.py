@@ -37,6 +37,13 @@ def transformed() -> bool:
     return not torch.compiler.is_compiling() and _transforms()
 
 
+def uses_tf32(operation: str) -> bool:
+    """Whether PyTorch's own `matmul` or `conv` of float32 may, on GPUs. It says so in a microsecond where its settings
+    are asked by their public names."""
+    precision: str = torch._C._get_fp32_precision_getter("cuda", operation)
+    return precision == "tf32"
+
+
 def autocast_dtype(tensor: torch.Tensor) -> torch.dtype | None:
     """What autocast would have an operator of its lower precision compute in."""
     kind = tensor.device.type

@@ -32,7 +32,16 @@ class Plan:
     scalars: tuple[float, ...] | None = ()
 
 
-def bind(plan: Plan, kernel: Kernel, device: torch.device) -> Call:
+def seen_as(tensor: torch.Tensor, view: View) -> View | None:
+    """None where the tensor has these sizes and strides itself; the stride of an axis of one index means nothing."""
+    sizes, strides = view
+    if tuple(tensor.shape) != sizes:
+        return view
+    same = all(n == 1 or s == t for n, s, t in zip(sizes, strides, tensor.stride(), strict=True))
+    return None if same else view
+
+
+def bind(plan: Plan, kernel: Kernel) -> Call:
     """The call: it takes the tensors of the plan, and returns a new one. All memory is PyTorch's, taken on the current
     stream, so that a CUDA graph may capture it."""
     run = kernel.bound(attributes=plan.attributes, scalars=plan.scalars)
@@ -42,10 +51,13 @@ def bind(plan: Plan, kernel: Kernel, device: torch.device) -> Call:
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
         nonlocal needed
-        if strides is None:
-            out = torch.empty(shape, dtype=dtype, device=device)
+        first = tensors[0]  # of whom a new tensor takes half the time that one of nothing does
+        if strides is not None:
+            out = first.new_empty_strided(shape, strides, dtype=dtype)
+        elif dtype is first.dtype:
+            out = first.new_empty(shape)
         else:
-            out = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            out = first.new_empty(shape, dtype=dtype)
         given: Any = tensors
         if not as_they_are:
             given = [
@@ -57,7 +69,7 @@ def bind(plan: Plan, kernel: Kernel, device: torch.device) -> Call:
             if needed is None:  # the record's own number is that of the record's problem
                 needed = kernel.workspace_bytes(*given, written)
             if needed:
-                workspace = torch.empty(needed, dtype=torch.uint8, device=device)
+                workspace = first.new_empty(needed, dtype=torch.uint8)
                 run(*given, written, workspace.data_ptr())
             else:
                 run(*given, written)

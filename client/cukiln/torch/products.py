@@ -12,9 +12,9 @@ from cukiln.torch.activations import Activation
 from cukiln.torch.dispatch import Operator, Tensors, run
 from cukiln.torch.layouts import Matrices, is_aligned, is_packed, merged, stored_matrix
 from cukiln.torch.library import define, dispatched, forward
-from cukiln.torch.modes import autocast_dtype, ordinary, recorded, transformed
+from cukiln.torch.modes import autocast_dtype, ordinary, recorded, transformed, uses_tf32
 from cukiln.torch.modes import cast as cast_to
-from cukiln.torch.plan import FLOATS, RINGS, Plan
+from cukiln.torch.plan import FLOATS, RINGS, Plan, seen_as
 from cukiln.torch.reductions import sum_of_axes
 
 Options = tuple[bool, bool, str | None, bool]  # bias, residual, activation, tf32
@@ -50,8 +50,7 @@ def pack(
     residual: torch.Tensor | None = None,
     activation: str | None = None,
 ) -> tuple[Tensors, Options]:
-    # What PyTorch's own product may use.
-    tf32 = a.dtype is torch.float32 and a.is_cuda and torch.backends.cuda.matmul.fp32_precision == "tf32"
+    tf32 = a.dtype is torch.float32 and a.is_cuda and uses_tf32("matmul")
     options = (bias is not None, residual is not None, activation, tf32)
     if bias is None and residual is None:
         return (a, b), options
@@ -93,11 +92,11 @@ def plan(tensors: Tensors, options: Options) -> Plan | None:
     n = of_b.rows if of_b.transposed else of_b.columns
     batch = max(of_a.batch, of_b.batch)
     of_out = ((m, n), (n, 1)) if batch == 1 else ((batch, m, n), (m * n, n, 1))
-    views: list[Any] = [of_a.view, of_b.view]
+    views = [seen_as(a, of_a.view), seen_as(b, of_b.view)]
     for tensor, vector in zip(rest, [True] * with_bias + [False] * with_residual, strict=True):
         if not _fits(tensor, (n,) if vector else shape, n):
             return None
-        views.append(None if vector else of_out)
+        views.append(None if vector else seen_as(tensor, of_out))
     for matrix, tensor in ((of_a, a), (of_b, b)):
         if not is_aligned(tensor.data_ptr(), matrix.elements, tensor.element_size()):
             return None
@@ -223,7 +222,7 @@ class _Matmul(torch.autograd.Function):
         of_a, of_b, of_bias, of_residual, _, _ = ctx.needs_input_grad
         dz = activations.gradient(ctx.activation, gradients[0], out)
         return (
-            matmul(dz, b.mT).sum_to_size(a.shape) if of_a else None,
+            _summed(matmul(dz, b.mT), a.shape) if of_a else None,
             _of_second(a, b, dz) if of_b else None,
             _of_bias(dz, ctx.bias) if of_bias else None,
             dz.sum_to_size(ctx.residual) if of_residual else None,
@@ -232,10 +231,15 @@ class _Matmul(torch.autograd.Function):
         )
 
 
+def _summed(gradient: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """Of an operand that was broadcast."""
+    return gradient if gradient.shape == shape else gradient.sum_to_size(shape)
+
+
 def _of_second(a: torch.Tensor, b: torch.Tensor, dz: torch.Tensor) -> torch.Tensor:
     if b.dim() == 2 and a.dim() > 2:
         return matmul(a.reshape(-1, a.shape[-1]).mT, dz.reshape(-1, dz.shape[-1]))
-    return matmul(a.mT, dz).sum_to_size(b.shape)
+    return _summed(matmul(a.mT, dz), b.shape)
 
 
 def _of_bias(dz: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -50,7 +50,7 @@ def settled(service: PlayedService, lookups: int) -> None:
 
 
 def entries() -> list[Any]:
-    return list(dispatch._CURRENT.dispatcher.table.values())
+    return list(dispatch.current().table.values())
 
 
 def test_a_problem_is_looked_up_once_and_its_kernel_runs_from_then_on(played: Played) -> None:

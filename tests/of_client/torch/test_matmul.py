@@ -223,3 +223,20 @@ def test_transforms_of_functions_have_pytorchs_own(service: PlayedService) -> No
 def test_an_activation_that_is_not_there_is_refused_with_those_that_are(service: PlayedService) -> None:
     with pytest.raises(UsageError, match="'swish'; allowed: None, relu, gelu, silu, tanh, sigmoid, leaky_relu"):
         ck.matmul(R(2, 2), R(2, 2), activation="swish")  # type: ignore[arg-type]
+
+
+def test_what_exports_and_traces_sees_the_operator(service: PlayedService) -> None:
+    class Layer(torch.nn.Module):
+        def forward(self, x: Tensor, w: Tensor) -> Tensor:
+            return ck.matmul(x, w.t(), activation="gelu")
+
+    x, w = R(12, 16), R(8, 16)
+    graph = torch.export.export(Layer(), (x, w)).graph
+    assert torch.ops.cukiln.matmul.default in [node.target for node in graph.nodes]
+    traced = torch.fx.experimental.proxy_tensor.make_fx(Layer())(x, w)
+    assert torch.ops.cukiln.matmul.default in [node.target for node in traced.graph.nodes]
+    with torch.utils.flop_counter.FlopCounterMode(display=False):
+        torch.testing.assert_close(ck.matmul(x, w.t()), x @ w.t())
+    with torch.inference_mode():
+        torch.testing.assert_close(ck.matmul(x, torch.nn.Parameter(w).t()), x @ w.t())
+    assert service.calls == 3  # make_fx computes, too

@@ -85,7 +85,7 @@ def client(problems: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFact
 
 
 def kernels() -> list[str]:
-    table = dispatch._CURRENT.dispatcher.table
+    table = dispatch.current().table
     return [entry.plan.problem["operator"] for entry in table.values() if entry.call is not None]
 
 
@@ -122,3 +122,16 @@ def test_gradcheck_of_the_kernels_gradients(client: cukiln.Client) -> None:
             lambda w: block(x.detach(), w, bias.detach()).square().sum(), [w], eps=1e-2, atol=0.5, rtol=5e-2
         )
         assert "conv2d_wgrad" in kernels()
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor_compiles_around_the_operators(dynamic: bool, client: cukiln.Client) -> None:
+    torch._dynamo.reset()
+    with ck.using(client=client, target="cpu", wait_seconds=60):
+        for name, (function, own, _) in CASES.items():
+            call = torch.compile(lambda *of, f=function: f(*of).exp(), fullgraph=True, dynamic=dynamic)
+            made = with_gradients(call, operands(name))
+            expected = with_gradients(lambda *of, f=own: f(*of).exp(), operands(name))
+            torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+        assert "conv2d_dgrad" in kernels()
