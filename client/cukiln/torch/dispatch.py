@@ -85,7 +85,7 @@ class Dispatcher:
 
 def _capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured, in which no module may be loaded."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return bool(device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +135,6 @@ def settle(seconds: float | None = None) -> bool:
     """Wait until every kernel that calls have asked for is there, or known to be missing; False where `seconds` were
     over before. Call it after a first run, before a CUDA graph is captured or something is timed."""
     return _CURRENT.dispatcher.settle(seconds)
-
-
-def current() -> Dispatcher:
-    """The process's."""
-    return _CURRENT.dispatcher
 
 
 def install(dispatcher: Dispatcher) -> Dispatcher:
