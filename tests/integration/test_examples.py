@@ -58,6 +58,7 @@ def test_every_call_of_an_example_runs_a_kernel_and_the_result_is_that_of_eager(
     assert float(difference) < 1e-5
 
 
+@pytest.mark.long
 def test_without_a_gpu_an_example_says_what_runs_here(tmp_path: Path, url: str) -> None:
     with pytest.raises(AssertionError, match="PyTorch has no GPU here; --target cpu computes by the emulation"):
         run(str(ROOT / "examples/bert_layer.py"), url=url, folder=tmp_path)
