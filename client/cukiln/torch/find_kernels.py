@@ -75,6 +75,11 @@ class Finder:
                 entries.append(another)
             try:
                 self._find(entries)
+            except RuntimeError:  # httpx2's, of a client that was closed meanwhile
+                if not getattr(self._client, "_closed", False):
+                    raise
+                for entry in entries:
+                    entry.until = time.monotonic() + self._options.retry_seconds
             finally:
                 for entry in entries:
                     entry.ready.set()
