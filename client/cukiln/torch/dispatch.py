@@ -85,7 +85,7 @@ class Dispatcher:
 
 def _capturing(device: torch.device) -> bool:
     """Whether a CUDA graph is being captured, in which no module may be loaded."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    return bool(device.type == "cuda" and torch.cuda.is_current_stream_capturing())
 
 
 @dataclass(frozen=True, slots=True)
