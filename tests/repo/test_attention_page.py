@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import closing
 
 import pytest
 
-from benchmarks.count_sass import Loop, main_loop, read
+from benchmarks.count_sass import Loop, counted, main_loop, read
 from benchmarks.predict_attention import (
     COLUMNS,
     HEAD_DIMS,
@@ -20,15 +21,43 @@ from benchmarks.predict_attention import (
     best,
     fields_of,
     flops,
-    table,
 )
 from codegen.operators import operator
 from codegen.operators.attention.work import products
 from codegen.targets import target
-from tests.repo.attention_page import PAGE, of_kind, with_tables
+from tests.repo.attention_page import PAGE, cells, of_kind, with_tables
 from tests.support.run.places import ROOT
+from workers.compile.toolchain import find_toolchain
+from workers.processes.processes import Processes
+
+# Every target, size of head and mask, and every length; those of 4,096 are asked for by another test too.
+SAMPLE = [
+    ("sm_80", 64, False, 512), ("sm_80", 64, True, 16384), ("sm_80", 128, False, 4096), ("sm_80", 128, True, 4096),
+    ("sm_90a", 64, False, 8192), ("sm_90a", 64, True, 1024), ("sm_90a", 128, False, 4096), ("sm_90a", 128, True, 2048),
+]  # fmt: skip
 
 
+def rows_of(table: str) -> list[list[str]]:
+    text = PAGE.read_text(encoding="utf-8").partition(f"<!-- {table} -->")[2].partition("<!-- end")[0]
+    return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+
+
+@pytest.mark.parametrize(("arch", "head_dim", "causal", "length"), SAMPLE)
+def test_a_sample_of_the_page_has_the_predictions_of_today(arch: str, head_dim: int, causal: bool, length: int) -> None:
+    names, *rows = rows_of(f"predicted for {arch}")
+    label = f"{head_dim}, {'causal' if causal else 'none'}: **predicted**, ours"
+    (row,) = (row for row in rows if row[0] == label)
+    assert row[names.index(str(length))] == f"{best(arch, head_dim, causal, length).tflops:.0f}"
+
+
+def test_a_sample_of_the_page_has_the_counts_of_today() -> None:
+    arch, head_dim = TARGETS[-1], HEAD_DIMS[0]
+    with closing(Processes()) as processes:
+        loop = counted(arch, head_dim, find_toolchain(processes), processes)
+    assert list(map(str, cells(loop))) in rows_of("SASS")
+
+
+@pytest.mark.long
 def test_the_page_has_the_predictions_and_the_counts_of_today() -> None:
     text = PAGE.read_text(encoding="utf-8")
     assert with_tables(text) == text, "python -m tests.repo.attention_page writes the tables"
@@ -69,8 +98,9 @@ def test_each_published_figure_has_a_number_for_each_length_and_a_source() -> No
     for figure in PUBLISHED:
         assert len(figure.tflops) == len(LENGTHS)
         assert IMAGES[figure.source].startswith("https://")
-        cells = " | ".join("–" if value is None else str(value) for value in figure.tflops)
-        assert f"measured, {figure.what} | {cells} |" in table(figure.target)
+        numbers = ["–" if value is None else str(value) for value in figure.tflops]
+        label = f"{figure.head_dim}, {'causal' if figure.causal else 'none'}: measured, {figure.what}"
+        assert [label, *numbers] in rows_of(f"predicted for {figure.target}")
 
 
 SASS = """\

@@ -1,10 +1,13 @@
-"""What nvcc makes of an operator's kernels: one call for all of a module."""
+"""What nvcc makes of an operator's kernels: one call for all of a module.
+
+`make test` compiles a part of them that has every class of the whole; the rest, which repeats classes, is `long`.
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ from codegen.operators import operator
 from codegen.text.ptxas_report import Resources
 from codegen.text.render_group import render_device, symbols
 from tests.operators.harness.declarations import Declarations
+from tests.operators.harness.proofs import PATH, Classes, Names, covering
 from tests.support.fixtures.compile import LIMITS
 from workers.compile.compile_file import PTX, FileCompiler
 from workers.compile.toolchain import Toolchain
@@ -104,8 +108,55 @@ TABLES: Mapping[str, Callable[[Declarations], Mapping[str, Any]]] = {
         f"{name}, {claim.__name__}": (name, claim)
         for name, claims in declared.machine_code.claims.items()  # type: ignore[union-attr]
         for claim in claims
-    }
+    },
+    "compiled": lambda declared: {name: name for name in declared.machine_code.kernels()},  # type: ignore[union-attr]
 }
+# Of a signature, what changes no instruction that a claim is about, and no loop.
+OUTSIDE_LOOPS = ("epilogue", "lse", "acc_dtype", "out_dtype")
+
+
+def classes(kernel: Kernel, claims: Sequence[Claim]) -> Classes:
+    """What a kernel is one of, to nvcc: the way that its tunables take; each value of the signature, alignments apart;
+    each claim."""
+    tunables = kernel.tunables.as_dict()
+    signature = kernel.signature_dict.items()
+    inside = [(n, str(v)) for n, v in signature if n not in OUTSIDE_LOOPS and not n.startswith("align")]
+    way = (*sorted(tunables), *(tunables.get(name) for name in (*PATH, "split")))
+    named = [(kernel.operator, "claim", claim.__name__) for claim in claims]
+    return {(kernel.operator, way), *((kernel.operator, *value) for value in inside), *named}
+
+
+def kernels_of(having: Iterable[Declarations]) -> dict[tuple[str, str], Kernel]:
+    codes = {declared.operator: declared.machine_code for declared in having if declared.machine_code is not None}
+    return {(operator, name): kernel for operator, of in codes.items() for name, kernel in of.kernels().items()}
+
+
+def of_every_class(having: Sequence[Declarations]) -> Names:
+    claims = {
+        (declared.operator, name): of
+        for declared in having
+        if declared.machine_code is not None
+        for name, of in declared.machine_code.claims.items()
+    }
+    return covering({key: classes(kernel, claims.get(key, ())) for key, kernel in kernels_of(having).items()})
+
+
+def repeats(having: Sequence[Declarations]) -> Names:
+    """Of a module's kernels those that `make test-long` compiles."""
+    return kernels_of(having).keys() - of_every_class(having)
+
+
+def repeated_claims(having: Sequence[Declarations]) -> Names:
+    long = repeats(having)
+    return {
+        (declared.operator, row)
+        for declared in having
+        for row, (name, _) in TABLES["claimed"](declared).items()
+        if (declared.operator, name) in long
+    }
+
+
+LONG = {"claimed": repeated_claims, "compiled": repeats}
 
 
 @pytest.fixture(scope="module")
@@ -113,15 +164,18 @@ def codes(
     request: pytest.FixtureRequest, toolchain: Toolchain, processes: Processes,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Mapping[str, Codes]:  # fmt: skip
-    """By operator and name."""
-    having = [declared for declared in request.module.DECLARED if declared.machine_code is not None]
-    asked = {declared.operator: declared.machine_code.kernels() for declared in having}
-    every = list(dict.fromkeys(kernel for kernels in asked.values() for kernel in kernels.values()))
-    compiled = codes_of(every, "sm_90a", tmp_path_factory.mktemp("codes"), toolchain, processes)
-    return {
-        name: {words: (kernel, compiled[kernel]) for words, kernel in kernels.items()}
-        for name, kernels in asked.items()
-    }
+    """By operator and name, of the kernels that this run's selection of tests asks for."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    asked = {_asked(item) for item in items if item.module is request.module and item.originalname in BY_KERNEL}
+    every = kernels_of(request.module.DECLARED)
+    asked = asked or of_every_class(request.module.DECLARED)
+    kernels = {key: kernel for key, kernel in every.items() if key in asked}
+    folder = tmp_path_factory.mktemp("codes")
+    compiled = codes_of(list(dict.fromkeys(kernels.values())), "sm_90a", folder, toolchain, processes)
+    by_operator: dict[str, dict[str, tuple[Kernel, Code]]] = {}
+    for (name, words), kernel in kernels.items():
+        by_operator.setdefault(name, {})[words] = (kernel, compiled[kernel])
+    return by_operator
 
 
 def test_nvcc_makes_of_it_what_is_claimed(
@@ -131,9 +185,17 @@ def test_nvcc_makes_of_it_what_is_claimed(
     claim(*codes[declared.operator][name])
 
 
-def test_no_kernel_spills_or_has_a_stack(declared: Declarations, codes: Mapping[str, Codes]) -> None:
-    of_operator = codes[declared.operator]
-    spilled = {
-        name: (code.resources.spill_bytes, code.resources.stack_bytes) for name, (_, code) in of_operator.items()
-    }
-    assert spilled == dict.fromkeys(of_operator, (0, 0))
+def test_a_kernel_neither_spills_nor_has_a_stack(
+    declared: Declarations, compiled: str, codes: Mapping[str, Codes]
+) -> None:
+    _, code = codes[declared.operator][compiled]
+    assert (code.resources.spill_bytes, code.resources.stack_bytes) == (0, 0)
+
+
+BY_KERNEL = (test_nvcc_makes_of_it_what_is_claimed.__name__, test_a_kernel_neither_spills_nor_has_a_stack.__name__)
+
+
+def _asked(item: pytest.Function) -> tuple[str, str]:
+    """Operator and name of the kernel that a test is about."""
+    params = item.callspec.params
+    return params["declared"].operator, params["compiled"] if "compiled" in params else params["claimed"][0]

@@ -52,8 +52,12 @@ def kernels_of(declarations: Iterable[Declarations]) -> dict[tuple[str, str], Ke
 
 
 def of_every_class(kernels: Mapping[tuple[str, str], Kernel]) -> Names:
-    """A part of the kernels that has all their classes: again and again the one that adds most."""
-    having = {name: classes(kernel) for name, kernel in kernels.items()}
+    """A part of the kernels that has all their classes."""
+    return covering({name: classes(kernel) for name, kernel in kernels.items()})
+
+
+def covering(having: Mapping[tuple[str, str], Classes]) -> Names:
+    """A part that has the classes of all: again and again the one that adds most."""
     missing, chosen = Classes().union(*having.values()), Names()
     while missing:
         best = max(having, key=lambda name: len(having[name] & missing))
