@@ -40,7 +40,12 @@ def run(*argv: str, url: str, folder: Path) -> str:
 @pytest.mark.parametrize(
     "words, graph, calls",
     [
-        ("bert_layer.py", "2 layer_norm, 1 matmul + bias, 1 matmul + bias + gelu, 2 matmul + bias + residual", 6),
+        pytest.param(
+            "bert_layer.py",
+            "2 layer_norm, 1 matmul + bias, 1 matmul + bias + gelu, 2 matmul + bias + residual",
+            6,
+            marks=pytest.mark.long,
+        ),
         ("resnet_block.py", "1 conv2d + bias, 1 conv2d + bias + relu, 1 conv2d + bias + residual + relu", 3),
         pytest.param("bert_layer.py --train", "1 matmul + bias + gelu", 14, marks=pytest.mark.long),
         pytest.param("resnet_block.py --train", "1 conv2d + bias + residual + relu", 8, marks=pytest.mark.long),
