@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from codegen.counts import Filters, Openings
-from codegen.kernel import Candidate
+from codegen.kernel import Candidate, Kernel
 from codegen.operators import operator
 from codegen.search.rules import Accepted
 from codegen.search.search import Search
@@ -293,6 +294,25 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mla, splits": ({**MLA, "page_size": 16, "lse": True}, {"tile_q": 16, "tile_kv": 32, "split_kv": 2}),
 }  # fmt: skip
 
+# `long`: they have no operator, algorithm, kind of split, of truncation or of packing, and no value of a signature that
+# the others leave out.
+REPEATS = (
+    "imad, squares on both sides", "convolution, fp32", "convolution", "convolution, channels first",
+    "convolution, stride", "convolution, groups", "squares in fp16", "F(4)", "F(2), channels first",
+    "F(4), one launch, channels first", "F(2), squares, channels first", "direct, few channels",
+    "direct, channels first, groups", "direct, depthwise, a window", "direct, depthwise, channels first",
+    "direct, separate epilogue", "image's gradient, direct, stride", "image's gradient, direct, depthwise, a window",
+    "image's gradient, stride", "image's gradient, no taps", "filters' gradient, channels first",
+    "ring convolution, limbs split ahead", "ring convolution of int32, F(2)",
+    "ring convolution of int32, F(4) by limbs in planes, channels first",
+    "ring convolution of int32, F(4) in one launch, channels first",
+    "ring convolution, image's gradient, limbs split ahead", "masked, over a ring, squares on both sides",
+    "masked, squares in fp32", "sum of rows", "sum of columns", "attention", "attention, a group",
+    "attention, ragged", "attention, pages of 16", "attention, a window by single elements",
+    "attention, splits", "attention, splits of one query", "attention, packed",
+    "attention, packed, a group of several tiles, splits of a window", "mla, splits",
+)  # fmt: skip
+
 # These have no product of one length for each output.
 WITHOUT_SUMS = (
     "masked", "attention", "mla", "softmax", "layer_norm", "rms_norm", "sum", "variance", "logsumexp", "argmax",
@@ -308,6 +328,10 @@ UNEVEN = (
 )  # fmt: skip
 
 
+def _marked(names: Iterable[str]) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.long if name in REPEATS else ()) for name in names]
+
+
 def candidate(fields: dict[str, Any], asked: dict[str, Any]) -> Candidate:
     op = operator(fields["operator"])
     problem = op.parse(fields)
@@ -321,8 +345,13 @@ def candidate(fields: dict[str, Any], asked: dict[str, Any]) -> Candidate:
 
 
 @pytest.fixture(scope="module")
-def candidates() -> dict[str, Candidate]:
-    return {name: candidate(*case) for name, case in CASES.items()}
+def candidates(request: pytest.FixtureRequest) -> dict[str, Candidate]:
+    """Of the cases that this run's selection of tests asks for, and "fp32"."""
+    items = [
+        item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
+    ]
+    asked = {item.callspec.params.get("name") for item in items if hasattr(item, "callspec")}
+    return {name: candidate(*case) for name, case in CASES.items() if name in {*asked, "fp32"}}
 
 
 @pytest.fixture(scope="module")
@@ -344,7 +373,7 @@ def written_outputs(one: Candidate, run: Counted) -> int:
     return run.moved(last)[1] // {"float32": 4, "float16": 2, "int32": 4, "int64": 8}[out.dtype]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", _marked(CASES))
 def test_launches_are_those_of_the_run(
     name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
 ) -> None:
@@ -357,7 +386,7 @@ def test_launches_are_those_of_the_run(
     assert sum(launch.times for launch in launches) == op.cost(one.problem, one.schedule).launches
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", _marked(CASES))
 def test_multiplications_and_truncations_are_those_of_the_run(
     name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
 ) -> None:
@@ -378,6 +407,24 @@ def test_multiplications_and_truncations_are_those_of_the_run(
         }
     truncations = run.of().get("truncate")
     assert op.cost(one.problem, one.schedule).truncations == (truncations.times if truncations else 0)
+
+
+@pytest.mark.long
+def test_the_cases_of_make_test_have_every_class_of_all() -> None:
+    every = {name: candidate(*case).kernel for name, case in CASES.items()}
+    kept = [_classes(kernel) for name, kernel in every.items() if name not in REPEATS]
+    assert set[object]().union(*kept) == set[object]().union(*map(_classes, every.values()))
+
+
+def _classes(kernel: Kernel) -> set[object]:
+    tunables, signature = kernel.tunables.as_dict(), dict(kernel.signature_dict)
+    nodes = [str(node).partition(".")[0] for node in signature.pop("epilogue", [])]
+    way = (
+        *sorted(tunables),
+        *(tunables.get(name) for name in ("algorithm", "limb_split", "split", "truncate", "packing")),
+    )
+    values = [(name, str(value)) for name, value in signature.items() if not name.startswith(("align", "columns"))]
+    return {(kernel.operator, part) for part in (way, *values, *nodes)}
 
 
 @pytest.mark.parametrize("operator_name", ["matmul", "masked_activation"])
@@ -403,7 +450,7 @@ def test_of_two_functions_the_dearer_one_is_counted(operator_name: str, tmp_path
     assert op.cost(one.problem, one.schedule).truncations == runs["clear"].of()["truncate"].times
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", _marked(CASES))
 def test_bytes_are_within_5_per_cent_of_the_run(
     name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
 ) -> None:
@@ -420,7 +467,9 @@ def test_bytes_are_within_5_per_cent_of_the_run(
         }
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(WITHOUT_SUMS) and name not in UNEVEN])
+@pytest.mark.parametrize(
+    "name", _marked([name for name in CASES if not name.startswith(WITHOUT_SUMS) and name not in UNEVEN])
+)
 def test_multiplications_of_the_problem_are_outputs_of_the_run_times_the_length_of_their_sums(
     name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
 ) -> None:

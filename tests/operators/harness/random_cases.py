@@ -106,7 +106,7 @@ def test_reduced_problems_have_the_kernel_of_what_was_drawn(declared: Declaratio
 
 
 def test_a_seed_decides_the_random_cases(declared: Declarations) -> None:
-    first, again, other = ([case.id for _, case in of(declared).draws(5, seed)] for seed in (5, 5, 6))
+    first, again, other = ([case.id for _, case in of(declared).draws(2, seed)] for seed in (5, 5, 6))
     assert first == again != other
 
 
