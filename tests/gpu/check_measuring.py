@@ -19,7 +19,7 @@ import numpy as np
 
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
-from workers.gpu.interface import Gpu, GpuError, GpuFault, GpuMissing, list_devices, open_gpu
+from workers.gpu.interface import Gpu, GpuError, GpuFault, GpuMissing, choose_device, list_devices, open_gpu
 from workers.gpu.leftovers import belongings, leftover, thread_names
 
 MODULE = "workers.cuda.cupy_gpu"
@@ -64,7 +64,8 @@ def device(gpu: Any) -> str:
     device = gpu.device
     require(device.uuid.startswith("GPU-") and len(device.uuid) == 40, f"the UUID is {device.uuid}")
     require(device.multiprocessors > 0 and device.l2_bytes > 0 and device.memory_bytes > 2**30, f"it is {device}")
-    require(open_gpu(MODULE, device.uuid).device == device, "its UUID opens another device")
+    # Not opened again: a second stream would be CuPy's current one from then on.
+    require(choose_device(list_devices(MODULE), device.uuid) == device, "its UUID names another device")
     return f"{device.name}, {device.uuid}, driver {device.driver}, {device.multiprocessors} multiprocessors"
 
 

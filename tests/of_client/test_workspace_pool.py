@@ -12,10 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tvm_ffi
 
+from cukiln import load_kernel
 from cukiln.workspace_pool import GpuMemory, WorkspacePool, of_cpu
 from tests.gpu import check_workspaces
 from tests.support.fixtures.library import Built, Child, launches
+from tests.support.gpu.cupy_streams import CudaError, StackedStreams
+from tests.support.gpu.fake_cuda.tensors import FakeTensor
 
 
 def script(built: Built, body: str) -> str:
@@ -153,6 +157,31 @@ def test_a_call_runs_on_cupys_current_stream_and_asks_for_no_order_with_another(
     """
     _, log = run(body)
     assert [one["stream"] for one in launches(log)] == [66, 66, 5, 5, 0, 0]
+
+
+def test_tensors_of_cupy_are_handed_over_while_their_stream_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = StackedStreams()
+
+    class Array(FakeTensor):
+        data = SimpleNamespace(device_id=0)
+
+        def __dlpack__(self, stream: int | None = None, **_: Any) -> Any:
+            cuda.hand_over(stream)
+            return super().__dlpack__()
+
+    cupy = cuda.module()
+    cupy.ndarray = Array
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with cuda.stream(non_blocking=True) as stream:
+        stream.begin_capture()
+        load_kernel._own_tensor(Array((4,)))
+        stream.end_capture()
+        # As tvm-ffi asks by itself: the capture is broken, and everything after it.
+        stream.begin_capture()
+        with pytest.raises(CudaError, match="legacy stream"):
+            tvm_ffi.from_dlpack(Array((4,)))
+        with pytest.raises(CudaError, match="Invalidated"):
+            stream.end_capture()
 
 
 def test_a_captured_graph_keeps_its_buffers_for_itself(run: Any) -> None:

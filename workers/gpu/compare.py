@@ -15,13 +15,14 @@ from workers.cpu.cpu_check import number
 from workers.gpu.interface import Gpu, GpuError, GpuFault, LaunchRefused, VendorCall
 from workers.gpu.libraries import call_of
 from workers.gpu.measure import Say, candidates_of, libraries_of
-from workers.gpu.sampling import Placed, Ranking, rank_by_turns, sample_until_tight
+from workers.gpu.samplers import Compared, RotatingSampler, alone, compare_samplers, rough_us, samplers
+from workers.gpu.sampling import Placed, sample_until_tight
+from workers.gpu.steadiness import unsteady
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
 from workers.gpu.verify_and_time import (
     OperandSets,
     Prepared,
     References,
-    RotatingSampler,
     Timing,
     Wrong,
     operand_sets,
@@ -31,6 +32,8 @@ from workers.gpu.verify_and_time import (
 
 # Of a finalist's time, what finding the vendor's best algorithm may take for each of them.
 CHOOSING_SHARE = 0.1
+# How often the finalists take turns, as long as the GPU changes meanwhile.
+ATTEMPTS = 2
 
 
 class Harmed(Exception):
@@ -51,7 +54,7 @@ class _Runner:
 
     candidate: Candidate
     timing: Timing
-    sampler: RotatingSampler
+    rough_us: float
     described: dict[str, Any]
 
 
@@ -60,7 +63,8 @@ class _Vendor:
     """The best of what the vendor's library offers."""
 
     description: dict[str, Any]
-    sampler: RotatingSampler
+    calls: Sequence[Callable[[], None]]
+    rough_us: float
 
 
 class ComparisonTask:
@@ -88,27 +92,30 @@ class ComparisonTask:
         self._beat("making the sets of operands")
         sets = operand_sets(self.gpu, self._operator, self._problem, prepared)
         runners = self._right_runners(prepared, sets)
-        before = self.gpu.state()
         vendor, missing = (
             self._vendor(prepared, len(sets.sets)) if runners else (None, "no candidate to compare it with")
         )
         while runners:
-            ranking = self._rank(runners, vendor)
-            still = self._still_right(runners, sets)
+            turns = self._samplers(runners, vendor, cold=sets.cold)
+            compared, changes = self._steady_ranking(turns)
+            still = self._still_right(runners, turns, sets)
             if len(still) == len(runners):
-                placed = {entry.name: entry for entry in ranking.placed}
+                placed = {entry.name: entry for entry in compared.ranking.placed}
                 device = self.gpu.device
                 comparison = Comparison(
                     contenders=[self._contender(placed[name], runners[name]) for name in placed if name != VENDOR],
                     vendor=VendorResult(**vendor.description, **_times(placed[VENDOR])) if vendor is not None else None,
                     vendor_missing=missing,
-                    rounds=ranking.rounds,
+                    rounds=compared.ranking.rounds,
+                    launches_per_sample=next(iter(turns.values())).launches,
+                    overhead_us=compared.cost.us,
+                    unsteady=changes,
                     cold=sets.cold,
                     device=device.name,
                     uuid=device.uuid,
                     driver=device.driver,
-                    before=before,
-                    after=self.gpu.state(),
+                    before=compared.states[0],
+                    after=compared.states[1],
                     measured_at=time.time(),
                 )
                 return comparison.model_dump(mode="json")
@@ -126,14 +133,14 @@ class ComparisonTask:
                 sets.sets[0].restore()  # the samplers of those before it have run in there
                 wrong = run_once(self.gpu, call, self._normal, prepared, sets.sets[0], timing.space, described)
                 if wrong is None:
-                    sampler = timing.sampler()
+                    about_us = rough_us(self.gpu, timing.calls())
             except LaunchRefused as error:
                 self._lose(name, "runtime_error", Wrong(str(error)), described)
                 continue
             if wrong is not None:
                 self._lose(name, "incorrect", wrong.at(where(self._normal, call)), described)
                 continue
-            runners[name] = _Runner(candidate, timing, sampler, described)
+            runners[name] = _Runner(candidate, timing, about_us, described)
         self._stop_where_harmed()
         return runners
 
@@ -152,10 +159,12 @@ class ComparisonTask:
         if harmed := [result for result in self.wrong if result.tainted]:
             raise Harmed(harmed)
 
-    def _still_right(self, runners: Mapping[str, _Runner], sets: OperandSets) -> dict[str, _Runner]:
+    def _still_right(
+        self, runners: Mapping[str, _Runner], turns: Mapping[str, RotatingSampler], sets: OperandSets
+    ) -> dict[str, _Runner]:
         """They have taken turns in the same buffers, so each is looked at after runs of its own in restored ones."""
         harm = sets.harm()
-        still = {name: runner for name, runner in runners.items() if self._right_alone(name, runner)}
+        still = {name: runner for name, runner in runners.items() if self._right_alone(name, runner, turns[name])}
         self._stop_where_harmed()
         if harm is not None and len(still) == len(runners):
             raise UnexplainedHarm(
@@ -163,29 +172,43 @@ class ComparisonTask:
             )
         return still
 
-    def _right_alone(self, name: str, runner: _Runner) -> bool:
+    def _right_alone(self, name: str, runner: _Runner, sampler: RotatingSampler) -> bool:
         self._touch(name)
         described = self._fresh.describe(self._operator.extents(self._problem))
         prepared = self._references.of(self._operator, self._fresh, keep=True)
         runner.timing.restore()
-        runner.sampler.replay()
+        sampler.replay()
         wrong = runner.timing.check_again(self._fresh, prepared, described)
         if wrong is not None:
             self._lose(name, "incorrect", wrong, runner.described, described)
         return wrong is None
 
-    def _rank(self, runners: Mapping[str, _Runner], vendor: _Vendor | None) -> Ranking:
-        samplers: dict[str, Callable[[], float]] = {
-            name: partial(self._sample, name, runner.sampler) for name, runner in runners.items()
+    def _samplers(
+        self, runners: Mapping[str, _Runner], vendor: _Vendor | None, *, cold: bool
+    ) -> dict[str, RotatingSampler]:
+        calls: dict[str, Sequence[Callable[[], None]]] = {
+            name: runner.timing.calls() for name, runner in runners.items()
         }
-        beside = () if vendor is None else (VENDOR,)
+        rough = {name: runner.rough_us for name, runner in runners.items()}
         if vendor is not None:
-            samplers[VENDOR] = partial(self._sample, VENDOR, vendor.sampler)
-        return rank_by_turns(samplers, time.monotonic, seconds=self._task.seconds * len(samplers), beside=beside)
+            calls[VENDOR], rough[VENDOR] = vendor.calls, vendor.rough_us
+        return samplers(self.gpu, calls, cold=cold, rough=rough)
 
-    def _sample(self, name: str, sampler: RotatingSampler) -> float:
-        self._touch(name)
-        return sampler()
+    def _steady_ranking(self, turns: Mapping[str, RotatingSampler]) -> tuple[Compared, list[str]]:
+        """Once more where the GPU changed meanwhile; what did, where it changed again."""
+        for _ in range(ATTEMPTS):
+            compared = compare_samplers(
+                turns,
+                time.monotonic,
+                seconds=self._task.seconds * len(turns),
+                beside={VENDOR} & turns.keys(),
+                before=self._touch,
+                state=self.gpu.state,
+            )
+            changes = unsteady(*compared.states, compared.ranking.placed)
+            if not changes:
+                break
+        return compared, changes
 
     def _vendor(self, prepared: Prepared, sets: int) -> tuple[_Vendor | None, str | None]:
         """The fastest of what is offered, or why there is none. Raises GpuFault."""
@@ -202,7 +225,7 @@ class ComparisonTask:
         if not timed:
             words = f"refuses all of its algorithms: {refused}" if refused else "has nothing for this problem"
             return None, f"the vendor's library {words}"
-        _, _, call, sampler = min(timed, key=lambda entry: entry[:2])
+        us, _, call = min(timed, key=lambda entry: entry[:2])
         call.run(0)
         self.gpu.synchronize()
         judged = check_output(call.result(0), prepared.expected, prepared.bound, exact=False)
@@ -210,11 +233,9 @@ class ComparisonTask:
         if len(timed) > 1:
             described["algorithm"] += f" (the fastest of {len(timed)})"
         described |= {"max_error": number(judged.max_error), "error_bound": number(judged.error_bound)}
-        return _Vendor(described, sampler), None
+        return _Vendor(described, _vendor_calls(call, sets), us), None
 
-    def _time_offers(
-        self, offered: Sequence[VendorCall], sets: int
-    ) -> tuple[list[tuple[float, int, VendorCall, RotatingSampler]], str]:
+    def _time_offers(self, offered: Sequence[VendorCall], sets: int) -> tuple[list[tuple[float, int, VendorCall]], str]:
         """Those that run, and why the last of the others was refused: one that is does not speak for all."""
         timed, refused = [], ""
         for position, call in enumerate(offered):
@@ -225,11 +246,12 @@ class ComparisonTask:
                 self.gpu.synchronize()  # raises GpuFault where the refusal was a fault
         return timed, refused
 
-    def _time_vendor(self, number: int, call: VendorCall, sets: int) -> tuple[float, int, VendorCall, RotatingSampler]:
+    def _time_vendor(self, number: int, call: VendorCall, sets: int) -> tuple[float, int, VendorCall]:
         self._touch(VENDOR)
-        sampler = RotatingSampler(self.gpu, [partial(call.run, index) for index in range(sets)])
+        # Of one process and one library, so without a sample's cost: it is much the same for all.
+        sampler = alone(self.gpu, _vendor_calls(call, sets), cold=True)
         sampling = sample_until_tight(sampler, time.monotonic, seconds=CHOOSING_SHARE * self._task.seconds)
-        return sampling.interval.median, number, call, sampler
+        return sampling.interval.median, number, call
 
     def _contender(self, placed: Placed, runner: _Runner) -> Contender:
         flops = self._operator.cost(self._problem, runner.candidate.schedule).flops
@@ -244,6 +266,10 @@ class ComparisonTask:
             error_bound=runner.described.get("error_bound"),
             tflops=flops / placed.interval.median / 1e6,
         )
+
+
+def _vendor_calls(call: VendorCall, sets: int) -> list[Callable[[], None]]:
+    return [partial(call.run, number) for number in range(sets)]
 
 
 def _times(placed: Placed) -> dict[str, Any]:

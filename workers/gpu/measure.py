@@ -14,7 +14,16 @@ from workers.gpu.interface import Device, Gpu, GpuError, GpuFault, LaunchRefused
 from workers.gpu.leftovers import belongings, leftover
 from workers.gpu.libraries import Libraries, call_of
 from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate
-from workers.gpu.verify_and_time import OperandSets, References, Timing, Verifier, Wrong, measure, operand_sets
+from workers.gpu.verify_and_time import (
+    KnownCost,
+    OperandSets,
+    References,
+    Timing,
+    Verifier,
+    Wrong,
+    measure,
+    operand_sets,
+)
 from workers.processes.stopwatch import Stopwatch
 
 Say = Callable[[dict[str, Any]], None]
@@ -61,6 +70,7 @@ class MeasureTask:
         self._say = say
         self._references = References(gpu, self._beat)
         self._sets: OperandSets | None = None
+        self._known_cost = KnownCost()
         self._reduced: dict[tuple[str, str], tuple[Wrong | None, list[dict[str, Any]]]] = {}  # by path and kernel
         self._best = dict(task.best_us)
         self._candidates = candidates_of(task)
@@ -144,7 +154,7 @@ class MeasureTask:
         timing = Timing(self._gpu, call_of(library, own, candidate), self._sets)
         best = self._best.get(entry.problem)
         verification.measurement = measure(
-            self._gpu, timing, cold=self._sets.cold, seconds=self._task.seconds, best=best
+            self._gpu, timing, self._known_cost, cold=self._sets.cold, seconds=self._task.seconds, best=best
         )
         verification.count("measure")
         fresh = fresh_case(own, candidate, self._task.seed)

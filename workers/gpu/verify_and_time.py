@@ -2,9 +2,8 @@
 and compare what comes out with the references. Time one that is right: recorded calls on sets of operands that the L2
 does not hold, then another look."""
 
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -21,8 +20,9 @@ from codegen.plan.verification_plan import check_output, differing
 from codegen.problem import Problem
 from cukiln.types import Measurement
 from workers.cpu.cpu_check import keep_worst
-from workers.gpu.interface import Device, Gpu, KernelLibrary, Timer
+from workers.gpu.interface import Device, Gpu, KernelLibrary
 from workers.gpu.libraries import Call
+from workers.gpu.samplers import RotatingSampler, SampleCost, alone, cost_of_samples, warm_up
 from workers.gpu.sampling import Sampling, sample_until_tight
 from workers.gpu.tensors import DeviceTensor, Operands, bytes_of, on_device, workspace
 
@@ -161,8 +161,6 @@ def where(case: GpuCase, call: Call) -> str:
     return f"{case.kind} inputs, extents {extents}, launch {list(call.launch)}"
 
 
-# The events between which a sample is taken tick every half a microsecond (CUDA Runtime API, cudaEventElapsedTime).
-SAMPLE_US = 100.0
 MOST_SETS = 2048
 # The L2 keeps what was used last; after twice its size nothing of a set is left in it, whatever it replaces first.
 L2_TIMES = 2
@@ -208,41 +206,6 @@ def operand_sets(gpu: Gpu, operator: Operator, problem: Problem, prepared: Prepa
     return OperandSets(sets, prepared.inputs, cold)
 
 
-class RotatingSampler:
-    """Each sample continues with the sets that were left alone for the longest. `launches`: calls in one."""
-
-    def __init__(self, gpu: Gpu, calls: Sequence[Callable[[], None]]) -> None:
-        for call in calls:
-            call()
-        gpu.synchronize()
-        once = gpu.timer(calls)
-        once.sample()
-        each = once.sample() / len(calls)
-        wanted = max(1, math.ceil(SAMPLE_US / each)) if each > 0 else len(calls)
-        self._timers: tuple[Timer, ...]
-        if wanted >= len(calls):
-            rounds = math.ceil(wanted / len(calls))
-            self.launches = rounds * len(calls)
-            self._timers = (gpu.timer([*calls] * rounds),)
-        else:
-            groups = len(calls) // wanted
-            self.launches = len(calls) // groups
-            starts = range(0, groups * self.launches, self.launches)
-            self._timers = tuple(gpu.timer(calls[start : start + self.launches]) for start in starts)
-        self._next = 0
-
-    def replay(self) -> None:
-        """Every call of every sample, once."""
-        for timer in self._timers:
-            timer.sample()
-
-    def __call__(self) -> float:
-        """Microseconds of one call."""
-        timer = self._timers[self._next]
-        self._next = (self._next + 1) % len(self._timers)
-        return timer.sample() / self.launches
-
-
 class Timing:
     """One candidate's own call on the sets of its problem."""
 
@@ -259,11 +222,10 @@ class Timing:
         if self.space is not None:
             self.space.wipe()
 
-    def sampler(self) -> RotatingSampler:
+    def calls(self) -> list[Callable[[], None]]:
+        """On each set."""
         space = 0 if self.space is None else self.space.pointer
-        return RotatingSampler(
-            self._gpu, [partial(self._call.run, operand_set.pointers, space) for operand_set in self._sets.sets]
-        )
+        return [partial(self._call.run, operand_set.pointers, space) for operand_set in self._sets.sets]
 
     def check_again(self, case: GpuCase, prepared: Prepared, described: dict[str, Any]) -> Wrong | None:
         """Whether it is still right: other inputs in the buffers that it was timed with, outputs poisoned anew. Finds
@@ -282,9 +244,25 @@ class Timing:
         return None
 
 
-def measure(gpu: Gpu, timing: Timing, *, cold: bool, seconds: float, best: float | None) -> dict[str, Any]:
+class KnownCost:
+    """What a sample costs beside its launches: of this GPU and its driver, so found once, with the first one."""
+
+    def __init__(self) -> None:
+        self._cost: SampleCost | None = None
+
+    def of(self, sampler: RotatingSampler, seconds: float) -> SampleCost:
+        if self._cost is None:
+            self._cost = cost_of_samples([sampler.cost_us], time.monotonic, seconds=seconds)
+        return self._cost
+
+
+def measure(
+    gpu: Gpu, timing: Timing, known: KnownCost, *, cold: bool, seconds: float, best: float | None
+) -> dict[str, Any]:
     """`cukiln.types.Measurement` as JSON. Raises GpuFault."""
-    sampler = timing.sampler()
+    sampler = alone(gpu, timing.calls(), cold=cold)
+    warm_up([sampler.sample_us])
+    sampler.cost = known.of(sampler, seconds)
     before = gpu.state()
     sampling: Sampling = sample_until_tight(sampler, time.monotonic, seconds=seconds, best=best)
     measurement = Measurement(
@@ -294,6 +272,7 @@ def measure(gpu: Gpu, timing: Timing, *, cold: bool, seconds: float, best: float
         spread=sampling.spread,
         samples=len(sampling.samples),
         launches_per_sample=sampler.launches,
+        overhead_us=sampler.cost.us,
         cold=cold,
         stopped=sampling.stopped,
         device=gpu.device.name,

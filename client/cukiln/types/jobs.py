@@ -62,6 +62,7 @@ class Measurement(RunOn):
     spread: float  # the distance of the quartiles, as a share of the median
     samples: int
     launches_per_sample: int
+    overhead_us: float | None = None  # of a sample, beside its launches: taken off
     stopped: Literal["tight", "time", "loser"]  # the interval was narrow enough; the time was up; clearly slower
 
 
@@ -104,6 +105,9 @@ class Comparison(RunOn):
     vendor: VendorResult | None
     vendor_missing: str | None = None  # why there is none
     rounds: int
+    launches_per_sample: int | None = None  # of each contender and the vendor
+    overhead_us: float | None = None  # of a sample, beside its launches: taken off
+    unsteady: list[str] = []  # what changed of the GPU meanwhile, twice: the times may be other ones, ratios hardly
 
 
 class MeasuredOn(RunOn):

@@ -20,6 +20,7 @@ import pytest
 from codegen.operators import operator
 from tests.gpu import check_measuring
 from tests.support.fixtures.codegen import default_candidate, matmul
+from tests.support.gpu.cupy_streams import CudaError, StackedStreams, fake_cuda
 from workers.cuda import cupy_gpu, cupy_timer
 from workers.cuda.cupy_gpu import CupyGpu, format_uuid, large_inputs
 from workers.cuda.cupy_timer import LONGEST_HEAD_START_US, WARM_UPS, GraphTimer
@@ -65,18 +66,6 @@ def test_the_modules_are_imported_without_cupy() -> None:
 # --- errors
 
 
-class CudaError(RuntimeError):
-    def __init__(self, status: int, words: str) -> None:
-        super().__init__(words)
-        self.status = status
-
-
-def fake_cuda(**more: Any) -> Any:
-    driver = SimpleNamespace(CUDADriverError=type("CUDADriverError", (RuntimeError,), {}))
-    runtime = SimpleNamespace(CUDARuntimeError=CudaError, streamCaptureModeRelaxed=2)
-    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, driver=driver, **more))
-
-
 @pytest.mark.parametrize(
     ("status", "words"),
     [(35, "driver is missing or older"), (100, "has no NVIDIA GPU"), (46, "exclusive use"), (999, "cannot be used")],
@@ -105,68 +94,25 @@ def test_an_error_of_cuda_is_a_fault_with_cudas_words_and_others_are_not() -> No
 # --- CuPy's current stream
 
 
-class ForgetfulCuda:
-    """Streams as CuPy has them: leaving one makes the top of the stack of entered ones current, not the one before."""
-
-    def __init__(self) -> None:
-        self.null = SimpleNamespace(ptr=0)
-        self.stack: list[Any] = []
-        self.current: Any = self.null
-        self.launched_on: list[Any] = []
-
-    def stream(self, non_blocking: bool) -> Any:
-        assert non_blocking
-        cuda = self
-
-        class OneStream:
-            ptr = 0x77
-
-            def use(self) -> None:
-                cuda.current = self
-
-            def __enter__(self) -> None:
-                cuda.stack.append(self)
-                cuda.current = self
-
-            def __exit__(self, *error: object) -> None:
-                cuda.stack.pop()
-                cuda.current = cuda.stack[-1] if cuda.stack else cuda.null
-
-            def synchronize(self) -> None: ...
-
-        return OneStream()
-
-    def kernel(self, text: str, name: str) -> Any:
-        def launch(*arguments: Any, shared_mem: int) -> None:
-            self.launched_on.append(self.current)
-
-        launch.compile = lambda: None  # type: ignore[attr-defined]
-        return launch
-
-    def fetch(self, array: Any, stream: Any) -> Any:
-        with stream:  # as `ndarray.get` does where an array is not contiguous
-            return np.asarray(array)
-
-    def module(self) -> Any:
-        cupy = fake_cuda(
-            Device=lambda ordinal: SimpleNamespace(use=lambda: None),
-            Stream=self.stream,
-            compiler=SimpleNamespace(CompileException=type("CompileException", (Exception,), {})),
-        )
-        cupy.cuda.runtime.cudaDevAttrMaxSharedMemoryPerBlockOptin = 97
-        cupy.cuda.runtime.deviceGetAttribute = lambda which, ordinal: 232448
-        cupy.RawKernel, cupy.asnumpy = self.kernel, self.fetch
-        return cupy
-
-
 def test_our_stream_stays_cupys_current_one() -> None:
-    cuda = ForgetfulCuda()
+    cuda = StackedStreams()
     gpu = CupyGpu(cuda.module(), 0, DEVICES)
     ours = gpu.stream
     for work in (gpu.poison_shared, lambda: gpu.to_host(np.ones((2, 3)).T), gpu.poison_shared):
         work()
-        assert cuda.current.ptr == ours == 0x77
+        assert cuda.current.ptr == ours != 0
     assert [stream.ptr for stream in cuda.launched_on] == [ours, ours]
+
+
+def test_the_scripts_checks_leave_the_stream_current_that_the_others_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = StackedStreams()
+    monkeypatch.setitem(sys.modules, "cupy", cuda.module())
+    monkeypatch.setattr(cupy_gpu, "_uuid", lambda ordinal: UUIDS[ordinal])
+    monkeypatch.setattr(cupy_gpu.gpu_state, "driver_version", lambda: "580.1")
+    gpu = cupy_gpu.open_gpu("0")
+    assert check_measuring.CHECKS["device"](gpu).startswith(f"NVIDIA H200, {UUIDS[0]}, driver 580.1")
+    assert cuda.current.ptr == gpu.stream
+    assert cupy_gpu.open_gpu("0").stream != gpu.stream  # as CUDA has it: else none of these tests would see it
 
 
 def test_a_warm_up_does_everything_once(monkeypatch: pytest.MonkeyPatch) -> None:

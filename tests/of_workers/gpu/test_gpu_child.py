@@ -40,9 +40,10 @@ from workers.gpu.interface import DEFAULT_MODULE, Device, GpuFault, GpuMissing
 from workers.gpu.measure import MeasureTask
 from workers.gpu.measure_on_gpu import INHERITED, child_environment, probe
 from workers.gpu.run_on_gpu import run_task
+from workers.gpu.samplers import SAMPLE_US, alone
 from workers.gpu.task import CandidateResult, GpuTask, TaskKind
 from workers.gpu.tensors import DeviceTensor, Operands, on_device, workspace
-from workers.gpu.verify_and_time import RotatingSampler, set_count
+from workers.gpu.verify_and_time import set_count
 from workers.processes.child_protocol import Hearing, new_key
 from workers.processes.processes import InfrastructureError, Processes
 
@@ -95,7 +96,7 @@ def test_real_libraries_are_verified_and_measured(gpu: Gpu, group: tuple[list[Ca
             "simulated-1",
         )
         assert measurement.cold and measurement.before == measurement.after != {}
-        assert measurement.median_us * measurement.launches_per_sample >= 90
+        assert measurement.median_us * measurement.launches_per_sample >= 0.9 * SAMPLE_US
         assert result.verify_cpu > 0 and result.measure_wall > 0
 
 
@@ -153,7 +154,8 @@ def test_a_faulting_kernel_loses_its_context_and_the_next_one_gets_another(
 
 
 def test_a_candidate_clearly_slower_than_the_best_so_far_is_dropped(gpu: Gpu) -> None:
-    gpu.configure(times={FIRST.kernel.id[:12]: 10.0, SECOND.kernel.id[:12]: 30.0, THIRD.kernel.id[:12]: 9.0})
+    times = {FIRST.kernel.id[:12]: 10.0, SECOND.kernel.id[:12]: 30.0, THIRD.kernel.id[:12]: 9.0}
+    gpu.configure(times=times, sample_us=20.0)
     good = control(gpu, FIRST, SECOND, THIRD)
     outcome = gpu.run(gpu.task([(one, good) for one in (FIRST, SECOND, THIRD)]))
     stopped = [Measurement.model_validate(result.measurement).stopped for result in outcome.results]
@@ -230,12 +232,12 @@ class Recorder:
 @pytest.mark.parametrize("sets", [1, 2, 7, 100])
 def test_samples_are_long_enough_and_go_round_all_sets(us: float, sets: int) -> None:
     recorder = Recorder(us)
-    sampler = RotatingSampler(recorder, recorder.calls(sets))  # type: ignore[arg-type]
+    sampler = alone(recorder, recorder.calls(sets), cold=True)  # type: ignore[arg-type]
     recorder.samples.clear()
     times = [sampler() for _ in range(2 * sets)]
     assert times == pytest.approx([us] * (2 * sets))
     assert {len(calls) for calls in recorder.samples} == {sampler.launches}
-    assert sampler.launches * us >= 100 or (sampler.launches == 1 and us >= 100)
+    assert sampler.launches * us >= SAMPLE_US
     assert {number for calls in recorder.samples for number in calls} >= set(range(sets - sets // 2))
     # Between two runs on a set all others of the rotation have had theirs.
     order = [number for calls in recorder.samples for number in calls]
@@ -419,8 +421,11 @@ def test_finalists_are_ranked_with_the_vendors_best_beside_them(gpu: Gpu) -> Non
     gpu.configure(
         times={FIRST.kernel.id[:12]: 10.0, SECOND.kernel.id[:12]: 10.02, THIRD.kernel.id[:12]: 12.0},
         vendor_us=[11.0, 8.0, 14.0],
+        sample_us=20.0,
     )
     comparison = compare(gpu, THIRD, SECOND, FIRST)
+    assert comparison.overhead_us == pytest.approx(20.0, abs=3.0) and comparison.unsteady == []
+    assert (comparison.launches_per_sample or 0) * 8.0 >= 0.9 * SAMPLE_US
     by_name = {contender.candidate: contender for contender in comparison.contenders}
     assert comparison.contenders[-1].candidate == THIRD.id
     assert by_name[THIRD.id].ratio == pytest.approx(1.2, rel=0.01) and not by_name[THIRD.id].tie
@@ -436,6 +441,21 @@ def test_finalists_are_ranked_with_the_vendors_best_beside_them(gpu: Gpu) -> Non
         comparison.vendor.error_bound or 0
     )
     assert comparison.rounds >= 8 and comparison.cold and comparison.uuid == fake_gpu.UUID
+
+
+@pytest.mark.parametrize(
+    ("throttled", "words"),
+    [
+        # The first state is the child's, before it begins; each ranking has two.
+        ([[], [], ["hw_slowdown"]], []),
+        ([[], [], ["hw_slowdown"], ["hw_slowdown"]], ["throttled: hw_slowdown"]),
+    ],
+)
+def test_a_comparison_on_a_throttled_gpu_is_done_once_more_and_then_marked(
+    gpu: Gpu, throttled: list[list[str]], words: list[str]
+) -> None:
+    gpu.configure(throttled=throttled)
+    assert compare(gpu, FIRST, SECOND, vendor=False).unsteady == words
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ What it does is read from the JSON file that NVIDIA_SIMULATED_GPU names (variabl
     devices       list of fields of Device, each over the defaults below
     times         {"KERNEL" or "KERNEL@LAUNCH": µs}: the first digits of a kernel's id, launch values joined by commas
     noise, seed   standard deviation of a time as a share of it; what decides the noise
+    sample_us     µs that a sample takes beside its launches
     vendor_us     µs of each algorithm that the vendor offers; [] for none
+    throttled     why the GPU is, each time that it is asked, and at last it is not
     vendor        "ok", "wrong" (an output of zeros), "fault", "crash"
     open          "ok", "missing", "fault", "silent", "crash", "bug": what opening the device comes to
     opens_well    how many times it opens well first; counted in FILE.opens
@@ -29,7 +31,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,8 +138,9 @@ class FakeGpu:
     def __init__(self, device: Device, configuration: Mapping[str, Any]) -> None:
         self.device = device
         self.configuration = configuration
-        self.recording: list[tuple[float, Callable[[], None]]] | None = None
+        self.recording: list[Recorded] | None = None
         self.lost = False
+        self._states = 0
         self._bytes: dict[int, int] = {}
         self._noise = np.random.default_rng(configuration.get("seed", 1))
 
@@ -166,7 +169,7 @@ class FakeGpu:
         """The twin does it by itself before every block."""
 
     def timer(self, calls: Sequence[Callable[[], None]]) -> FakeTimer:
-        recorded: list[tuple[float, Callable[[], None]]] = []
+        recorded: list[Recorded] = []
         self.recording = recorded
         try:
             for call in calls:
@@ -190,24 +193,37 @@ class FakeGpu:
         return [FakeVendor(self, problem, inputs, number, us) for number, us in enumerate(times)]
 
     def state(self) -> dict[str, Any]:
-        return {"simulated": True, "sm_mhz": 1000, "memory_mhz": 2000, "celsius": 40, "throttle_reasons": []}
+        self._states += 1
+        throttled = self.configuration.get("throttled", [])
+        throttle = throttled[self._states - 1] if self._states <= len(throttled) else []
+        return {"simulated": True, "sm_mhz": 1000, "memory_mhz": 2000, "temperature_c": 40, "throttle": throttle}
 
     def ceilings(self) -> dict[str, float]:
         return {"simulated": 1.0, "copy_gb_s": 100.0, "tflops_float32": 1.0, "tflops_float16": 2.0}
 
 
-class FakeTimer:
-    """Simulated time of the recorded calls; those of libraries that run directly really run."""
+class Recorded(NamedTuple):
+    """A call of simulated `us`; `buffers`: what it works on."""
 
-    def __init__(self, gpu: FakeGpu, recorded: Sequence[tuple[float, Callable[[], None]]]) -> None:
+    us: float
+    buffers: tuple[int, ...]
+    run: Callable[[], None]
+
+
+class FakeTimer:
+    """Simulated time of the recorded calls. Those of libraries that run directly really run, on the same buffers once
+    in a sample: the host takes far longer than what is simulated."""
+
+    def __init__(self, gpu: FakeGpu, recorded: Sequence[Recorded]) -> None:
         self._gpu = gpu
-        self._recorded = recorded
+        self._runs = list({call.buffers: call.run for call in recorded}.values())
+        self._us = sum(call.us for call in recorded)
 
     def sample(self) -> float:
-        for _, run in self._recorded:
+        for run in self._runs:
             run()
         self._gpu.synchronize()
-        return self._gpu.noisy(sum(microseconds for microseconds, _ in self._recorded))
+        return self._gpu.noisy(self._us + self._gpu.configuration.get("sample_us", 0.0))
 
 
 class FakeVendor:
@@ -227,7 +243,7 @@ class FakeVendor:
 
     def run(self, number: int) -> None:
         if self._gpu.recording is not None:
-            self._gpu.recording.append((self._us, lambda: None))
+            self._gpu.recording.append(Recorded(self._us, (number,), lambda: None))
 
     @cached_property
     def _result(self) -> NDArray[np.float64]:
@@ -267,7 +283,7 @@ class FakeLibrary:
             return
         times = self._gpu.configuration.get("times", {})
         microseconds = simulated_us(self._kernels[kernel], integers, launch, times)
-        self._gpu.recording.append((microseconds, self.replay(run)))
+        self._gpu.recording.append(Recorded(microseconds, tuple(pointers), self.replay(run)))
 
     def replay(self, run: Callable[[], None]) -> Callable[[], None]:
         return run

@@ -1,0 +1,36 @@
+"""Whether the GPU was the same throughout a comparison: its throttle reasons, its clock, and the times themselves."""
+
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from workers.gpu.sampling import Placed
+
+# Reasons of `workers.cuda.state` that are no throttling: an idle GPU, and clocks that a person has set.
+SETTINGS = frozenset({"gpu_idle", "applications_clocks_setting", "display_clock_setting"})
+# Clocks move in steps of 15 MHz, of 1,500 and more, all the time: that is one per cent.
+STEADY = 0.03
+FEWEST_SAMPLES = 8
+
+
+def unsteady(before: Mapping[str, Any], after: Mapping[str, Any], placed: Sequence[Placed]) -> list[str]:
+    """What changed while these took turns, for a person; nothing of a steady GPU."""
+    reasons = sorted({*before.get("throttle", ()), *after.get("throttle", ())} - SETTINGS)
+    words = [f"throttled: {', '.join(reasons)}"] if reasons else []
+    first, last = before.get("sm_mhz"), after.get("sm_mhz")
+    if first and last and abs(last / first - 1) > STEADY:
+        words.append(f"the clock went from {first} to {last} MHz")
+    if (change := drift(placed)) is not None and abs(change) > STEADY:
+        words.append(f"all times changed by {change:+.1%} between the first half of the rounds and the second")
+    return words
+
+
+def drift(placed: Sequence[Placed]) -> float | None:
+    """How much longer a run took in the second half of the samples than in the first: the median of all that took
+    turns, for a change that they share. None of too few samples."""
+    changes = []
+    for entry in placed:
+        half = len(entry.samples) // 2
+        if half >= FEWEST_SAMPLES // 2:
+            changes.append(median(entry.samples[half:]) / median(entry.samples[:half]) - 1)
+    return median(changes) if changes else None
