@@ -316,9 +316,12 @@ def gathered_beside_stored(name: str, fields: Fields) -> dict[str, Kernel]:
     return {"fp16 3x3": gathered.kernel, "fp16 1x1 in the tiles of the 3x3": stored.kernel}
 
 
+COMPARED = ("fp16 3x3", "fp16 1x1 in the tiles of the 3x3")
+
+
 def require_no_branches(codes: Codes) -> None:
     """A branch for each vector would keep the copies from being started together."""
-    gathered, stored = (codes[name][1].count("bra") for name in ("fp16 3x3", "fp16 1x1 in the tiles of the 3x3"))
+    gathered, stored = (codes[name][1].count("bra") for name in COMPARED)
     assert 0 < gathered <= stored + 1
 
 

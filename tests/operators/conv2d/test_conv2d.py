@@ -732,6 +732,7 @@ DECLARED = (
         random_cases=convolutions.random_cases(NAME, {**SPREAD_OF_IMAGES, "epilogue separate": 5}),
         machine_code=declare.MachineCode(
             kernels=compiled,
+            compared=convolutions.COMPARED,
             claims={
                 **dict.fromkeys(("fp16 3x3", "bf16 3x3 with stride", "tf32 3x3", "fp16 1x1"), claim.ALIGNED),
                 **dict.fromkeys(("fp16 stem", "fp16 nchw"), (claim.by_tensor_cores,)),

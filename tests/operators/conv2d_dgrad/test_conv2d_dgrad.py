@@ -595,6 +595,7 @@ DECLARED = (
         random_cases=convolutions.random_cases(NAME, SPREAD, about=properties),
         machine_code=declare.MachineCode(
             kernels=compiled,
+            compared=convolutions.COMPARED,
             claims={
                 **dict.fromkeys(("fp16 3x3", "fp16 3x3 with stride", "tf32 3x3"), claim.ALIGNED),
                 "fp16 nchw with stride": (claim.by_tensor_cores,),

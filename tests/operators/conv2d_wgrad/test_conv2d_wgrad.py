@@ -574,6 +574,7 @@ DECLARED = (
         random_cases=convolutions.random_cases(NAME, SPREAD),
         machine_code=declare.MachineCode(
             kernels=compiled,
+            compared=convolutions.COMPARED,
             claims={
                 # Words of 4 bytes are not turned by ldmatrix.
                 "fp16 3x3": claim.ALIGNED,

@@ -131,10 +131,12 @@ class RandomCases:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineCode:
-    """Kernels that are compiled together, and claims about what nvcc makes of each."""
+    """Kernels that are compiled together, and claims about what nvcc makes of each. `compared`: those that a test of
+    the module's own compares."""
 
     kernels: Callable[[], Mapping[str, Kernel]]
     claims: Mapping[str, Sequence[Callable[[Kernel, Any], object]]]
+    compared: Sequence[str] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

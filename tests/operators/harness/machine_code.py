@@ -138,7 +138,9 @@ def of_every_class(having: Sequence[Declarations]) -> Names:
         if declared.machine_code is not None
         for name, of in declared.machine_code.claims.items()
     }
-    return covering({key: classes(kernel, claims.get(key, ())) for key, kernel in kernels_of(having).items()})
+    chosen = covering({key: classes(kernel, claims.get(key, ())) for key, kernel in kernels_of(having).items()})
+    codes = {declared.operator: declared.machine_code for declared in having if declared.machine_code is not None}
+    return chosen | {(operator, name) for operator, of in codes.items() for name in of.compared}
 
 
 def repeats(having: Sequence[Declarations]) -> Names:
