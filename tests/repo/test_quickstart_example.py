@@ -116,7 +116,7 @@ def test_problems_that_differ_in_extents_share_their_kernels_but_for_their_defau
 def test_the_readme_names_every_example() -> None:
     listed = (EXAMPLES / "README.md").read_text()
     names = {path.name for path in EXAMPLES.iterdir() if path.is_file() and path.name != "README.md"}
-    folders = {f"{path.name}/" for path in EXAMPLES.iterdir() if path.is_dir()}
+    folders = {f"{path.name}/" for path in EXAMPLES.iterdir() if path.is_dir() and path.name != "__pycache__"}
     assert [name for name in sorted(names | folders) if f"`{name}`" not in listed] == []
 
 
