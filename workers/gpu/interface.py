@@ -5,6 +5,7 @@ worker.
 GpuError                 what was asked cannot be done
 ├── GpuMissing           no such device, no driver, no CuPy: nothing can be measured here
 ├── LaunchRefused        the library's launch code refused the call; the process is unharmed
+├── LoadFailed           this machine cannot load a library's kernels now: no verdict on them
 └── GpuFault             the device reports an error of the last launches: the context is lost, the process must end
 ```
 `workers.cuda.cupy_gpu` drives a real one. The tests' simulated GPU has the same functions; the settings name the
@@ -41,6 +42,11 @@ class GpuMissing(GpuError):
 
 class LaunchRefused(GpuError):
     """The library's own launch code refused the call; nothing was launched. The message is the library's."""
+
+
+class LoadFailed(GpuError):
+    """This machine cannot load the library's kernels: no memory, a driver too old for them, no code for its GPU. Says
+    nothing of the kernels."""
 
 
 class GpuFault(GpuError):
@@ -119,7 +125,8 @@ class Gpu(Protocol):
         """A copy in this process's memory, once everything queued before has ended. Raises GpuFault."""
 
     def load(self, library: Path, kernels: Sequence[Kernel]) -> KernelLibrary:
-        """Load a group's library and its kernels onto the device. Raises LaunchRefused, GpuFault."""
+        """Load a group's library and its kernels onto the device. Raises LaunchRefused where the library is no good,
+        LoadFailed where the machine is not, GpuFault."""
 
     def synchronize(self) -> None:
         """Wait for everything queued. Raises GpuFault."""

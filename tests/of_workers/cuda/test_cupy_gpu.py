@@ -24,8 +24,8 @@ from tests.support.gpu.cupy_streams import CudaError, StackedStreams, fake_cuda
 from workers.cuda import cupy_gpu, cupy_timer
 from workers.cuda.cupy_gpu import CupyGpu, format_uuid, large_inputs
 from workers.cuda.cupy_timer import LONGEST_HEAD_START_US, WARM_UPS, GraphTimer
-from workers.cuda.library_entries import LibraryEntries
-from workers.gpu.interface import Device, GpuFault, GpuMissing, LaunchRefused, choose_device
+from workers.cuda.library_entries import LibraryEntries, load_failure
+from workers.gpu.interface import Device, GpuFault, GpuMissing, LaunchRefused, LoadFailed, choose_device
 
 NO_CUPY = "CuPy, which needs no GPU here, is not installed: pip install --constraint constraints.txt --group gpu"
 UUIDS = ("GPU-11111111-2222-3333-4444-555555555555", "GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee")
@@ -286,8 +286,25 @@ def test_a_call_reaches_the_library_with_everything_in_its_place(tmp_path: Path)
 def test_a_library_that_cannot_be_prepared_is_refused_with_its_words(tmp_path: Path) -> None:
     library, _ = group_library(tmp_path, lambda: None)
     library.prepare(0)
-    with pytest.raises(LaunchRefused, match="no device 4"):
+    with pytest.raises(LoadFailed, match="no device 4"):
         library.prepare(4)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("out of memory (CUDA error 2)", LoadFailed),
+        ("no kernel image is available (CUDA error 209)", LoadFailed),
+        ("unsupported toolchain (CUDA error 222)", LoadFailed),
+        ("driver mismatch (CUDA error 803)", LoadFailed),
+        ("no NVIDIA driver: libcuda.so.1 cannot be loaded", LoadFailed),
+        ("device kernel image is invalid (CUDA error 200)", LaunchRefused),
+        ("cuFuncSetAttribute: invalid argument (CUDA error 1)", LaunchRefused),
+        ("named symbol not found (CUDA error 500)", LaunchRefused),
+    ],
+)
+def test_a_load_that_fails_is_the_machines_fault_unless_the_file_is_no_good(words: str, kind: type[Exception]) -> None:
+    assert type(load_failure(words)) is kind
 
 
 def test_a_call_that_fails_on_a_lost_device_is_a_fault(tmp_path: Path) -> None:

@@ -150,6 +150,35 @@ def test_a_faulting_kernel_loses_its_context_and_the_next_one_gets_another(
     assert (gpu.folder / "gpu.opens").read_text() == "2"
 
 
+@pytest.mark.parametrize("kind", ["measure", "compare"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "out of memory (CUDA error 2)",
+        "no kernel image is available for execution on the device (CUDA error 209)",
+        "the provided PTX was compiled with an unsupported toolchain. (CUDA error 222)",
+        "system has unsupported display driver / cuda driver combination (CUDA error 803)",
+    ],
+)
+def test_a_machine_that_cannot_load_kernels_gives_no_verdict_on_them(gpu: Gpu, answer: str, kind: TaskKind) -> None:
+    gpu.configure(load=answer, loads_well=1)
+    candidates = [(FIRST, control(gpu, FIRST)), (SECOND, control(gpu, SECOND, name="second"))]
+    with pytest.raises(InfrastructureError, match=r"look at the GPU's memory and at its driver") as raised:
+        gpu.run(gpu.task(candidates, kind=kind))
+    assert answer in str(raised.value)
+    # What came before it is right all the same.
+    assert [result.verdict for result in gpu.results] == (["ok"] if kind == "measure" else [])
+
+
+@pytest.mark.parametrize(
+    "answer", ["device kernel image is invalid (CUDA error 200)", "invalid argument (CUDA error 1)"]
+)
+def test_kernels_that_no_driver_would_load_are_wrong(gpu: Gpu, answer: str) -> None:
+    gpu.configure(load=answer)
+    (result,) = gpu.run(gpu.task([(FIRST, control(gpu, FIRST))])).results
+    assert result.verdict == "runtime_error" and answer in result.message
+
+
 # Time
 
 
