@@ -292,10 +292,10 @@ def large_inputs(side: int, name: str) -> dict[str, npt.NDArray[Any]]:
     return {operand: np.resize(np.roll(block, shift), (side, side)) for operand, shift in (("a", 0), ("b", side // 3))}
 
 
-def format_uuid(data: bytes) -> str:
-    """16 bytes as nvidia-smi writes them."""
+def format_uuid(data: bytes, *, of_a_part: bool = False) -> str:
+    """16 bytes as nvidia-smi writes them, of a GPU or of a part of one (MIG)."""
     text = data.hex()
-    return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+    return ("MIG-" if of_a_part else "GPU-") + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 def _import_cupy() -> Any:
@@ -319,9 +319,11 @@ def _describe(cupy: Any, ordinal: int) -> Device:
     with _missing(cupy):
         properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
         version = int(cupy.cuda.runtime.driverGetVersion())
+    name = properties["name"].decode()
     return Device(
-        name=properties["name"].decode(),
-        uuid=_uuid(ordinal),
+        name=name,
+        # Of a part the driver reports the part's own UUID, and a product's name that ends so: "… MIG 1g.10gb".
+        uuid=format_uuid(_uuid(ordinal), of_a_part=" MIG " in name),
         capability=(int(properties["major"]), int(properties["minor"])),
         # Without NVIDIA's management library only the CUDA version that the driver is for is known.
         driver=gpu_state.driver_version() or f"CUDA {version // 1000}.{version % 1000 // 10}",
@@ -331,7 +333,7 @@ def _describe(cupy: Any, ordinal: int) -> Device:
     )
 
 
-def _uuid(ordinal: int) -> str:
+def _uuid(ordinal: int) -> bytes:
     """By the driver: CuPy's property ends at the first zero byte. Numbers are those of CUDA_VISIBLE_DEVICES in both."""
     device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     try:
@@ -345,4 +347,4 @@ def _uuid(ordinal: int) -> str:
         raise GpuMissing(f"the NVIDIA driver cannot report a GPU's UUID ({error}); {NO_GPU[35]}") from error
     if any(steps):
         raise GpuMissing(f"the NVIDIA driver does not report the UUID of GPU {ordinal} (CUDA error {max(steps)})")
-    return format_uuid(bytes(uuid))
+    return bytes(uuid)

@@ -51,6 +51,23 @@ def test_a_uuid_is_spelled_as_nvidia_smi_does() -> None:
     assert format_uuid(bytes(range(16))) == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
+@pytest.mark.parametrize(
+    ("name", "uuid"),
+    [
+        (b"NVIDIA H100 80GB HBM3", "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"),
+        (b"NVIDIA H100 80GB HBM3 MIG 1g.10gb", "MIG-00010203-0405-0607-0809-0a0b0c0d0e0f"),
+    ],
+)
+def test_a_part_of_a_gpu_has_its_own_kind_of_uuid(monkeypatch: pytest.MonkeyPatch, name: bytes, uuid: str) -> None:
+    cupy = StackedStreams().module()
+    properties = cupy.cuda.runtime.getDeviceProperties(0)
+    cupy.cuda.runtime.getDeviceProperties = lambda ordinal: {**properties, "name": name}
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(cupy_gpu, "_uuid", lambda ordinal: bytes(range(16)))
+    (device,) = cupy_gpu.list_devices()
+    assert device.uuid == uuid and choose_device([device], uuid) is device
+
+
 def test_without_cupy_the_message_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     for ask in (cupy_gpu.list_devices, lambda: cupy_gpu.open_gpu("0")):
@@ -107,7 +124,7 @@ def test_our_stream_stays_cupys_current_one() -> None:
 def test_the_scripts_checks_leave_the_stream_current_that_the_others_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = StackedStreams()
     monkeypatch.setitem(sys.modules, "cupy", cuda.module())
-    monkeypatch.setattr(cupy_gpu, "_uuid", lambda ordinal: UUIDS[ordinal])
+    monkeypatch.setattr(cupy_gpu, "_uuid", lambda ordinal: bytes.fromhex(UUIDS[ordinal][4:].replace("-", "")))
     monkeypatch.setattr(cupy_gpu.gpu_state, "driver_version", lambda: "580.1")
     gpu = cupy_gpu.open_gpu("0")
     assert check_measuring.CHECKS["device"](gpu).startswith(f"NVIDIA H200, {UUIDS[0]}, driver 580.1")
