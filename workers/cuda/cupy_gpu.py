@@ -165,6 +165,10 @@ class CupyGpu:
 
     def warm_up(self, beat: Callable[[str], None]) -> None:
         """See `workers.gpu.interface.Gpu`: threads of the driver, kernels of CuPy, the handle of cuBLAS."""
+        with with_headers():
+            self._warm_up(beat)
+
+    def _warm_up(self, beat: Callable[[str], None]) -> None:
         xp = self.arrays
         self._warm_up_checks(beat)
         self.poison_shared()
@@ -223,7 +227,7 @@ class CupyGpu:
     def kernel(self, text: str, name: str, shared_bytes: int = 0) -> Callable[..., None]:
         """By NVRTC, at once; called with grid, block and NumPy scalars. Raises GpuError."""
         try:
-            with self.faults():
+            with self.faults(), with_headers():
                 compiled = self.arrays.RawKernel(text, name)
                 compiled.compile()
                 if shared_bytes:
@@ -313,6 +317,17 @@ def _missing(cupy: Any) -> Iterator[None]:
         yield
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise GpuMissing(f"{NO_GPU.get(int(error.status), 'the GPU cannot be used')} ({error})") from error
+
+
+@contextmanager
+def with_headers() -> Iterator[None]:
+    """CuPy compiles with CUDA's headers, which neither it nor a driver brings; it looks for them when it compiles."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "CUDA headers" not in str(error):
+            raise
+        raise GpuMissing(f"CuPy finds no headers of CUDA to compile with ({error}); {INSTALL}") from error
 
 
 def _describe(cupy: Any, ordinal: int) -> Device:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from codegen.operators import operator
 from tests.gpu import check_measuring
@@ -78,6 +81,41 @@ def test_without_cupy_the_message_names_what_to_install(monkeypatch: pytest.Monk
 def test_the_modules_are_imported_without_cupy() -> None:
     program = "import sys; sys.modules['cupy'] = sys.modules['pynvml'] = None; import workers.cuda.cupy_gpu"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
+
+
+def test_cuda_headers_that_are_missing_are_no_fault_of_any_kernel() -> None:
+    """CuPy 14, `core.pyx`, where `find_nvidia_header_directory("cudart")` finds none."""
+    words = "Failed to find CUDA headers. Please install CUDA toolkit headers (e.g., pip install cupy-cuda13x[ctk])"
+    cuda = StackedStreams()
+    gpu = CupyGpu(cuda.module(), 0, DEVICES)
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError(words)
+
+    gpu.arrays.RawKernel = gpu.arrays.asarray = refuse
+    for work in (gpu.poison_shared, lambda: gpu.warm_up(lambda what: None)):
+        with pytest.raises(GpuMissing, match=r"Failed to find CUDA headers.*pip install .*--group gpu"):
+            work()
+    with pytest.raises(RuntimeError, match="another"), cupy_gpu.with_headers():
+        raise RuntimeError("another")
+
+
+def test_the_gpu_group_alone_brings_the_headers_that_cupy_compiles_with() -> None:
+    waiting = list(tomllib.loads(Path("pyproject.toml").read_text())["dependency-groups"]["gpu"])
+    files: dict[str, str] = {}
+    seen = set()
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        if requirement.name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(requirement.name)
+        try:
+            found = importlib.metadata.distribution(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # the vendor's libraries
+        files |= {Path(str(file)).name: requirement.name for file in found.files or ()}
+        waiting += found.requires or ()
+    assert "cupy-cuda13x" in seen and {"cuda_runtime.h", "cuda_fp16.h"} <= files.keys()
 
 
 # --- errors
