@@ -27,6 +27,8 @@ from workers.processes.processes import Finished, InfrastructureError, Limits, P
 # What a driver, CuPy and the loader need of the worker's environment. Nothing else is inherited: no credentials.
 INHERITED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 INHERITED_PREFIX = "NVIDIA_"
+# It would turn tf32 off, or on, in the vendor's libraries alone (cuBLAS, "NVIDIA_TF32_OVERRIDE").
+NOT_INHERITED = ("NVIDIA_TF32_OVERRIDE",)
 # How often a candidate is looked at whose child was killed, as a machine without memory does; or reached a limit.
 KILLS, LATE = 3, 2
 
@@ -117,7 +119,9 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     further = [str(Path(folder).resolve()) for folder in folders if folder]
     inherited = {
-        name: value for name, value in os.environ.items() if name in INHERITED or name.startswith(INHERITED_PREFIX)
+        name: value
+        for name, value in os.environ.items()
+        if name in INHERITED or (name.startswith(INHERITED_PREFIX) and name not in NOT_INHERITED)
     }
     return {
         **inherited,

@@ -568,10 +568,11 @@ def test_the_child_inherits_no_credentials(gpu: Gpu, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, "secret")
     for name in INHERITED:
         monkeypatch.setenv(name, "kept")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")  # of the vendor's libraries alone
     environment = child_environment(gpu.folder)
     assert "secret" not in environment.values() and list(environment.values()).count("kept") == len(INHERITED)
     assert environment["NVIDIA_SIMULATED_GPU"] == os.environ["NVIDIA_SIMULATED_GPU"]
-    assert environment["CUPY_CACHE_DIR"] == str(gpu.folder)
+    assert environment["CUPY_CACHE_DIR"] == str(gpu.folder) and "NVIDIA_TF32_OVERRIDE" not in environment
 
 
 def test_probing_lists_the_devices_and_says_why_there_are_none(gpu: Gpu) -> None:
