@@ -345,6 +345,7 @@ def _describe(cupy: Any, ordinal: int) -> Device:
         multiprocessors=int(properties["multiProcessorCount"]),
         l2_bytes=int(properties["l2CacheSize"]),
         memory_bytes=int(properties["totalGlobalMem"]),
+        cuda=version,
     )
 
 

@@ -4,6 +4,7 @@ worker.
 ```
 GpuError                 what was asked cannot be done
 ├── GpuMissing           no such device, no driver, no CuPy: nothing can be measured here
+│   └── DriverTooOld     for the compiler's release of CUDA: it would load none of the kernels
 ├── LaunchRefused        the library's launch code refused the call; the process is unharmed
 ├── LoadFailed           this machine cannot load a library's kernels now: no verdict on them
 └── GpuFault             the device reports an error of the last launches: the context is lost, the process must end
@@ -40,6 +41,10 @@ class GpuMissing(GpuError):
     """There is no such GPU, or nothing to drive it with; the message says what to do."""
 
 
+class DriverTooOld(GpuMissing):
+    """The driver is for an older major release of CUDA than the kernels are compiled by."""
+
+
 class LaunchRefused(GpuError):
     """The library's own launch code refused the call; nothing was launched. The message is the library's."""
 
@@ -55,7 +60,8 @@ class GpuFault(GpuError):
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU. `name` is the product's, which is the device class; `driver` the version of the kernel module."""
+    """A GPU. `name` is the product's, which is the device class; `driver` the version of the kernel module, `cuda` the
+    release of CUDA that it is for, as 1000 × major + 10 × minor; 0 where that is not known."""
 
     name: str
     uuid: str
@@ -64,6 +70,7 @@ class Device:
     multiprocessors: int
     l2_bytes: int
     memory_bytes: int
+    cuda: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "capability": list(self.capability)}

@@ -6,13 +6,15 @@ out right."""
 import importlib.util
 import logging
 import time
+from collections.abc import Sequence
 
 from storage.config.own_modules import gpu_plans
 from storage.config.settings import Settings
 from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database
 from storage.entities.heartbeats import drained_reason, register_device
-from workers.gpu.interface import Device, GpuMissing
+from workers.compile.toolchain import ToolchainMissing, find_toolchain
+from workers.gpu.interface import Device, DriverTooOld, GpuMissing
 from workers.gpu.measure_on_gpu import probe
 from workers.processes.processes import Limits, Processes
 from workers.wake_ups import is_device_class
@@ -29,8 +31,37 @@ INSTALL_CUPY = (
 )
 
 
+# The CUDA of the kernels where no compiler is at hand: that of the toolchain that this project installs.
+CUDA_OF_KERNELS = 13
+# The first driver of each release (CUDA Compatibility, "Minor Version Compatibility"): it loads what any compiler of
+# the same major release makes, and nothing of a newer one.
+FIRST_DRIVERS = {12: "525", 13: "580"}
+
+
+def require_driver(devices: Sequence[Device], cuda: int) -> None:
+    """Raises DriverTooOld where kernels by a compiler of that CUDA would load on none of these GPUs."""
+    for device in devices:
+        if 0 < device.cuda < 1000 * cuda:
+            raise DriverTooOld(
+                f"the driver of {device.name} ({device.driver}) is for CUDA {device.cuda // 1000}."
+                f"{device.cuda % 1000 // 10}, and kernels are compiled by CUDA {cuda}, which it cannot load: install a "
+                f"driver of release {FIRST_DRIVERS.get(cuda, f'for CUDA {cuda}')} or later, or name an nvcc of CUDA "
+                f"{device.cuda // 1000} with CUKILN_NVCC where kernels are compiled; nothing is measured until then"
+            )
+
+
+def cuda_of_kernels(settings: Settings, processes: Processes) -> int:
+    """The major release of the compiler here; where there is none, of the one that this project installs."""
+    try:
+        toolchain = find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+    except ToolchainMissing:
+        return CUDA_OF_KERNELS
+    return int(dict(toolchain.versions)["nvcc"].partition(".")[0])
+
+
 def find_gpus(settings: Settings, processes: Processes) -> list[Device]:
-    """The GPUs of this machine, asked in a child. Raises GpuMissing (also without CuPy), InfrastructureError."""
+    """The GPUs of this machine, asked in a child. Raises GpuMissing (also without CuPy, and DriverTooOld),
+    InfrastructureError."""
     if settings.gpu_module == "workers.cuda.cupy_gpu" and importlib.util.find_spec("cupy") is None:
         raise GpuMissing(INSTALL_CUPY)
     devices = probe(settings.gpu_module, processes, PROBE_LIMITS)
@@ -39,6 +70,8 @@ def find_gpus(settings: Settings, processes: Processes) -> list[Device]:
     for device in devices:
         if not is_device_class(device.name):
             raise GpuMissing(f"a GPU calls itself {device.name!r}, which cannot be the name of a device class")
+    if any(device.cuda for device in devices):
+        require_driver(devices, cuda_of_kernels(settings, processes))
     return devices
 
 
