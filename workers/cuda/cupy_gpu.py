@@ -194,13 +194,18 @@ class CupyGpu:
             problem = own.parse({"operator": "matmul", "m": 8, "n": 16, "k": 16, "ldc": 24, **fields})
             operands = own.operands(problem)
             for kind in ("integer", "normal"):
+                # Each of these compiles some kernels where CuPy's cache has none: none may be silent for long.
+                beat(f"warming up: {kind} inputs and references of {fields['dtype']}")
                 inputs = on_device(self, own.make_inputs(problem, kind, rng), operands)
                 expected, bound = own.reference(problem, inputs)
+                self.synchronize()
+                beat(f"warming up: reading {kind} results of {fields['dtype']}")
                 tensors = Operands(self, operands, proving=True)
                 tensors.write(inputs)
                 tensors.out.poison()
                 self.synchronize()
                 check_output(tensors.out.values(), expected, bound, exact=kind == "integer").sentence()
+                beat(f"warming up: looking beside {fields['dtype']}")
                 tensors.harm()
                 tensors.restore()
                 bits = tensors.out.bits()

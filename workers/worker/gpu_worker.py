@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from storage.config.own_modules import gpu_plans
 from storage.config.settings import Settings
@@ -25,6 +26,9 @@ EXIT_DRAINED = 69  # sysexits.h: a service that is needed is unavailable
 BEAT_SECONDS = 1.0
 # Of the child that lists the GPUs: importing CuPy takes a second, a driver that has to load its module ten.
 PROBE_LIMITS = Limits(wall_seconds=60.0, cpu_seconds=60.0, memory_bytes=8 * 2**30, output_bytes=2**20)
+# Of one that opens a GPU: CuPy compiles what a warm-up needs, by CUB 1.4 CPU seconds for each kind of element and
+# reduction, 30 in all where nothing is in its cache, beside compilers that use all CPUs.
+WARM_UP_LIMITS = replace(PROBE_LIMITS, wall_seconds=600.0, cpu_seconds=300.0)
 INSTALL_CUPY = (
     "CuPy is not installed, and nothing can be measured without it: `make run` installs it in a checkout on a machine "
     "with a GPU, `pip install cupy-cuda13x` anywhere"

@@ -38,7 +38,7 @@ from workers.gpu import measure_on_gpu
 from workers.gpu.check_library import refusal
 from workers.gpu.interface import DEFAULT_MODULE, Device, GpuFault, GpuMissing
 from workers.gpu.measure import MeasureTask
-from workers.gpu.measure_on_gpu import INHERITED, child_environment, probe
+from workers.gpu.measure_on_gpu import INHERITED, child_environment, probe, why_silent
 from workers.gpu.run_on_gpu import run_task
 from workers.gpu.samplers import SAMPLE_US, alone
 from workers.gpu.task import CandidateResult, GpuTask, TaskKind
@@ -573,6 +573,20 @@ def test_the_child_inherits_no_credentials(gpu: Gpu, monkeypatch: pytest.MonkeyP
     assert "secret" not in environment.values() and list(environment.values()).count("kept") == len(INHERITED)
     assert environment["NVIDIA_SIMULATED_GPU"] == os.environ["NVIDIA_SIMULATED_GPU"]
     assert environment["CUPY_CACHE_DIR"] == str(gpu.folder) and "NVIDIA_TF32_OVERRIDE" not in environment
+
+
+def test_whether_a_gpu_is_silent_is_asked_with_what_cupy_has_compiled_before(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, asked, run = gpu.folder / "cache", list[dict[str, Any]](), gpu.processes.run
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        asked.append(options)
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(gpu.processes, "run", noted)
+    assert why_silent(gpu.task([]), gpu.processes, LIMITS, cache=cache) is None
+    assert asked[0]["env"]["CUPY_CACHE_DIR"] == str(cache) and cache in asked[0]["writes"] and cache.is_dir()
 
 
 def test_probing_lists_the_devices_and_says_why_there_are_none(gpu: Gpu) -> None:
