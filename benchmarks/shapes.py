@@ -14,10 +14,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# By operator: how its gradient of a convolution is named after it, and what differs. Gradients of filters are in fp32.
+# By suffix of the name: the operator of a gradient of a convolution, and what differs. Those of filters are in fp32, as
+# optimisers keep them, and in the tensors' own type, which is what cuDNN has kernels for.
 GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "conv2d_dgrad": ("dgrad", {}),
-    "conv2d_wgrad": ("wgrad", {"out_dtype": "float32"}),
+    "dgrad": ("conv2d_dgrad", {}),
+    "wgrad": ("conv2d_wgrad", {"out_dtype": "float32"}),
+    "wgrad_fp16": ("conv2d_wgrad", {"out_dtype": "float16"}),
 }
 
 SOURCES = {
@@ -65,7 +67,7 @@ def every_shape() -> list[dict[str, Any]]:
     stored = [problem for problems in shape_sets().values() for problem in problems]
     derived = [
         {**problem, "operator": operator, "name": f"{problem['name']}/{suffix}", **changes}
-        for operator, (suffix, changes) in GRADIENTS.items()
+        for suffix, (operator, changes) in GRADIENTS.items()
         for problem in stored
         if problem["operator"] == "conv2d"
     ]

@@ -175,6 +175,7 @@ class DeviceResult(Part):
     multiprocessors: Count
     l2_bytes: Count
     memory_bytes: Count
+    cuda: Count = 0
 
 
 class SecondsResult(Part):

@@ -62,7 +62,7 @@ def require(condition: bool, words: str) -> None:
 @check("device")
 def device(gpu: Any) -> str:
     device = gpu.device
-    require(device.uuid.startswith("GPU-") and len(device.uuid) == 40, f"the UUID is {device.uuid}")
+    require(device.uuid[:4] in ("GPU-", "MIG-") and len(device.uuid) == 40, f"the UUID is {device.uuid}")
     require(device.multiprocessors > 0 and device.l2_bytes > 0 and device.memory_bytes > 2**30, f"it is {device}")
     # Not opened again: a second stream would be CuPy's current one from then on.
     require(choose_device(list_devices(MODULE), device.uuid) == device, "its UUID names another device")

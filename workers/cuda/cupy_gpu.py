@@ -165,6 +165,10 @@ class CupyGpu:
 
     def warm_up(self, beat: Callable[[str], None]) -> None:
         """See `workers.gpu.interface.Gpu`: threads of the driver, kernels of CuPy, the handle of cuBLAS."""
+        with with_headers():
+            self._warm_up(beat)
+
+    def _warm_up(self, beat: Callable[[str], None]) -> None:
         xp = self.arrays
         self._warm_up_checks(beat)
         self.poison_shared()
@@ -190,13 +194,18 @@ class CupyGpu:
             problem = own.parse({"operator": "matmul", "m": 8, "n": 16, "k": 16, "ldc": 24, **fields})
             operands = own.operands(problem)
             for kind in ("integer", "normal"):
+                # Each of these compiles some kernels where CuPy's cache has none: none may be silent for long.
+                beat(f"warming up: {kind} inputs and references of {fields['dtype']}")
                 inputs = on_device(self, own.make_inputs(problem, kind, rng), operands)
                 expected, bound = own.reference(problem, inputs)
+                self.synchronize()
+                beat(f"warming up: reading {kind} results of {fields['dtype']}")
                 tensors = Operands(self, operands, proving=True)
                 tensors.write(inputs)
                 tensors.out.poison()
                 self.synchronize()
                 check_output(tensors.out.values(), expected, bound, exact=kind == "integer").sentence()
+                beat(f"warming up: looking beside {fields['dtype']}")
                 tensors.harm()
                 tensors.restore()
                 bits = tensors.out.bits()
@@ -223,7 +232,7 @@ class CupyGpu:
     def kernel(self, text: str, name: str, shared_bytes: int = 0) -> Callable[..., None]:
         """By NVRTC, at once; called with grid, block and NumPy scalars. Raises GpuError."""
         try:
-            with self.faults():
+            with self.faults(), with_headers():
                 compiled = self.arrays.RawKernel(text, name)
                 compiled.compile()
                 if shared_bytes:
@@ -292,10 +301,10 @@ def large_inputs(side: int, name: str) -> dict[str, npt.NDArray[Any]]:
     return {operand: np.resize(np.roll(block, shift), (side, side)) for operand, shift in (("a", 0), ("b", side // 3))}
 
 
-def format_uuid(data: bytes) -> str:
-    """16 bytes as nvidia-smi writes them."""
+def format_uuid(data: bytes, *, of_a_part: bool = False) -> str:
+    """16 bytes as nvidia-smi writes them, of a GPU or of a part of one (MIG)."""
     text = data.hex()
-    return "GPU-" + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+    return ("MIG-" if of_a_part else "GPU-") + "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
 
 
 def _import_cupy() -> Any:
@@ -315,23 +324,37 @@ def _missing(cupy: Any) -> Iterator[None]:
         raise GpuMissing(f"{NO_GPU.get(int(error.status), 'the GPU cannot be used')} ({error})") from error
 
 
+@contextmanager
+def with_headers() -> Iterator[None]:
+    """CuPy compiles with CUDA's headers, which neither it nor a driver brings; it looks for them when it compiles."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "CUDA headers" not in str(error):
+            raise
+        raise GpuMissing(f"CuPy finds no headers of CUDA to compile with ({error}); {INSTALL}") from error
+
+
 def _describe(cupy: Any, ordinal: int) -> Device:
     with _missing(cupy):
         properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
         version = int(cupy.cuda.runtime.driverGetVersion())
+    name = properties["name"].decode()
     return Device(
-        name=properties["name"].decode(),
-        uuid=_uuid(ordinal),
+        name=name,
+        # Of a part the driver reports the part's own UUID, and a product's name that ends so: "… MIG 1g.10gb".
+        uuid=format_uuid(_uuid(ordinal), of_a_part=" MIG " in name),
         capability=(int(properties["major"]), int(properties["minor"])),
         # Without NVIDIA's management library only the CUDA version that the driver is for is known.
         driver=gpu_state.driver_version() or f"CUDA {version // 1000}.{version % 1000 // 10}",
         multiprocessors=int(properties["multiProcessorCount"]),
         l2_bytes=int(properties["l2CacheSize"]),
         memory_bytes=int(properties["totalGlobalMem"]),
+        cuda=version,
     )
 
 
-def _uuid(ordinal: int) -> str:
+def _uuid(ordinal: int) -> bytes:
     """By the driver: CuPy's property ends at the first zero byte. Numbers are those of CUDA_VISIBLE_DEVICES in both."""
     device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     try:
@@ -345,4 +368,4 @@ def _uuid(ordinal: int) -> str:
         raise GpuMissing(f"the NVIDIA driver cannot report a GPU's UUID ({error}); {NO_GPU[35]}") from error
     if any(steps):
         raise GpuMissing(f"the NVIDIA driver does not report the UUID of GPU {ordinal} (CUDA error {max(steps)})")
-    return format_uuid(bytes(uuid))
+    return bytes(uuid)

@@ -3,14 +3,30 @@
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from workers.gpu.interface import LaunchRefused
+from workers.gpu.interface import GpuError, LaunchRefused, LoadFailed
 
 if TYPE_CHECKING:
     from codegen.kernel import Kernel
+
+
+# Codes of cuda.h's CUresult with which a driver refuses what is in the file: an invalid value (more shared memory than
+# a block may have), an invalid image or source, a kernel that is not there. All others are the machine's: no memory
+# (2), no code for this GPU (209), a compiler that is newer than the driver (222, 803, 804), and whatever else it says.
+OF_THE_FILE = frozenset({1, 200, 300, 500})
+_CODE = re.compile(r"\(CUDA error (\d+)\)$")
+
+
+def load_failure(words: str) -> GpuError:
+    """Of what a library says of a load that failed; it names CUDA's code. Without one no driver could be asked."""
+    code = _CODE.search(words)
+    if code is not None and int(code[1]) in OF_THE_FILE:
+        return LaunchRefused(words)
+    return LoadFailed(f"{words}; nothing is said of the kernels by that: look at the GPU's memory and at its driver")
 
 
 class LibraryEntries:
@@ -31,8 +47,11 @@ class LibraryEntries:
             raise LaunchRefused(f"the library cannot be loaded: {error}") from error
 
     def prepare(self, device: int) -> None:
-        """Load the kernels onto a device. Raises LaunchRefused, GpuFault."""
-        self._check(self._library.cukiln_prepare(device))
+        """Load the kernels onto a device. Raises LaunchRefused, LoadFailed, GpuFault."""
+        if self._library.cukiln_prepare(device):
+            words = self._words()
+            self._synchronize()
+            raise load_failure(words)
 
     def workspace_bytes(self, kernel: str, integers: Sequence[int], launch: Sequence[int]) -> int:
         return int(self._workspace[kernel](_array(ctypes.c_int64, integers), _array(ctypes.c_int32, launch)))
@@ -65,9 +84,13 @@ class LibraryEntries:
     def _check(self, status: int) -> None:
         if status == 0:
             return
-        words = self._library.cukiln_last_error().decode(errors="replace")
+        words = self._words()
         self._synchronize()
         raise LaunchRefused(words)
+
+    def _words(self) -> str:
+        words: bytes = self._library.cukiln_last_error()
+        return words.decode(errors="replace")
 
 
 def _array(element: Any, values: Sequence[Any]) -> Any:

@@ -49,9 +49,13 @@ def read_state(uuid: str) -> dict[str, Any]:
     try:
         pynvml.nvmlInit()
         handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        if not uuid.startswith("MIG-"):
+            return ask(pynvml, handle)
+        # Clocks, power and throttling are of the whole GPU; a part has none of its own.
+        whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle)
     except pynvml.NVMLError as error:
         return {"nvml": str(error)}
-    return ask(pynvml, handle)
+    return {"part_of": "a GPU in parts (MIG): processes are those of all parts", **ask(pynvml, whole)}
 
 
 def driver_version() -> str | None:

@@ -4,7 +4,9 @@ worker.
 ```
 GpuError                 what was asked cannot be done
 ├── GpuMissing           no such device, no driver, no CuPy: nothing can be measured here
+│   └── DriverTooOld     for the compiler's release of CUDA: it would load none of the kernels
 ├── LaunchRefused        the library's launch code refused the call; the process is unharmed
+├── LoadFailed           this machine cannot load a library's kernels now: no verdict on them
 └── GpuFault             the device reports an error of the last launches: the context is lost, the process must end
 ```
 `workers.cuda.cupy_gpu` drives a real one. The tests' simulated GPU has the same functions; the settings name the
@@ -39,8 +41,17 @@ class GpuMissing(GpuError):
     """There is no such GPU, or nothing to drive it with; the message says what to do."""
 
 
+class DriverTooOld(GpuMissing):
+    """The driver is for an older major release of CUDA than the kernels are compiled by."""
+
+
 class LaunchRefused(GpuError):
     """The library's own launch code refused the call; nothing was launched. The message is the library's."""
+
+
+class LoadFailed(GpuError):
+    """This machine cannot load the library's kernels: no memory, a driver too old for them, no code for its GPU. Says
+    nothing of the kernels."""
 
 
 class GpuFault(GpuError):
@@ -49,7 +60,8 @@ class GpuFault(GpuError):
 
 @dataclass(frozen=True)
 class Device:
-    """A GPU. `name` is the product's, which is the device class; `driver` the version of the kernel module."""
+    """A GPU. `name` is the product's, which is the device class; `driver` the version of the kernel module, `cuda` the
+    release of CUDA that it is for, as 1000 × major + 10 × minor; 0 where that is not known."""
 
     name: str
     uuid: str
@@ -58,6 +70,7 @@ class Device:
     multiprocessors: int
     l2_bytes: int
     memory_bytes: int
+    cuda: int = 0
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "capability": list(self.capability)}
@@ -119,7 +132,8 @@ class Gpu(Protocol):
         """A copy in this process's memory, once everything queued before has ended. Raises GpuFault."""
 
     def load(self, library: Path, kernels: Sequence[Kernel]) -> KernelLibrary:
-        """Load a group's library and its kernels onto the device. Raises LaunchRefused, GpuFault."""
+        """Load a group's library and its kernels onto the device. Raises LaunchRefused where the library is no good,
+        LoadFailed where the machine is not, GpuFault."""
 
     def synchronize(self) -> None:
         """Wait for everything queued. Raises GpuFault."""

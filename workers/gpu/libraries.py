@@ -31,7 +31,7 @@ class Libraries:
             raise LibraryRefused(f"the library was not loaded: {words}")
 
     def load(self, path: str) -> KernelLibrary:
-        """Raises LibraryRefused, LaunchRefused, GpuFault."""
+        """Raises LibraryRefused, LaunchRefused, LoadFailed, GpuFault."""
         if path not in self._loaded:
             self.check(path)
             self._loaded[path] = self._gpu.load(Path(path), self._kernels_of(path))

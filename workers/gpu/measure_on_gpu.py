@@ -27,6 +27,8 @@ from workers.processes.processes import Finished, InfrastructureError, Limits, P
 # What a driver, CuPy and the loader need of the worker's environment. Nothing else is inherited: no credentials.
 INHERITED = ("LD_LIBRARY_PATH", "CUDA_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 INHERITED_PREFIX = "NVIDIA_"
+# It would turn tf32 off, or on, in the vendor's libraries alone (cuBLAS, "NVIDIA_TF32_OVERRIDE").
+NOT_INHERITED = ("NVIDIA_TF32_OVERRIDE",)
 # How often a candidate is looked at whose child was killed, as a machine without memory does; or reached a limit.
 KILLS, LATE = 3, 2
 
@@ -61,22 +63,25 @@ def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
     return [Device.from_dict(device) for device in answers["devices"]]
 
 
-def why_silent(task: GpuTask, processes: Processes, limits: Limits) -> str | None:
-    """Why the GPU of a task without candidates computes nothing right, if so. Raises InfrastructureError."""
-    answers, finished = _ask(task, processes, limits)
+def why_silent(task: GpuTask, processes: Processes, limits: Limits, *, cache: Path) -> str | None:
+    """Why the GPU of a task without candidates computes nothing right, if so. `cache`: as of `run_gpu_task`; without it
+    CuPy would compile anew all that a warm-up needs, for longer than a probe may take. Raises InfrastructureError."""
+    answers, finished = _ask(task, processes, limits, cache)
     if "ready" in answers:
         return None
     return str(answers.get("gone") or answers.get("failed") or answers or finished.text().strip()[-500:])
 
 
-def _ask(request: GpuTask | str, processes: Processes, limits: Limits) -> tuple[dict[str, Any], Finished]:
+def _ask(
+    request: GpuTask | str, processes: Processes, limits: Limits, cache: Path | None = None
+) -> tuple[dict[str, Any], Finished]:
     """What a child says that runs no code under test, of a task or of a module's GPUs."""
     with processes.private_folder("gpu") as folder:
         arguments, writes = ["--list", str(request)], list[Path]()
         if isinstance(request, GpuTask):
             write_text(folder / "task.json", json.dumps(request.to_json()))
-            arguments, writes = [str(folder / "task.json")], shared_folders(request)
-        command, env = [sys.executable, "-m", CHILD, *arguments], child_environment(folder)
+            arguments, writes = [str(folder / "task.json")], shared_folders(request, *filter(None, [cache]))
+        command, env = [sys.executable, "-m", CHILD, *arguments], child_environment(cache or folder)
         finished = processes.run(command, cwd=folder, limits=limits, env=env, device=True, writes=writes)
     answers: dict[str, Any] = {}
     for line in finished.stdout.splitlines():
@@ -117,7 +122,9 @@ def child_environment(cache: Path | None = None) -> dict[str, str]:
     folders = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     further = [str(Path(folder).resolve()) for folder in folders if folder]
     inherited = {
-        name: value for name, value in os.environ.items() if name in INHERITED or name.startswith(INHERITED_PREFIX)
+        name: value
+        for name, value in os.environ.items()
+        if name in INHERITED or (name.startswith(INHERITED_PREFIX) and name not in NOT_INHERITED)
     }
     return {
         **inherited,

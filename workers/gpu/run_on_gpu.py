@@ -21,7 +21,7 @@ import numpy as np
 from codegen.operators import load_operators, operators
 from cukiln.counted import counted
 from workers.gpu.compare import ComparisonTask, Harmed
-from workers.gpu.interface import Gpu, GpuError, GpuFault, list_devices, open_gpu, warm_up
+from workers.gpu.interface import Gpu, GpuError, GpuFault, LoadFailed, list_devices, open_gpu, warm_up
 from workers.gpu.lease import take_lease
 from workers.gpu.leftovers import thread_names
 from workers.gpu.measure import MeasureTask, Say
@@ -115,6 +115,9 @@ def main() -> NoReturn:
     except GpuFault as error:
         sys.stderr.write(f"{error}\n")
         status = FAULTED
+    except LoadFailed as error:
+        say({"failed": str(error)})
+        status = 1
     except Exception:  # noqa: BLE001 - the last frame: the parent gets the words, whatever it was
         say({"failed": traceback.format_exc()})
         status = 1

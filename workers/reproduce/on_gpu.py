@@ -14,14 +14,14 @@ from codegen.dtypes import dtype
 from codegen.plan.verification_plan import check_output, differing
 from workers.cpu.library import POISON, Tensor
 from workers.cuda.library_entries import LibraryEntries
-from workers.gpu.interface import LaunchRefused
+from workers.gpu.interface import LaunchRefused, LoadFailed
 from workers.reproduce.recorded_case import RecordedCase, RecordedOperator
 
 REPEATS = 2
 
 
 class GpuAbsent(Exception):
-    """There is no GPU to run on; the message says what is missing."""
+    """There is no GPU to run on, or none that loads the kernels; the message says what is missing."""
 
 
 def run_on_gpu(folder: Path, number: int) -> dict[str, Any]:
@@ -38,6 +38,8 @@ def run_on_gpu(folder: Path, number: int) -> dict[str, Any]:
                 wrong = _wrong(cupy, entries, recorded, case, outcome["cases"])
                 if wrong is not None:
                     return {**outcome, "verdict": "incorrect", "message": wrong}
+        except LoadFailed as error:
+            raise GpuAbsent(str(error)) from error
         except LaunchRefused as error:
             return {**outcome, "verdict": "runtime_error", "message": str(error)}
         return outcome

@@ -4,6 +4,7 @@ queue that answers, the GPUs that were asked for. The first two are checked befo
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import socket
 import stat
@@ -17,6 +18,8 @@ from workers.processes.processes import InfrastructureError, Processes
 
 if TYPE_CHECKING:
     from workers.gpu.interface import Device
+
+log = logging.getLogger("cukiln.start")
 
 REDIS_SECONDS = 5.0
 
@@ -105,7 +108,7 @@ def gpus_to_use(settings: Settings, processes: Processes) -> list[Device]:
     """Those that CUKILN_GPUS allows. Raises ServeError where one that is named, or the locks' folder, is missing."""
     if settings.gpus == "none":
         return []
-    from workers.gpu.interface import GpuMissing, choose_device
+    from workers.gpu.interface import DriverTooOld, GpuMissing, choose_device
     from workers.worker.gpu_worker import find_gpus
 
     try:
@@ -114,6 +117,8 @@ def gpus_to_use(settings: Settings, processes: Processes) -> list[Device]:
             devices = [choose_device(devices, name) for name in dict.fromkeys(settings.gpus.split(","))]
     except (GpuMissing, InfrastructureError) as error:
         if settings.gpus == "auto":
+            if isinstance(error, DriverTooOld):
+                log.warning("no GPU is used: %s", error)
             return []
         raise ServeError(
             f"CUKILN_GPUS={settings.gpus}: {error}. Correct CUKILN_GPUS, or set it to none to run without a GPU"

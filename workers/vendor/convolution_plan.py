@@ -81,6 +81,9 @@ def plans(problem: Convolution, operands: Sequence[Operand]) -> tuple[Convolutio
     ways = [_plan(problem, operands, nodes, problem.out_dtype) for nodes in range(most, -1, -1)]
     if problem.out_dtype not in ("float32", problem.dtype):
         ways.append(_plan(problem, operands, 0, "float32"))
+    if problem.operator == "conv2d_wgrad" and problem.dtype != "float32" == problem.out_dtype:
+        # cuDNN 9.26 plans no gradient of filters in fp32 of fp16 tensors for an H100; it plans all of them in fp16.
+        ways.append(_plan(problem, operands, 0, problem.dtype))
     return tuple(ways)
 
 

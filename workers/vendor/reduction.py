@@ -1,9 +1,13 @@
-"""A reduction by CuPy, as a program that has no kernel of its own would ask for it: the peer in a comparison.
+"""A reduction by CuPy and by PyTorch, as a program without a kernel of its own would ask for it: peers in a comparison.
 
-CuPy has its own kernels and CUB's behind one function; which of them runs is its choice (`CUPY_ACCELERATORS`).
+CuPy has its own kernels and CUB's behind one function; which of them runs is its choice (`CUPY_ACCELERATORS`). PyTorch
+is asked where it is installed for CUDA.
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -11,7 +15,7 @@ import numpy as np
 from codegen.operators import operator
 from codegen.operators.reduce.problem import ReduceProblem
 from codegen.problem import Problem
-from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused
+from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused, VendorCall
 from workers.vendor.bench import Bench, HostArray, laid_out, poisoned, runs
 
 # By the problem's function: CuPy's, with its arguments. It has none for sums of squares and logsumexp in one call.
@@ -22,6 +26,17 @@ FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "min": ("amin", {}),
     "argmax": ("argmax", {}),
     "variance": ("var", {}),
+}
+
+
+# PyTorch's, which take all axes one by one; an argmax takes one.
+BY_PYTORCH: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "sum": ("sum", {}),
+    "mean": ("mean", {}),
+    "max": ("amax", {}),
+    "min": ("amin", {}),
+    "argmax": ("argmax", {}),
+    "variance": ("var", {"correction": 0}),
 }
 
 
@@ -36,6 +51,11 @@ class ReductionCall:
         self._arguments = {"axis": axes_of(problem), **arguments}
         self._bench, self._name, self._inputs, self._outs = bench, name, inputs, outs
         self._shape = problem.out_shape
+
+    @property
+    def operands(self) -> list[tuple[DeviceArray, DeviceArray]]:
+        """Input and output of each set."""
+        return list(zip(self._inputs, self._outs, strict=True))
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -58,8 +78,56 @@ class ReductionCall:
             return self._outs[number].reshape(self._shape).astype(np.float64)
 
 
-def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[ReductionCall]:
-    """CuPy's function, where one call of it is the whole problem. Raises GpuError (no memory), GpuFault."""
+class TorchReduction:
+    """A `workers.gpu.interface.VendorCall`, on the memory of CuPy's call."""
+
+    def __init__(self, bench: Bench, torch: ModuleType, problem: ReduceProblem, memory: "ReductionCall") -> None:
+        self._name, more = BY_PYTORCH[problem.fn]
+        self._bench, self._torch, self._memory = bench, torch, memory
+        self._arguments = {"dim": problem.axes[0] if problem.fn == "argmax" else tuple(problem.axes), **more}
+        with bench.faults():
+            self._sets = [tuple(map(torch.from_dlpack, pair)) for pair in memory.operands]
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "library": "PyTorch",
+            "version": self._torch.__version__,
+            "algorithm": f"torch.{self._name}, into {str(self._sets[0][1].dtype).removeprefix('torch.')}",
+            "fused": True,
+            "workspace_bytes": 0,
+        }
+
+    def run(self, number: int) -> None:
+        torch, (given, out) = self._torch, self._sets[number]
+        on_ours = torch.cuda.stream(torch.cuda.ExternalStream(self._bench.stream)) if given.is_cuda else nullcontext()
+        try:
+            with on_ours, torch.no_grad():
+                getattr(torch, self._name)(given, out=out, **self._arguments)
+        except (RuntimeError, TypeError) as error:
+            self._bench.synchronize()  # raises GpuFault where that was a fault
+            raise LaunchRefused(f"PyTorch's {self._name}: {error}") from error
+
+    def result(self, number: int) -> DeviceArray:
+        return self._memory.result(number)
+
+
+def by_pytorch(bench: Bench, problem: ReduceProblem, memory: "ReductionCall") -> list[TorchReduction]:
+    """Where PyTorch is installed, for this device, and takes the problem."""
+    try:
+        torch = import_module("torch")
+    except ImportError:
+        return []
+    if problem.fn == "argmax" and len(problem.axes) != 1:
+        return []
+    try:
+        call = TorchReduction(bench, torch, problem, memory)
+    except (RuntimeError, BufferError, AssertionError):  # of a PyTorch for CPUs
+        return []
+    return [call] if runs(bench, call) else []
+
+
+def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[VendorCall]:
+    """CuPy's function and PyTorch's, where one call is the whole problem. Raises GpuError (no memory), GpuFault."""
     if not isinstance(problem, ReduceProblem):
         raise TypeError(f"a reduction is expected, not {problem.operator}")
     if not computes(problem):
@@ -77,7 +145,7 @@ def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets
     except MemoryError as error:
         raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
     call = ReductionCall(bench, problem, arrays, outs)
-    return [call] if runs(bench, call) else []
+    return [*([call] if runs(bench, call) else []), *by_pytorch(bench, problem, call)]
 
 
 def computes(problem: ReduceProblem) -> bool:

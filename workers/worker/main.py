@@ -41,7 +41,7 @@ from workers.gpu.measure_on_gpu import child_environment, why_silent
 from workers.gpu.task import GpuTask
 from workers.processes.processes import InfrastructureError, fenced_processes
 from workers.steps.context import Step, Workplace
-from workers.worker.gpu_worker import EXIT_DRAINED, PROBE_LIMITS, DeviceBeat, find_gpus
+from workers.worker.gpu_worker import EXIT_DRAINED, WARM_UP_LIMITS, DeviceBeat, find_gpus
 from workers.worker.queue_worker import CALL_SECONDS, QueueWorker
 from workers.worker.reconcile import Reconciler
 from workers.worker.run_task import run_wake_up
@@ -134,10 +134,12 @@ def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str
     workplace.device, workplace.targets = gpu, (gpu.name,)
     beat = DeviceBeat(workplace.database, gpu, workplace.name)
     task = GpuTask("measure", settings.gpu_module, gpu.uuid, str(lease_file(settings.gpu_lock_dir, gpu.uuid)))
-    if not beat.may_go_on() and (silent := why_silent(task, workplace.processes, PROBE_LIMITS)) is not None:
-        log.error("%s %s stays drained (%s): %s", gpu.name, gpu.uuid, beat.drained, silent)
-        beat.register(fresh=False)
-        return EXIT_DRAINED
+    if not beat.may_go_on():
+        cache = settings.data_dir / "gpu-cache"
+        if (silent := why_silent(task, workplace.processes, WARM_UP_LIMITS, cache=cache)) is not None:
+            log.error("%s %s stays drained (%s): %s", gpu.name, gpu.uuid, beat.drained, silent)
+            beat.register(fresh=False)
+            return EXIT_DRAINED
     log.info("measuring on %s %s, driver %s", gpu.name, gpu.uuid, gpu.driver)
     beat.start()
     _take_wake_ups(wake_ups.GPU, workplace, steps, beat, beat.may_go_on)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import builtins
+import importlib.metadata
 import importlib.util
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -16,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from packaging.requirements import Requirement
 
 from codegen.operators import operator
 from tests.gpu import check_measuring
@@ -24,8 +27,8 @@ from tests.support.gpu.cupy_streams import CudaError, StackedStreams, fake_cuda
 from workers.cuda import cupy_gpu, cupy_timer
 from workers.cuda.cupy_gpu import CupyGpu, format_uuid, large_inputs
 from workers.cuda.cupy_timer import LONGEST_HEAD_START_US, WARM_UPS, GraphTimer
-from workers.cuda.library_entries import LibraryEntries
-from workers.gpu.interface import Device, GpuFault, GpuMissing, LaunchRefused, choose_device
+from workers.cuda.library_entries import LibraryEntries, load_failure
+from workers.gpu.interface import Device, GpuFault, GpuMissing, LaunchRefused, LoadFailed, choose_device
 
 NO_CUPY = "CuPy, which needs no GPU here, is not installed: pip install --constraint constraints.txt --group gpu"
 UUIDS = ("GPU-11111111-2222-3333-4444-555555555555", "GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee")
@@ -51,6 +54,23 @@ def test_a_uuid_is_spelled_as_nvidia_smi_does() -> None:
     assert format_uuid(bytes(range(16))) == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
 
 
+@pytest.mark.parametrize(
+    ("name", "uuid"),
+    [
+        (b"NVIDIA H100 80GB HBM3", "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"),
+        (b"NVIDIA H100 80GB HBM3 MIG 1g.10gb", "MIG-00010203-0405-0607-0809-0a0b0c0d0e0f"),
+    ],
+)
+def test_a_part_of_a_gpu_has_its_own_kind_of_uuid(monkeypatch: pytest.MonkeyPatch, name: bytes, uuid: str) -> None:
+    cupy = StackedStreams().module()
+    properties = cupy.cuda.runtime.getDeviceProperties(0)
+    cupy.cuda.runtime.getDeviceProperties = lambda ordinal: {**properties, "name": name}
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(cupy_gpu, "_uuid", lambda ordinal: bytes(range(16)))
+    (device,) = cupy_gpu.list_devices()
+    assert device.uuid == uuid and choose_device([device], uuid) is device
+
+
 def test_without_cupy_the_message_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     for ask in (cupy_gpu.list_devices, lambda: cupy_gpu.open_gpu("0")):
@@ -61,6 +81,41 @@ def test_without_cupy_the_message_names_what_to_install(monkeypatch: pytest.Monk
 def test_the_modules_are_imported_without_cupy() -> None:
     program = "import sys; sys.modules['cupy'] = sys.modules['pynvml'] = None; import workers.cuda.cupy_gpu"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
+
+
+def test_cuda_headers_that_are_missing_are_no_fault_of_any_kernel() -> None:
+    """CuPy 14, `core.pyx`, where `find_nvidia_header_directory("cudart")` finds none."""
+    words = "Failed to find CUDA headers. Please install CUDA toolkit headers (e.g., pip install cupy-cuda13x[ctk])"
+    cuda = StackedStreams()
+    gpu = CupyGpu(cuda.module(), 0, DEVICES)
+
+    def refuse(*arguments: Any, **options: Any) -> Any:
+        raise RuntimeError(words)
+
+    gpu.arrays.RawKernel = gpu.arrays.asarray = refuse
+    for work in (gpu.poison_shared, lambda: gpu.warm_up(lambda what: None)):
+        with pytest.raises(GpuMissing, match=r"Failed to find CUDA headers.*pip install .*--group gpu"):
+            work()
+    with pytest.raises(RuntimeError, match="another"), cupy_gpu.with_headers():
+        raise RuntimeError("another")
+
+
+def test_the_gpu_group_alone_brings_the_headers_that_cupy_compiles_with() -> None:
+    waiting = list(tomllib.loads(Path("pyproject.toml").read_text())["dependency-groups"]["gpu"])
+    files: dict[str, str] = {}
+    seen = set()
+    while waiting:
+        requirement = Requirement(waiting.pop())
+        if requirement.name in seen or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
+            continue
+        seen.add(requirement.name)
+        try:
+            found = importlib.metadata.distribution(requirement.name)
+        except importlib.metadata.PackageNotFoundError:
+            continue  # the vendor's libraries
+        files |= {Path(str(file)).name: requirement.name for file in found.files or ()}
+        waiting += found.requires or ()
+    assert "cupy-cuda13x" in seen and {"cuda_runtime.h", "cuda_fp16.h"} <= files.keys()
 
 
 # --- errors
@@ -107,7 +162,7 @@ def test_our_stream_stays_cupys_current_one() -> None:
 def test_the_scripts_checks_leave_the_stream_current_that_the_others_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = StackedStreams()
     monkeypatch.setitem(sys.modules, "cupy", cuda.module())
-    monkeypatch.setattr(cupy_gpu, "_uuid", lambda ordinal: UUIDS[ordinal])
+    monkeypatch.setattr(cupy_gpu, "_uuid", lambda ordinal: bytes.fromhex(UUIDS[ordinal][4:].replace("-", "")))
     monkeypatch.setattr(cupy_gpu.gpu_state, "driver_version", lambda: "580.1")
     gpu = cupy_gpu.open_gpu("0")
     assert check_measuring.CHECKS["device"](gpu).startswith(f"NVIDIA H200, {UUIDS[0]}, driver 580.1")
@@ -286,8 +341,25 @@ def test_a_call_reaches_the_library_with_everything_in_its_place(tmp_path: Path)
 def test_a_library_that_cannot_be_prepared_is_refused_with_its_words(tmp_path: Path) -> None:
     library, _ = group_library(tmp_path, lambda: None)
     library.prepare(0)
-    with pytest.raises(LaunchRefused, match="no device 4"):
+    with pytest.raises(LoadFailed, match="no device 4"):
         library.prepare(4)
+
+
+@pytest.mark.parametrize(
+    ("words", "kind"),
+    [
+        ("out of memory (CUDA error 2)", LoadFailed),
+        ("no kernel image is available (CUDA error 209)", LoadFailed),
+        ("unsupported toolchain (CUDA error 222)", LoadFailed),
+        ("driver mismatch (CUDA error 803)", LoadFailed),
+        ("no NVIDIA driver: libcuda.so.1 cannot be loaded", LoadFailed),
+        ("device kernel image is invalid (CUDA error 200)", LaunchRefused),
+        ("cuFuncSetAttribute: invalid argument (CUDA error 1)", LaunchRefused),
+        ("named symbol not found (CUDA error 500)", LaunchRefused),
+    ],
+)
+def test_a_load_that_fails_is_the_machines_fault_unless_the_file_is_no_good(words: str, kind: type[Exception]) -> None:
+    assert type(load_failure(words)) is kind
 
 
 def test_a_call_that_fails_on_a_lost_device_is_a_fault(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from workers.gpu import measure_on_gpu
 from workers.gpu.check_library import refusal
 from workers.gpu.interface import DEFAULT_MODULE, Device, GpuFault, GpuMissing
 from workers.gpu.measure import MeasureTask
-from workers.gpu.measure_on_gpu import INHERITED, child_environment, probe
+from workers.gpu.measure_on_gpu import INHERITED, child_environment, probe, why_silent
 from workers.gpu.run_on_gpu import run_task
 from workers.gpu.samplers import SAMPLE_US, alone
 from workers.gpu.task import CandidateResult, GpuTask, TaskKind
@@ -148,6 +148,35 @@ def test_a_faulting_kernel_loses_its_context_and_the_next_one_gets_another(
     assert first.verdict == "runtime_error" and "illegal memory access" in first.message and first.tainted
     assert second.verdict == "ok"
     assert (gpu.folder / "gpu.opens").read_text() == "2"
+
+
+@pytest.mark.parametrize("kind", ["measure", "compare"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "out of memory (CUDA error 2)",
+        "no kernel image is available for execution on the device (CUDA error 209)",
+        "the provided PTX was compiled with an unsupported toolchain. (CUDA error 222)",
+        "system has unsupported display driver / cuda driver combination (CUDA error 803)",
+    ],
+)
+def test_a_machine_that_cannot_load_kernels_gives_no_verdict_on_them(gpu: Gpu, answer: str, kind: TaskKind) -> None:
+    gpu.configure(load=answer, loads_well=1)
+    candidates = [(FIRST, control(gpu, FIRST)), (SECOND, control(gpu, SECOND, name="second"))]
+    with pytest.raises(InfrastructureError, match=r"look at the GPU's memory and at its driver") as raised:
+        gpu.run(gpu.task(candidates, kind=kind))
+    assert answer in str(raised.value)
+    # What came before it is right all the same.
+    assert [result.verdict for result in gpu.results] == (["ok"] if kind == "measure" else [])
+
+
+@pytest.mark.parametrize(
+    "answer", ["device kernel image is invalid (CUDA error 200)", "invalid argument (CUDA error 1)"]
+)
+def test_kernels_that_no_driver_would_load_are_wrong(gpu: Gpu, answer: str) -> None:
+    gpu.configure(load=answer)
+    (result,) = gpu.run(gpu.task([(FIRST, control(gpu, FIRST))])).results
+    assert result.verdict == "runtime_error" and answer in result.message
 
 
 # Time
@@ -539,10 +568,25 @@ def test_the_child_inherits_no_credentials(gpu: Gpu, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv(name, "secret")
     for name in INHERITED:
         monkeypatch.setenv(name, "kept")
+    monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", "0")  # of the vendor's libraries alone
     environment = child_environment(gpu.folder)
     assert "secret" not in environment.values() and list(environment.values()).count("kept") == len(INHERITED)
     assert environment["NVIDIA_SIMULATED_GPU"] == os.environ["NVIDIA_SIMULATED_GPU"]
-    assert environment["CUPY_CACHE_DIR"] == str(gpu.folder)
+    assert environment["CUPY_CACHE_DIR"] == str(gpu.folder) and "NVIDIA_TF32_OVERRIDE" not in environment
+
+
+def test_whether_a_gpu_is_silent_is_asked_with_what_cupy_has_compiled_before(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, asked, run = gpu.folder / "cache", list[dict[str, Any]](), gpu.processes.run
+
+    def noted(*arguments: Any, **options: Any) -> Any:
+        asked.append(options)
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(gpu.processes, "run", noted)
+    assert why_silent(gpu.task([]), gpu.processes, LIMITS, cache=cache) is None
+    assert asked[0]["env"]["CUPY_CACHE_DIR"] == str(cache) and cache in asked[0]["writes"] and cache.is_dir()
 
 
 def test_probing_lists_the_devices_and_says_why_there_are_none(gpu: Gpu) -> None:

@@ -120,3 +120,35 @@ def test_every_name_that_is_used_of_pynvml_is_there() -> None:
     reasons = {value: name for name, value in vars(pynvml).items() if name.startswith("nvmlClocksThrottleReason")}
     for bit, name in THROTTLE_REASONS.items():
         assert reasons[bit].lower().endswith(name.replace("_", "")) or name == "applications_clocks_setting"
+
+
+def test_of_a_part_the_whole_gpu_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Parted(Nvml):
+        """Of a part the library answers nothing but which GPU it is of, and finds it by its own UUID alone."""
+
+        def nvmlInit(self) -> None: ...  # noqa: N802
+
+        def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:  # noqa: N802
+            if uuid != "MIG-1":
+                raise self.NVMLError("Not Found")
+            return "part"
+
+        def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(self, handle: str) -> str:  # noqa: N802
+            assert handle == "part"
+            return "whole"
+
+        def __getattr__(self, name: str) -> Any:
+            answer = super().__getattr__(name)
+
+            def of_the_whole(handle: object, *arguments: int) -> Any:
+                if handle != "whole":
+                    raise self.NVMLError("Not Supported")
+                return answer(handle, *arguments)
+
+            return of_the_whole
+
+    monkeypatch.setitem(sys.modules, "pynvml", Parted())
+    state = read_state("MIG-1")
+    assert state["sm_mhz"] == 1980 and state["throttle"] == ["sw_power_cap", "sw_thermal_slowdown"]
+    assert "MIG" in state["part_of"]
+    assert read_state("GPU-1") == {"nvml": "Not Found"}

@@ -3,6 +3,8 @@ which has the same functions, stands in for CuPy on a machine without a GPU."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -48,18 +50,30 @@ def reduce(**fields: Any) -> ReduceProblem:
 def test_the_call_computes_the_problem(fn: str, axes: list[int], dtype: str) -> None:
     problem = reduce(fn=fn, axes=axes, dtype=dtype, strides=[60, 8, 1])
     inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
-    calls = reduction.offers(NumpyBench(), problem, inputs, 2)
+    calls: list[Any] = list(reduction.offers(NumpyBench(), problem, inputs, 2))
     if not reduction.computes(problem):
         assert ((fn == "argmax" and axes == [0, 2]) or (fn == "mean" and dtype == "int32")) and calls == []
         return
-    (call,) = calls
-    call.run(1)
     expected, bound = OP.reference(problem, inputs)
-    for number in (0, 1):
-        result = call.result(number)
-        assert result.shape == expected.shape
-        assert (np.abs(result - expected) <= bound).all()
-    assert call.describe()["library"] == "CuPy" and fn[:3] in call.describe()["algorithm"]
+    for call, library in zip(calls, ("CuPy", "PyTorch"), strict=False):
+        call._outs[1].fill(0) if library == "CuPy" else call._memory._outs[1].fill(0)
+        call.run(1)
+        for number in (0, 1):
+            result = call.result(number)
+            assert result.shape == expected.shape
+            assert (np.abs(result - expected) <= bound).all()
+        assert call.describe()["library"] == library and fn[:3] in call.describe()["algorithm"]
+    has_pytorch = importlib.util.find_spec("torch") is not None
+    takes_it = (fn, dtype) != ("variance", "int32") and not (fn == "argmax" and len(axes) > 1)
+    assert len(calls) == 1 + (has_pytorch and takes_it)
+
+
+def test_without_pytorch_cupy_alone_is_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    problem = reduce()
+    inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
+    (call,) = reduction.offers(NumpyBench(), problem, inputs, 1)
+    assert call.describe()["library"] == "CuPy"
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,12 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cukiln.cli import doctor
 from storage.config.files import UMASK
 from storage.config.own_modules import gpu_plans
 from storage.config.settings import load_settings
@@ -18,12 +20,12 @@ from tests.support.fixtures.queue import QueueWorld, make_world, wait_for
 from tests.support.gpu.fake_gpu import configure
 from tests.support.processes.fences import machine
 from workers import wake_ups
-from workers.gpu.interface import Device, GpuMissing
+from workers.gpu.interface import Device, DriverTooOld, GpuMissing
 from workers.processes.fence.access import ROOT
 from workers.processes.processes import Processes, fenced_processes
 from workers.supervisor.valkey import EmbeddedValkey
 from workers.worker import gpu_worker, main
-from workers.worker.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus
+from workers.worker.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus, require_driver
 
 FAKE = "tests.support.gpu.fake_gpu"
 CLASS = "Simulated GPU"
@@ -59,6 +61,30 @@ def test_a_machine_without_a_gpu_that_can_be_used_is_reported(
     monkeypatch.setattr(gpu_worker, "probe", lambda *_: devices)
     with pytest.raises(GpuMissing, match=words):
         find_gpus(load_settings(gpu_module=FAKE), processes)
+
+
+@pytest.mark.parametrize(
+    ("cuda", "too_old"), [(12080, True), (11080, True), (13000, False), (13020, False), (0, False)]
+)
+def test_a_driver_that_cannot_load_the_kernels_ends_the_worker_before_it_takes_any_work(
+    cuda: int, too_old: bool, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = replace(device(0), cuda=cuda)
+    monkeypatch.setattr(gpu_worker, "probe", lambda *_: [here])
+    settings = load_settings(gpu_module=FAKE)
+    if not too_old:
+        assert find_gpus(settings, processes) == [here]
+        return
+    words = rf"\(570.1\) is for CUDA {cuda // 1000}.8, .* by CUDA 13, .* release 580 or later, .*CUKILN_NVCC"
+    with pytest.raises(DriverTooOld, match=words):
+        find_gpus(settings, processes)
+
+
+def test_kernels_of_cuda_12_need_an_older_driver() -> None:
+    require_driver([replace(device(0), cuda=12040)], 12)
+    with pytest.raises(DriverTooOld, match="release 525 or later"):
+        require_driver([replace(device(0), cuda=11080)], 12)
+    assert gpu_worker.FIRST_DRIVERS == doctor.FIRST_DRIVERS and gpu_worker.CUDA_OF_KERNELS == doctor.CUBINS_OF
 
 
 def test_gpus_are_listed_by_a_child(processes: Processes) -> None:

@@ -15,6 +15,8 @@ What it does is read from the JSON file that NVIDIA_SIMULATED_GPU names (variabl
     vendor        "ok", "wrong" (an output of zeros), "fault", "crash"
     open          "ok", "missing", "fault", "silent", "crash", "bug": what opening the device comes to
     opens_well    how many times it opens well first; counted in FILE.opens
+    load          what the driver answers when kernels are loaded, such as "out of memory (CUDA error 2)"; loads_well
+                  libraries of a process load well first
     faulty        kernels (first digits) whose launch loses the context
 """
 
@@ -43,7 +45,7 @@ from codegen.problem import Problem
 from codegen.text.render_cpu import render_cpu
 from workers.cpu.build import CPU_FLAGS
 from workers.cpu.library import STATUSES, _Call
-from workers.cuda.library_entries import LibraryEntries
+from workers.cuda.library_entries import LibraryEntries, load_failure
 from workers.gpu.interface import Device, GpuFault, GpuMissing, LaunchRefused
 
 VARIABLE = "NVIDIA_SIMULATED_GPU"
@@ -140,7 +142,7 @@ class FakeGpu:
         self.configuration = configuration
         self.recording: list[Recorded] | None = None
         self.lost = False
-        self._states = 0
+        self._states = self._loads = 0
         self._bytes: dict[int, int] = {}
         self._noise = np.random.default_rng(configuration.get("seed", 1))
 
@@ -158,6 +160,9 @@ class FakeGpu:
         return array.copy()
 
     def load(self, library: Path, kernels: Sequence[Kernel]) -> FakeLibrary:
+        self._loads += 1
+        if (answer := self.configuration.get("load")) and self._loads > self.configuration.get("loads_well", 0):
+            raise load_failure(f"RuntimeError: the kernels, made for sm_90a, cannot be loaded on cuda:0: {answer}")
         embedded = library.read_bytes().count(b"\x7fELF") > 1
         return EmulationLibrary(self, kernels) if embedded else DirectLibrary(self, library, kernels)
 
