@@ -180,6 +180,8 @@ def _candidates(asked: Resolved, theirs: WinnerRecord, policy: Policy) -> dict[s
     for entry in theirs.front:
         if not entry.resources.keys() >= _PREDICTED_BY:  # as an import or an earlier release may have it
             continue
+        if theirs.vendor_won(entry):  # so it may here, and frameworks have the vendor's
+            continue
         try:
             lowered = lower(
                 asked.problem,

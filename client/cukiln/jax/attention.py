@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from cukiln.errors import UsageError
-from cukiln.jax.operation import Arrays, Operation, apply, as_arrays, dtype_of
+from cukiln.jax.operation import Arrays, Operation, apply, as_arrays, dtype_of, plain
 
 _LOWEST = -3.0e38  # of a score that is not seen: −inf would give NaN where a query sees none
 
@@ -29,7 +29,7 @@ def attention(q: Any, k: Any, v: Any, *, causal: bool = False, scale: float | No
             f"q, k and v are {q.shape}, {k.shape} and {v.shape}; expected (batch, positions, heads, head_dim): "
             "of k and v equal but for head_dim; of q and k equal batch and head_dim, q's heads a multiple of k's"
         )
-    return apply(Attention(causal, 1 / math.sqrt(q.shape[3]) if scale is None else scale), q, k, v)
+    return apply(Attention(causal, 1 / math.sqrt(q.shape[3]) if scale is None else plain("scale", scale)), q, k, v)
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Attention(Operation):
     def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
         q, k, v = arrays
         dtype = dtype_of(q, k, v)
-        if dtype not in ("float16", "bfloat16"):
+        if dtype not in ("float16", "bfloat16") or not 0 < self.scale < math.inf:
             return None
         return {
             "operator": "attention",

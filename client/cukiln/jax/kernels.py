@@ -9,17 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 import jax
 import jax_tvm_ffi
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
 from cukiln.client import Client
-from cukiln.errors import BadRequest
+from cukiln.errors import CukilnError, UsageError
 from cukiln.gpu import local_target
 from cukiln.load_kernel import Kernel, load
-from cukiln.types import FrontEntry
+from cukiln.types import FrontEntry, OnMiss
 
 if TYPE_CHECKING:
     from cukiln.types.problems import Problem
@@ -51,19 +52,25 @@ class _Kernels:
         if self.target is None:
             return None
         try:
-            (answer,) = self.client.lookup([cast("Problem", problem)], target=self.target, **self.lookup)
-        except BadRequest as error:
-            warnings.warn(f"XLA computes what the service refuses: {error}", stacklevel=2)
+            return self._find(problem)
+        except CukilnError as error:  # refused by the service, or a library that cannot be had
+            warnings.warn(f"XLA computes a call of {problem['operator']}: {error}", stacklevel=2)
             return None
+
+    def _find(self, problem: Mapping[str, Any]) -> Tuned | None:
+        (answer,) = self.client.lookup([cast("Problem", problem)], target=self.target, **self.lookup)
         if answer.record is None or answer.record.vendor_won(answer.record.front[0]):
             return None
         entry = answer.record.front[0]  # the fastest that the lookup's options allow
         key = (answer.record.key, entry.so_sha256)  # problems share libraries, and are launched each in its way
         with self._loading:
             if key not in self._loaded:
-                self._loaded[key] = Tuned(
-                    load(entry, client=self.client), entry, "cpu" if self.target == CPU_TARGET else "cuda"
-                )
+                platform = "cpu" if self.target == CPU_TARGET else "cuda"
+                kernel = load(entry, client=self.client)
+                for device in jax.local_devices():
+                    if device.platform == "gpu" and platform == "cuda":
+                        kernel.prepare(device.local_hardware_id)  # no module may be loaded while a graph is captured
+                self._loaded[key] = Tuned(kernel, entry, platform)
         return self._loaded[key]
 
 
@@ -76,23 +83,29 @@ _registering = threading.Lock()
 def configure(
     client: Client | None = None,
     *,
+    url: str | None = None,
     target: str | None = None,
-    on_miss: str = "none",
+    on_miss: OnMiss = "none",
     workspace_limit_bytes: int | None = None,
     deterministic: bool = False,
 ) -> None:
     """How kernels are found from now on. A second call has JAX forget what it traced, so that all is found again.
 
-    `client`: default `cukiln.Client()`. `target`: default the architecture of this machine's GPU; `"cpu"` for the
-    emulation of kernels on the CPU, slow and exact, for tests. `on_miss`: `"tune"` has the service tune what is not
-    known. `workspace_limit_bytes` and `deterministic` are those of `cukiln.Client.lookup`.
+    `client`, or `url`: default `cukiln.Client()`. `target`: default the architecture of this machine's GPU; `"cpu"` for
+    the emulation of kernels on the CPU, slow and exact, for tests. `on_miss`: `"tune"` has the service tune what is not
+    known; `"nearest"`, too, and takes a kernel that was tuned for a problem near by. `workspace_limit_bytes` and
+    `deterministic` are those of `cukiln.Client.lookup`. Raises `UsageError`.
     """
     global _configured
+    if on_miss not in get_args(OnMiss):
+        raise UsageError(f"on_miss is {on_miss!r}; allowed: {', '.join(map(repr, get_args(OnMiss)))}")
+    if client is not None and url is not None:
+        raise UsageError("client and url are given; one of them says where the service is")
     lookup: dict[str, Any] = {"workspace_limit_bytes": workspace_limit_bytes, "deterministic": deterministic}
     if on_miss != "none":
         lookup["on_miss"] = on_miss
     again = _configured is not None
-    _configured = _Kernels(client or Client(), target or local_target(), lookup)
+    _configured = _Kernels(client or Client(url), target or local_target(), lookup)
     if again:
         jax.clear_caches()  # operations of the same arrays are traced again
 
@@ -126,15 +139,18 @@ def find(problem: Mapping[str, Any]) -> Tuned | None:
     return _configured.find(problem)
 
 
-def call(tuned: Tuned, arrays: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+def call(tuned: Tuned, arrays: Sequence[jax.Array], like: jax.ShapeDtypeStruct) -> tuple[jax.Array, ...]:
     """The outputs of the kernel, called by the compiled program. `arrays`: its inputs, in the record's order, of any
-    shape with as many elements as the record says."""
+    shape with as many elements as the record says. `like`: XLA's result, which says beside its shape along which axes
+    of a mesh results differ, inside of `shard_map`."""
     launch = tuned.entry.launch
     inputs = [operand for operand in launch.operands if operand.role == "in"]
     outputs = [operand for operand in launch.operands if operand.role == "out"]
-    results = [jax.ShapeDtypeStruct(operand.shape, operand.dtype) for operand in outputs]
-    if launch.workspace_bytes:
-        results.append(jax.ShapeDtypeStruct((launch.workspace_bytes,), "uint8"))
+    shapes = [(tuple(operand.shape), operand.dtype) for operand in outputs]
+    if needed := tuned.kernel.workspace_bytes():  # for the record's extents
+        shapes.append(((needed,), "uint8"))
+    sharding = None if like.sharding is None else NamedSharding(like.sharding.mesh, PartitionSpec())
+    results = [like.update(shape=shape, dtype=np.dtype(dtype), sharding=sharding) for shape, dtype in shapes]
     numbers: list[Any] = [np.int64(value) for value in launch.attributes.values()]
     numbers += [np.float64(value) for value in launch.scalars]
     name = _register(tuned, len(numbers))
@@ -152,9 +168,6 @@ def _register(tuned: Tuned, numbers: int) -> str:
     name = f"cukiln_{tuned.entry.so_sha256}_{tuned.platform}"
     with _registering:
         if name not in _targets:
-            for device in jax.local_devices():
-                if device.platform == "gpu" and tuned.platform == "cuda":
-                    tuned.kernel.prepare(device.local_hardware_id)  # no module may be loaded while a graph is captured
             jax_tvm_ffi.register_ffi_target(
                 name,
                 tuned.kernel.function("run"),

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cukiln.errors import UsageError
 from cukiln.jax.kernels import call, find
 
 FLOATS = ("float32", "float16", "bfloat16")
@@ -27,10 +28,6 @@ class Operation(ABC):
     @abstractmethod
     def xla(self, *arrays: jax.Array) -> jax.Array:
         """The same by XLA."""
-
-    def result(self, answer: jax.Array, *arrays: jax.Array) -> jax.Array:
-        """A kernel's first output in this call's shape."""
-        return answer.reshape(jax.eval_shape(self.xla, *arrays).shape)
 
     def batched(self, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
         """Under `vmap`: arrays whose `batched` is set have the mapped axis first, and so has the answer."""
@@ -75,7 +72,8 @@ def _by_kernel_or_xla(operation: Operation, arrays: Arrays) -> jax.Array:
         return operation.xla(*arrays)
 
     def by_kernel(*inputs: jax.Array) -> jax.Array:
-        return operation.result(call(tuned, inputs)[0], *inputs)
+        like = jax.eval_shape(operation.xla, *inputs)
+        return call(tuned, inputs, like)[0].reshape(like.shape)
 
     # Compiled for another platform, the program has XLA's way.
     by_platform = {tuned.platform: by_kernel}
@@ -87,6 +85,13 @@ def dtype_of(*arrays: jax.Array) -> str | None:
     """What all of them have, where kernels have it, too."""
     names = {str(array.dtype) for array in arrays}
     return names.pop() if len(names) == 1 and names <= set(FLOATS) else None
+
+
+def plain(name: str, number: Any) -> float:
+    """A number that a compiled program has as a constant. Raises `UsageError` for one that is traced."""
+    if isinstance(number, jax.core.Tracer):
+        raise UsageError(f"{name} is traced; it must be a number, the same for all calls of the compiled program")
+    return float(number)
 
 
 def as_arrays(*values: Any) -> list[jax.Array]:

@@ -51,6 +51,8 @@ def matmul(
         raise UsageError(f"layout is {layout!r}; allowed: 'nn', 'nt', 'tn', 'tt'")
     check_activation(activation)
     a, b = as_arrays(a, b)
+    if activation is not None and not jnp.issubdtype(jnp.result_type(a, b), jnp.floating):
+        raise UsageError(f"an activation takes floats, and the product is of {jnp.result_type(a, b)}")
     product = Product(layout, activation, bias is not None, allow_tf32)
     biases = [] if bias is None else as_arrays(bias)
     check_bias(biases, product.shapes(a, b)[2])

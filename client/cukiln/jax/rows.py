@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf
+from operator import index
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
 from cukiln.errors import UsageError
-from cukiln.jax.operation import Arrays, Operation, apply, as_arrays, dtype_of
+from cukiln.jax.operation import Arrays, Operation, apply, as_arrays, dtype_of, plain
 
 Fn = Literal["sum", "mean", "max", "min"]
 _FOLDS: Mapping[str, Any] = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}
@@ -19,6 +21,7 @@ _FOLDS: Mapping[str, Any] = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "
 def softmax(x: Any) -> jax.Array:
     """Along the last axis."""
     (x,) = as_arrays(x)
+    _floats("softmax", x)
     return apply(Softmax(), x)
 
 
@@ -35,7 +38,15 @@ def rms_norm(x: Any, scale: Any = None, shift: Any = None, *, epsilon: float = 1
 
 def _norm(operator: str, x: Any, scale: Any, shift: Any, epsilon: float) -> jax.Array:
     vectors = [vector for vector in (scale, shift) if vector is not None]
-    return apply(Norm(operator, scale is not None, shift is not None, epsilon), *as_arrays(x, *vectors))
+    arrays = as_arrays(x, *vectors)
+    _floats(operator, *arrays)
+    return apply(Norm(operator, scale is not None, shift is not None, plain("epsilon", epsilon)), *arrays)
+
+
+def _floats(name: str, *arrays: jax.Array) -> None:
+    for array in arrays:
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise UsageError(f"{name} takes floats, and an array is {array.dtype}; x.astype('float32') is one")
 
 
 def reduce(x: Any, axes: int | Sequence[int], fn: Fn = "sum") -> jax.Array:
@@ -43,7 +54,7 @@ def reduce(x: Any, axes: int | Sequence[int], fn: Fn = "sum") -> jax.Array:
     if fn not in _FOLDS:
         raise UsageError(f"fn is {fn!r}; allowed: {', '.join(map(repr, _FOLDS))}")
     (x,) = as_arrays(x)
-    axes = (axes,) if isinstance(axes, int) else tuple(axes)
+    axes = tuple(index(axis) for axis in (axes if isinstance(axes, Sequence) else [axes]))
     if not axes or any(not -x.ndim <= axis < x.ndim for axis in axes):
         raise UsageError(f"axes are {axes}; allowed: at least one of {-x.ndim} to {x.ndim - 1}")
     return apply(Reduce(tuple(sorted({axis % x.ndim for axis in axes})), fn), x)
@@ -55,6 +66,7 @@ def masked_activation(x: Any, mask: Any, *, where_set: str = "relu", where_clear
         if name not in _FUNCTIONS:
             raise UsageError(f"{name!r} is no function of a mask; allowed: {', '.join(map(repr, _FUNCTIONS))}")
     x, mask = as_arrays(x, mask)
+    _floats("masked_activation", x)
     if mask.shape != x.shape or mask.dtype != jnp.bool_:
         raise UsageError(f"the mask is {mask.dtype} of {mask.shape}; expected bools of x's {x.shape}")
     return apply(MaskedActivation(where_set, where_clear), x, mask)
@@ -91,7 +103,12 @@ class Norm(_Rows):
     def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
         x, *vectors = arrays
         dtype = dtype_of(*arrays)
-        if dtype is None or not x.ndim or any(vector.shape != x.shape[-1:] for vector in vectors):
+        if (
+            dtype is None
+            or not x.ndim
+            or not 0 <= self.epsilon < inf
+            or any(vector.shape != x.shape[-1:] for vector in vectors)
+        ):
             return None
         settings = {"scale": self.scale, "shift": self.shift, "epsilon": self.epsilon}
         return {"operator": self.operator, "shape": _rows(x), "dtype": dtype, **settings}
@@ -123,6 +140,8 @@ class Reduce(Operation):
 
     def xla(self, *arrays: jax.Array) -> jax.Array:
         (x,) = arrays
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return jnp.asarray(_FOLDS[self.fn](x, axis=self.axes))
         folded: jax.Array = _FOLDS[self.fn](_wide(x), axis=self.axes)
         return folded.astype(x.dtype)
 

@@ -47,7 +47,7 @@ def _dispatched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool,
 def pack(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool = False, scale: float | None = None
 ) -> tuple[Tensors, Options]:
-    return (q, k, v), Options(causal, scale)
+    return (q, k, v), Options(causal, None if scale is None else float(scale))
 
 
 def plan(tensors: Tensors, options: Options) -> Plan | None:

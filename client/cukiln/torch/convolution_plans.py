@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from cukiln.torch import activations
-from cukiln.torch.dispatch import Operator, Tensors
+from cukiln.torch.dispatch import Operator, Tensors, as_on_gpu
 from cukiln.torch.layouts import ALIGNED, is_packed, packed
 from cukiln.torch.modes import uses_tf32
 from cukiln.torch.plan import FLOATS, Plan, View
@@ -51,17 +51,18 @@ def pair(numbers: Numbers) -> Pair:
     return first, second
 
 
-def paddings(padding: Numbers | str, w: torch.Tensor, dilation: Pair) -> Pair | None:
+def paddings(padding: Numbers | str, w: torch.Tensor, dilation: Pair, stride: Pair) -> Pair | None:
+    """None where PyTorch's own has to say what it makes of them."""
     if padding == "valid":
         return 0, 0
-    if padding == "same" and w.dim() == 4:
+    if padding == "same" and w.dim() == 4 and stride == (1, 1):
         both = [spread * (size - 1) for size, spread in zip(w.shape[2:], dilation, strict=True)]
         return None if both[0] % 2 or both[1] % 2 else (both[0] // 2, both[1] // 2)
     return None if isinstance(padding, str) else pair(padding)
 
 
 def _tf32(x: torch.Tensor) -> bool:
-    return x.dtype is torch.float32 and x.is_cuda and uses_tf32("conv")
+    return x.dtype is torch.float32 and as_on_gpu(x) and uses_tf32("conv")
 
 
 def pack(

@@ -7,7 +7,18 @@ from torch.nn import functional
 
 from cukiln.torch import activations
 from cukiln.torch.activations import Activation
-from cukiln.torch.convolution_plans import CONV2D, DGRAD, WGRAD, Numbers, channels_last, own, pack, paddings, pair
+from cukiln.torch.convolution_plans import (
+    CONV2D,
+    DGRAD,
+    WGRAD,
+    Numbers,
+    channels_last,
+    own,
+    pack,
+    paddings,
+    pair,
+    result_shape,
+)
 from cukiln.torch.dispatch import run
 from cukiln.torch.library import define, dispatched, forward
 from cukiln.torch.modes import autocast_dtype, ordinary, recorded, transformed
@@ -31,7 +42,7 @@ def conv2d(
 
     x, w and residual are all contiguous, or all `torch.channels_last`, for a kernel to take them.
     """
-    pads = paddings(padding, w, pair(dilation))
+    pads = paddings(padding, w, pair(dilation), pair(stride))
     if pads is None:  # more on one side than on the other
         made = functional.conv2d(x, w, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]
         return activations.apply(activation, made if residual is None else made + residual)
@@ -173,6 +184,14 @@ def _recorded_gradient(
     return made
 
 
+def _spreads(residual: torch.Tensor, x: torch.Tensor, w: torch.Tensor, rest: tuple[Any, ...]) -> bool:
+    """Whether the sum has more elements than the convolution, whose gradients are then sums, too."""
+    _, options = pack(x, w, None, None, *rest[:4])
+    made = result_shape(x.shape, w.shape, options)
+    sizes = zip(reversed(residual.shape), reversed(made), strict=False)
+    return residual.dim() > len(made) or any(size not in (1, there) for size, there in sizes)
+
+
 def _recorded(
     x: torch.Tensor,
     w: torch.Tensor,
@@ -182,7 +201,7 @@ def _recorded(
     direct: bool = False,
 ) -> torch.Tensor:
     stride, padding, dilation, groups, activation = (*rest, None)[:5]
-    if x.dim() != 4:
+    if x.dim() != 4 or (residual is not None and _spreads(residual, x, w, rest)):
         return own(*pack(x, w, bias, residual, stride, padding, dilation, groups, activation))
     geometry = (stride, padding, dilation, groups)
     fused = activation if activation in activations.OF_RESULT else None

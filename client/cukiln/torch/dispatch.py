@@ -25,6 +25,7 @@ class Dispatcher:
     def __init__(self, options: Options, load: Load = load_entry) -> None:
         self.options, self.load = options, load
         self.table: dict[Key, Entry] = {}
+        self.of_gpus = False  # whether tensors of a CPU stand for those of a GPU
         self._finder = Finder(options, load)
         self._lock = threading.Lock()
 
@@ -155,6 +156,11 @@ def _after_fork() -> None:
 
 
 os.register_at_fork(after_in_child=_after_fork)
+
+
+def as_on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether its calls are those of a GPU: there, or recorded for one."""
+    return tensor.is_cuda or _CURRENT.dispatcher.of_gpus
 
 
 def run(operator: Operator, tensors: Tensors, options: Hashable) -> torch.Tensor:

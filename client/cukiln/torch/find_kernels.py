@@ -75,11 +75,11 @@ class Finder:
             except RuntimeError:  # httpx2's, of a client that was closed meanwhile
                 if not getattr(self._client, "_closed", False):
                     raise
-                for entry in entries:
-                    entry.until = time.monotonic() + self._options.retry_seconds
             finally:
                 for entry in entries:
-                    entry.ready.set()
+                    if not entry.ready.is_set():  # it was left out, by whatever ended the search
+                        entry.until = time.monotonic() + self._options.retry_seconds
+                        entry.ready.set()
         if self._client is not None and self._options.client is None:
             self._client.close()
 

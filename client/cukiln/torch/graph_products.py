@@ -61,10 +61,11 @@ def _convolution(node: Node, values: Any) -> Product | None:
         return None
     dilation = pair(values.get("dilation", 1))
     filters = example(w)
-    padding = None if filters is None else paddings(values.get("padding", 0), filters, dilation)
+    stride = pair(values.get("stride", 1))
+    padding = None if filters is None else paddings(values.get("padding", 0), filters, dilation, stride)
     if padding is None:
         return None
-    geometry = ([*pair(values.get("stride", 1))], [*padding], [*dilation], values.get("groups", 1))
+    geometry = ([*stride], [*padding], [*dilation], values.get("groups", 1))
     return Product("conv2d", x, w, (node,), bias=bias, geometry=geometry)
 
 
@@ -112,7 +113,12 @@ def _extended(product: Product, node: Node, reading: Reading) -> Product | None:
 def _with(product: Product, nodes: tuple[Node, ...], added: Node) -> Product | None:
     """The product with a tensor added: a vector for the columns, or one like the result."""
     result, tensor = example(nodes[-1]), example(added)
-    if result is None or tensor is None or tensor.dtype is not result.dtype or product.activation is not None:
+    of_product = example(product.last)  # before the sum, which may be of a wider type, or of more rows
+    if result is None or tensor is None or of_product is None or product.activation is not None:
+        return None
+    if tensor.dtype is not of_product.dtype or result.dtype is not of_product.dtype:
+        return None
+    if result.shape != of_product.shape:
         return None
     plain = product.bias is None and product.residual is None and product.operator == "matmul"
     if plain and tensor.dim() == 1 and tensor.shape[0] == result.shape[-1]:

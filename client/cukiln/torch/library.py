@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from cukiln.torch.dispatch import Operator, run
+from cukiln.torch.modes import forward_mode
 from cukiln.torch.modes import recorded as may_be_recorded
 
 LIBRARY: Any = torch.library.Library("cukiln", "DEF")  # type: ignore[no-untyped-call]
@@ -24,6 +25,9 @@ def define(schema: str, operator: Operator, recorded: Callable[..., torch.Tensor
         return operator.form(operator.own(tensors, options), tensors)
 
     def autograd(*arguments: Any) -> torch.Tensor:
+        if forward_mode():
+            tensors, options = operator.pack(*arguments)
+            return operator.form(operator.own(tensors, options), tensors)
         if may_be_recorded(argument for argument in arguments if isinstance(argument, torch.Tensor)):
             return recorded(*arguments)
         return _below_autograd(operator, *arguments)

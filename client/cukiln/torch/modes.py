@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING
 
 import torch
+from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,7 +16,7 @@ _autocast, _tracing = torch._C._is_any_autocast_enabled, torch._C._get_tracing_s
 def ordinary(tensors: "Iterable[torch.Tensor]") -> bool:
     """Whether nothing but the tensors themselves says what a call computes: they are no subclass, nothing traces,
     transforms or casts."""
-    if _modes() or _transforms() or _autocast() or _tracing() is not None:
+    if _modes() or _transforms() or _autocast() or _tracing() is not None or forward_mode():
         return False
     for tensor in tensors:  # noqa: SIM110 (`all` takes twice the time)
         if type(tensor) not in _PLAIN:
@@ -33,8 +34,15 @@ def recorded(tensors: "Iterable[torch.Tensor]") -> bool:
 
 
 def transformed() -> bool:
-    """Inside of `torch.func`'s grad, vmap and their like. Each of its levels has PyTorch's operators alone."""
-    return not torch.compiler.is_compiling() and _transforms()
+    """Inside of `torch.func`'s grad, vmap and their like, and of forward mode. Their levels have PyTorch's operators
+    alone."""
+    return not torch.compiler.is_compiling() and (_transforms() or forward_mode())
+
+
+def forward_mode() -> bool:
+    """Whether tensors may carry tangents, which no kernel computes."""
+    level: int = forward_ad._current_level
+    return level >= 0
 
 
 def uses_tf32(operation: str) -> bool:

@@ -64,14 +64,14 @@ def pack_layer_norm(
     bias: torch.Tensor | None = None,
     eps: float = 1e-5,
 ) -> tuple[Tensors, Options]:
-    options = (tuple(normalized_shape), weight is not None, bias is not None, eps)
+    options = (tuple(normalized_shape), weight is not None, bias is not None, float(eps))
     return tuple([tensor for tensor in (x, weight, bias) if tensor is not None]), options
 
 
 def pack_rms_norm(
     x: torch.Tensor, normalized_shape: Sequence[int], weight: torch.Tensor | None = None, eps: float | None = None
 ) -> tuple[Tensors, Options]:
-    options = (tuple(normalized_shape), weight is not None, False, eps)
+    options = (tuple(normalized_shape), weight is not None, False, None if eps is None else float(eps))
     return (x,) if weight is None else (x, weight), options
 
 
@@ -87,7 +87,7 @@ def plan(operator: str, tensors: Tensors, options: Options) -> Plan | None:
             return None
     if any(tuple(vector.shape) != row for vector in vectors):
         return None
-    epsilon = torch.finfo(x.dtype).eps if epsilon is None else epsilon
+    epsilon = _epsilon(x, epsilon)
     rows = x.numel() // columns
     problem = {
         "operator": operator,
@@ -106,6 +106,11 @@ def plan(operator: str, tensors: Tensors, options: Options) -> Plan | None:
         out=view,
         scalars=(epsilon,),
     )
+
+
+def _epsilon(x: torch.Tensor, given: float | None) -> float:
+    """PyTorch's default is that of the type that it computes in: for fp16 and bf16 float32's."""
+    return torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps if given is None else given
 
 
 def own_layer_norm(tensors: Tensors, options: Options) -> torch.Tensor:
@@ -162,8 +167,9 @@ class _RmsNorm(torch.autograd.Function):
         eps: float | None,
         direct: bool,
     ) -> torch.Tensor:
-        ctx.save_for_backward(x, weight)
-        ctx.axes, ctx.eps = len(normalized_shape), eps
+        of_weight = None if weight is None else (weight.shape, weight.dtype)
+        ctx.save_for_backward(x, weight if ctx.needs_input_grad[0] else None)
+        ctx.axes, ctx.eps, ctx.of_weight = len(normalized_shape), eps, of_weight
         return forward(RMS_NORM, direct, x, normalized_shape, weight, eps)
 
     @staticmethod
@@ -173,7 +179,7 @@ class _RmsNorm(torch.autograd.Function):
         axes = tuple(range(-ctx.axes, 0))
         exact = torch.promote_types(x.dtype, torch.float32)
         values, dy = x.to(exact), gradients[0].to(exact)
-        epsilon = torch.finfo(x.dtype).eps if ctx.eps is None else ctx.eps
+        epsilon = _epsilon(x, ctx.eps)
         factor = torch.rsqrt(values.square().mean(axes, keepdim=True) + epsilon)
         normal = values * factor
         dx = dweight = None
@@ -181,7 +187,8 @@ class _RmsNorm(torch.autograd.Function):
             scaled = dy if weight is None else dy * weight.to(exact)
             dx = (factor * (scaled - normal * (scaled * normal).mean(axes, keepdim=True))).to(x.dtype)
         if of_weight:
-            dweight = (dy * normal).sum_to_size(weight.shape).to(weight.dtype)
+            shape, dtype = ctx.of_weight
+            dweight = (dy * normal).sum_to_size(shape).to(dtype)
         return dx, None, dweight, None, None
 
 

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from cukiln.torch import activations
 from cukiln.torch.activations import Activation
-from cukiln.torch.dispatch import Operator, Tensors, run
+from cukiln.torch.dispatch import Operator, Tensors, as_on_gpu, run
 from cukiln.torch.layouts import Matrices, is_aligned, is_packed, merged, stored_matrix
 from cukiln.torch.library import define, dispatched, forward
 from cukiln.torch.modes import autocast_dtype, ordinary, recorded, transformed, uses_tf32
@@ -50,7 +50,7 @@ def pack(
     residual: torch.Tensor | None = None,
     activation: str | None = None,
 ) -> tuple[Tensors, Options]:
-    tf32 = a.dtype is torch.float32 and a.is_cuda and uses_tf32("matmul")
+    tf32 = a.dtype is torch.float32 and as_on_gpu(a) and uses_tf32("matmul")
     options = (bias is not None, residual is not None, activation, tf32)
     if bias is None and residual is None:
         return (a, b), options
@@ -183,7 +183,7 @@ def own(tensors: Tensors, options: Options) -> torch.Tensor:
     a, b, *rest = tensors
     with_bias, with_residual, activation, _ = options
     bias = rest.pop(0) if with_bias else None
-    if bias is not None and bias.dim() == 1 and b.dim() == 2:
+    if bias is not None and bias.dim() == 1 and b.dim() == 2 and bias.dtype is a.dtype:
         made = functional.linear(a, b.t(), bias)
     else:
         made = torch.matmul(a, b) if bias is None else torch.matmul(a, b) + bias
@@ -210,7 +210,9 @@ class _Matmul(torch.autograd.Function):
         direct: bool,
     ) -> torch.Tensor:
         out = forward(MATMUL, direct, a, b, bias, residual, activation)
-        ctx.save_for_backward(a, b, None if activation is None else out)
+        of_a, of_b, *_ = ctx.needs_input_grad  # what no gradient reads may be written meanwhile
+        ctx.save_for_backward(a if of_b else None, b if of_a else None, None if activation is None else out)
+        ctx.shapes = a.shape, b.shape
         ctx.activation = activation
         ctx.bias = None if bias is None else bias.shape
         ctx.residual = None if residual is None else residual.shape
@@ -222,8 +224,8 @@ class _Matmul(torch.autograd.Function):
         of_a, of_b, of_bias, of_residual, _, _ = ctx.needs_input_grad
         dz = activations.gradient(ctx.activation, gradients[0], out)
         return (
-            _summed(matmul(dz, b.mT), a.shape) if of_a else None,
-            _of_second(a, b, dz) if of_b else None,
+            _summed(matmul(dz, b.mT), ctx.shapes[0]) if of_a else None,
+            _of_second(a, ctx.shapes[1], dz) if of_b else None,
             _of_bias(dz, ctx.bias) if of_bias else None,
             dz.sum_to_size(ctx.residual) if of_residual else None,
             None,
@@ -236,10 +238,10 @@ def _summed(gradient: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     return gradient if gradient.shape == shape else gradient.sum_to_size(shape)
 
 
-def _of_second(a: torch.Tensor, b: torch.Tensor, dz: torch.Tensor) -> torch.Tensor:
-    if b.dim() == 2 and a.dim() > 2:
+def _of_second(a: torch.Tensor, shape: torch.Size, dz: torch.Tensor) -> torch.Tensor:
+    if len(shape) == 2 and a.dim() > 2:
         return matmul(a.reshape(-1, a.shape[-1]).mT, dz.reshape(-1, dz.shape[-1]))
-    return _summed(matmul(a.mT, dz), b.shape)
+    return _summed(matmul(a.mT, dz), shape)
 
 
 def _of_bias(dz: torch.Tensor, shape: torch.Size) -> torch.Tensor:

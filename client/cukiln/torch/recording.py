@@ -47,6 +47,7 @@ def record(file: Path | str | None = None, *, target: str | None = None) -> Iter
     No GPU is needed: calls on CPU tensors are recorded as those of the same tensors on a GPU.
     """
     recorder = _Recorder()
+    recorder.of_gpus = target != "cpu"
     before = install(recorder)
     try:
         yield recorder.problems

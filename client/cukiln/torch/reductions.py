@@ -1,6 +1,7 @@
 """`reduce`: a function of the elements along any axes, and its gradients."""
 
 from collections.abc import Sequence
+from operator import index
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -23,7 +24,7 @@ def reduce(x: torch.Tensor, dims: int | Sequence[int], op: Function = "sum", *, 
     row-major order), variance (divided by the number of elements), logsumexp. Floats are folded in float32."""
     if op not in get_args(Function):
         raise UsageError(f"op is {op!r}; allowed: {', '.join(get_args(Function))}")
-    axes = [dims] if isinstance(dims, int) else list(dims)
+    axes = [index(dim) for dim in (dims if isinstance(dims, Sequence) else [dims])]
     if torch.compiler.is_compiling():
         return dispatched(REDUCE, x, axes, op, keepdim)
     tensors, options = pack(x, axes, op, keepdim)
@@ -40,7 +41,7 @@ def sum_of_axes(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
 
 
 def pack(x: torch.Tensor, dims: Sequence[int], op: str = "sum", keepdim: bool = False) -> tuple[Tensors, Options]:
-    return (x,), (tuple(dims), op, keepdim)
+    return (x,), (tuple(dims) or tuple(range(x.dim())), op, keepdim)  # none are all, as PyTorch has it
 
 
 def plan(tensors: Tensors, options: Options) -> Plan | None:
@@ -131,7 +132,8 @@ class _Reduce(torch.autograd.Function):
             ctx.mark_non_differentiable(out)
         of_result = op in ("max", "min", "logsumexp")
         ctx.save_for_backward(x if of_result or op in _OF_SQUARES else None, out if of_result else None)
-        ctx.dims, ctx.op, ctx.keepdim, ctx.shape = dims, op, keepdim, x.shape
+        _, (ctx.dims, ctx.op, ctx.keepdim) = pack(x, dims, op, keepdim)
+        ctx.shape = x.shape
         return out
 
     @staticmethod

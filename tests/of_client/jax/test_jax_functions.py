@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,7 @@ NAMES = (
     "attention",
     "gradients of attention",
 )
+os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # read where JAX starts, for shard_map
 LEAST = {"level": 0, "limit": 1}
 SPLIT = {"schedules": [{"tile_m": 32, "tile_n": 32, "tile_k": 8, "split": "workspace", "split_k": 2}]}
 
@@ -83,9 +85,9 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     taken: list[Any] = []
 
-    def noted(tuned: Any, arrays: Any) -> Any:
+    def noted(tuned: Any, *arguments: Any) -> Any:
         taken.append(tuned)
-        return kernels.call(tuned, arrays)
+        return kernels.call(tuned, *arguments)
 
     monkeypatch.setattr(operation, "call", noted)
     return taken
@@ -164,9 +166,72 @@ def test_what_the_service_refuses_is_xlas_with_a_warning(client: cukiln.Client) 
 
     cj.configure(client, target="cpu")
     q = jax.numpy.ones((1, 2, 1, 2), "float16")  # heads of fewer than 4 elements
-    with pytest.warns(UserWarning, match="XLA computes what the service refuses: .*head_dim_qk"):
+    with pytest.warns(UserWarning, match="XLA computes a call of attention: .*head_dim_qk"):
         out = cj.attention(q, q, q)
     np.testing.assert_array_equal(np.float32(out), 1.0)
+
+
+def test_a_kernel_that_cannot_be_loaded_is_xlas_with_a_warning(
+    client: cukiln.Client, called: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import jax
+
+    import cukiln.jax as cj
+    from cukiln.jax import kernels
+    from tests.of_client.jax.cases import CASES
+
+    def broken(*_: Any, **__: Any) -> Any:
+        raise cukiln.NotLoadable("it is no library")
+
+    function, arrays = CASES["softmax"]
+    monkeypatch.setattr(kernels, "load", broken)
+    cj.configure(client, target="cpu")
+    with pytest.warns(UserWarning, match="XLA computes a call of softmax: it is no library"):
+        np.testing.assert_allclose(jax.jit(function)(*arrays), jax.nn.softmax(*arrays), rtol=1e-6)
+    assert called == []
+
+
+def test_a_kernel_is_called_inside_of_shard_map(client: cukiln.Client, called: list[Any]) -> None:
+    import jax
+    from jax.sharding import Mesh, PartitionSpec
+
+    import cukiln.jax as cj
+    from tests.of_client.jax.cases import CASES
+
+    function, (x,) = CASES["softmax"]
+    cj.configure(client, target="cpu")
+    mesh = Mesh(np.array(jax.devices()[:2]), ("rows",))
+    x = np.concatenate([x, x])
+    sharded = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec("rows"), out_specs=PartitionSpec("rows"))
+    np.testing.assert_allclose(sharded(x), jax.nn.softmax(x), rtol=1e-5)
+    assert len(called) > 0
+
+
+def test_integers_are_reduced_as_xla_reduces_them() -> None:
+    import jax.numpy as jnp
+
+    import cukiln.jax as cj
+
+    x = jnp.array([[2**24 + 1, 2]])
+    for fn, own in (("sum", jnp.sum), ("max", jnp.max), ("mean", jnp.mean)):
+        made = cj.reduce(x, np.int64(1), fn)  # type: ignore[arg-type]
+        assert (made.dtype, made.tolist()) == (own(x, 1).dtype, own(x, 1).tolist())
+    assert cj.reduce(jnp.array([[True, True]]), 1).tolist() == [2]
+
+
+def test_numbers_of_numpy_and_not_a_number_are_numbers(client: cukiln.Client) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import cukiln.jax as cj
+
+    cj.configure(client, target="cpu")
+    x = jnp.ones((2, 8))
+    for epsilon in (np.float32(0.5), jnp.float32(0.5)):
+        np.testing.assert_allclose(cj.rms_norm(x, epsilon=epsilon), 1.5**-0.5, rtol=1e-6)
+    assert np.isnan(cj.rms_norm(x, epsilon=float("nan"))).all()
+    with pytest.raises(cukiln.UsageError, match="epsilon is traced"):
+        jax.jit(lambda epsilon: cj.rms_norm(x, epsilon=epsilon))(0.5)
 
 
 def test_a_query_that_sees_no_key_gives_zeros() -> None:
@@ -204,6 +269,9 @@ def test_a_miss_is_queued_where_that_is_asked_for(client: cukiln.Client, called:
         (lambda cj: cj.matmul(np.ones((2, 3)), np.ones((3, 2)), bias=np.ones(3)), r"expected \(2,\)"),
         (lambda cj: cj.conv2d(np.ones((1, 4, 4, 3)), np.ones((8, 3, 3, 4))), "do not fit together"),
         (lambda cj: cj.conv2d(np.ones((1, 4, 4)), np.ones((8, 3, 3, 4))), "four axes"),
+        (lambda cj: cj.softmax(np.ones(3, int)), "softmax takes floats, and an array is int"),
+        (lambda cj: cj.matmul(*np.ones((2, 3, 3), int), activation="relu"), "an activation takes floats"),
+        (lambda cj: cj.configure(on_miss="later"), "allowed: 'none', 'tune', 'nearest'"),
         (lambda cj: cj.reduce(np.ones(3), 1), "at least one of -1 to 0"),
         (lambda cj: cj.reduce(np.ones(3), 0, "median"), "'sum', 'mean'"),
         (lambda cj: cj.masked_activation(np.ones(3), np.ones(3)), "expected bools"),
