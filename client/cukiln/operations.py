@@ -379,6 +379,23 @@ class Operations:
         digest = hashlib.sha256(self.url.encode() + b"\n" + encode({**shared, "problems": [sent]})).hexdigest()
         return Prepared(digest, name if isinstance(name, str) else None, problem, shared)
 
+    def _asked(
+        self,
+        problems: Sequence[Problem | Prepared],
+        target: str | None,
+        device_class: str | None,
+        workspace_limit_bytes: int | None,
+        deterministic: bool,
+    ) -> list[Prepared]:
+        """The problems of a lookup; the options are those of what is not prepared."""
+        options = {
+            "target": target,
+            "device_class": device_class,
+            "workspace_limit_bytes": workspace_limit_bytes,
+            "deterministic": deterministic or None,
+        }
+        return [problem if isinstance(problem, Prepared) else self._prepare(problem, options) for problem in problems]
+
     def _lookup(
         self,
         problems: Sequence[Problem | Prepared],
@@ -408,13 +425,7 @@ class Operations:
         `refresh`: ask the service for every problem, as patiently as for a job, and raise `ServiceError`.
         """
         missed = OnMissTerms(on_miss, search, priority)
-        options = {
-            "target": target,
-            "device_class": device_class,
-            "workspace_limit_bytes": workspace_limit_bytes,
-            "deterministic": deterministic or None,
-        }
-        asked = [problem if isinstance(problem, Prepared) else self._prepare(problem, options) for problem in problems]
+        asked = self._asked(problems, target, device_class, workspace_limit_bytes, deterministic)
         answers: dict[str, LookedUp] = {}
         missing: dict[str, Prepared] = {}
         stale: dict[str, Prepared] = {}
@@ -452,13 +463,7 @@ class Operations:
         """As `lookup`, but of each record these fields alone, as JSON: `revision`, or `front.so_sha256` of each kernel.
         The service is asked for every problem, as patiently as for a job: nothing is taken from a cache, or kept.
         Raises `ServiceError`."""
-        options = {
-            "target": target,
-            "device_class": device_class,
-            "workspace_limit_bytes": workspace_limit_bytes,
-            "deterministic": deterministic or None,
-        }
-        asked = [problem if isinstance(problem, Prepared) else self._prepare(problem, options) for problem in problems]
+        asked = self._asked(problems, target, device_class, workspace_limit_bytes, deterministic)
         terms = {"fields": list(fields), **OnMissTerms(on_miss, search, priority).fields}
         answers: dict[str, PartialResult] = {}
         for shared, part in _requests(list({prepared.digest: prepared for prepared in asked}.values())):

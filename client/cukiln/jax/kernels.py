@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from cukiln.types.problems import Problem
 
 CPU_TARGET = "cpu"
-_BOOLS_AS = {"bool": "uint8"}  # a mask of bytes
 
 
 @dataclass(frozen=True)
@@ -155,7 +154,7 @@ def call(tuned: Tuned, arrays: Sequence[jax.Array], like: jax.ShapeDtypeStruct) 
     numbers += [np.float64(value) for value in launch.scalars]
     name = _register(tuned, len(numbers))
     shaped = [
-        array.astype(_BOOLS_AS.get(str(array.dtype), array.dtype)).reshape(operand.shape)
+        array.astype(operand.dtype).reshape(operand.shape)  # a mask of bools is one of bytes
         for array, operand in zip(arrays, inputs, strict=True)
     ]
     attributes = {f"number{place}": number for place, number in enumerate(numbers)}

@@ -43,3 +43,12 @@ def played() -> Iterator[Callable[..., PlayedService]]:
     for dispatcher, before in reversed(installed):
         dispatch.install(before)
         dispatcher.close()
+
+
+@pytest.fixture
+def service(played: Callable[..., PlayedService]) -> PlayedService:
+    """One that has a kernel for every problem; PyTorch's random numbers are the same in every run."""
+    import torch
+
+    torch.manual_seed(1)
+    return played()

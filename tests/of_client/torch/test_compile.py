@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.checkout
 
 
-@pytest.fixture
-def service(played: Callable[..., PlayedService]) -> PlayedService:
-    return played()
-
-
 def compiled(function: Callable[..., Any], inner: str = "eager", **options: Any) -> Callable[..., Any]:
     import torch
 

@@ -17,12 +17,6 @@ own = torch.nn.functional.conv2d
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-@pytest.fixture
-def service(played: Callable[..., PlayedService]) -> PlayedService:
-    torch.manual_seed(1)
-    return played()
-
-
 def stored(last: bool, *shape: int) -> Tensor:
     made = torch.randn(shape)
     return made.contiguous(memory_format=torch.channels_last) if last else made

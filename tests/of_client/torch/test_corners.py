@@ -13,14 +13,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.checkout
 
 
-@pytest.fixture
-def service(played: Callable[..., PlayedService]) -> PlayedService:
-    import torch
-
-    torch.manual_seed(1)
-    return played()
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_rms_norm_without_epsilon_takes_pytorchs(dtype: str, service: PlayedService) -> None:
     import torch

@@ -18,12 +18,6 @@ functional = torch.nn.functional
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-@pytest.fixture
-def service(played: Callable[..., PlayedService]) -> PlayedService:
-    torch.manual_seed(1)
-    return played()
-
-
 def packed_bits(mask: Tensor) -> Tensor:
     """Words of 32 bits, the lowest first."""
     flat = functional.pad(mask.flatten().to(torch.int64), (0, -mask.numel() % 32)).view(-1, 32)

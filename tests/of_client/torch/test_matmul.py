@@ -17,12 +17,6 @@ Tensor = torch.Tensor
 R = torch.randn
 
 
-@pytest.fixture
-def service(played: Callable[..., PlayedService]) -> PlayedService:
-    torch.manual_seed(1)
-    return played()
-
-
 # Operands, and what of the problem they are.
 LAYOUTS: dict[str, tuple[Callable[[], tuple[Tensor, Tensor]], dict[str, Any]]] = {
     "packed": (lambda: (R(24, 16), R(16, 8)), {"m": 24, "n": 8, "k": 16, "layout": "nn"}),

@@ -18,12 +18,6 @@ functional = torch.nn.functional
 CLOSE = {"rtol": 1e-4, "atol": 1e-4}
 
 
-@pytest.fixture
-def service(played: Callable[..., PlayedService]) -> PlayedService:
-    torch.manual_seed(1)
-    return played()
-
-
 NORMS: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], bool, bool]] = {
     "layer_norm": (ck.layer_norm, functional.layer_norm, True, True),
     "layer_norm without bias": (ck.layer_norm, functional.layer_norm, True, False),

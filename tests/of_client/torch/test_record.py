@@ -17,11 +17,6 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.checkout
 
 
-@pytest.fixture
-def service(played: Callable[..., PlayedService]) -> PlayedService:
-    return played()
-
-
 def layer(grad: bool = False) -> Any:
     """Two products of the same problem, and a softmax."""
     import torch

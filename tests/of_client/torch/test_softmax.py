@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,12 +12,6 @@ import cukiln.torch as ck  # noqa: E402
 from tests.support.kernels.reference_kernel import PlayedService  # noqa: E402
 
 R = torch.randn
-
-
-@pytest.fixture
-def service(played: Callable[..., PlayedService]) -> PlayedService:
-    torch.manual_seed(1)
-    return played()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
