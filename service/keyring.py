@@ -52,7 +52,7 @@ class KeyRing:
         self._database, self._clock = database, clock
         self._keys: dict[str, Key] = {}
         self._read_at = float("-inf")
-        self._reading = asyncio.Lock()
+        self._reading: asyncio.Task[None] | None = None
 
     async def needs_key(self, *, as_last_read: bool = False) -> bool:
         """Whether requests need one; `as_last_read` asks no database. Raises what the database raises."""
@@ -83,12 +83,19 @@ class KeyRing:
 
     async def _stored(self) -> dict[str, Key]:
         if self._clock() - self._read_at > FRESH_SECONDS:
-            async with self._reading:
-                if (asked_at := self._clock()) - self._read_at > FRESH_SECONDS:
-                    # A thread of its own: all that requests have may be busy.
-                    self._keys = await to_thread.run_sync(self._read, limiter=CapacityLimiter(1))
-                    self._read_at = asked_at
+            if self._reading is None:
+                self._reading = asyncio.create_task(self._read_again())
+            await asyncio.shield(self._reading)  # all that wait for it go on together, in their order
         return self._keys
+
+    async def _read_again(self) -> None:
+        asked_at = self._clock()
+        try:
+            # A thread of its own: all that requests have may be busy.
+            self._keys = await to_thread.run_sync(self._read, limiter=CapacityLimiter(1))
+            self._read_at = asked_at
+        finally:
+            self._reading = None
 
     def _read(self) -> dict[str, Key]:
         with self._database.read() as session:

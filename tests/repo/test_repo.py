@@ -438,9 +438,8 @@ def test_the_hooks_run_out_of_the_environment_without_the_network() -> None:
         (["tests/integration/test_serve.py::test_a", "tests/integration/test_faults.py::test_b[1]"], True),
         ([], False),
         (["tests/integration/test_serve.py"], False),  # it could not be imported
-        (["tests/integration/test_serve.py::test_a", "tests/repo/test_repo.py::test_b"], False),
         ([f"tests/integration/test_serve.py::test_{number}" for number in range(4)], False),
     ],
 )
-def test_only_a_few_tests_of_whole_services_get_a_second_run(failed: list[str], again: bool) -> None:
+def test_only_a_few_tests_get_a_second_run(failed: list[str], again: bool) -> None:
     assert may_run_again(failed) is again
