@@ -14,7 +14,7 @@ LONGEST = (
     "of_workers/processes/test_cause.py",
     "integration/test_main_job.py",
     "integration/test_fair_jobs.py",
-    "of_service/test_pages.py",
+    "of_service/pages/test_pages.py",
     "integration/test_cli_real_service.py",
     "of_workers/gpu/test_gpu_hostile.py",
     "integration/test_job_control.py",
