@@ -46,7 +46,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels wheel test-wheel clean host
+.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-prediction bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels wheel test-wheel clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -111,6 +111,9 @@ bench-doors: host $(DEV_STAMP) ## whether the API answers beside 2,000 slow conn
 
 bench-accuracy: host $(RUN_STAMP) ## how far kernels are from float64, by dtype and length of the sum; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_accuracy
+
+bench-prediction: host $(RUN_STAMP) ## the prediction beside published runs of others' kernels; the last line is JSON
+	@$(BIN)/python -m benchmarks.bench_prediction
 
 bench-verify: host $(RUN_STAMP) ## CPU seconds that proving a candidate takes; the last line is JSON
 	@$(BIN)/python -m benchmarks.bench_verify_cpu

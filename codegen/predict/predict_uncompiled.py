@@ -33,8 +33,13 @@ class Choice:
 def estimate(candidate: Candidate, target: Target) -> Resources:
     """What stands in for a compiler's report. Kernels have no static shared memory, and nothing counts as spilled."""
     op = operator(candidate.kernel.operator)
-    limit = op.launch_bounds(candidate.kernel, "run").registers(target)
-    registers = min(op.estimated_registers(candidate.kernel), limit)
+    bounds = op.launch_bounds(candidate.kernel, "run")
+    # The compiler leaves a block of so many threads room on the multiprocessor, in units of 8 registers.
+    registers = min(
+        op.estimated_registers(candidate.kernel),
+        bounds.registers(target),
+        target.registers_per_sm // bounds.threads // 8 * 8,
+    )
     return Resources(registers, 0, spill_load_bytes=0, spill_store_bytes=0, stack_bytes=0, barriers=0)
 
 

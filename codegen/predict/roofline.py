@@ -40,6 +40,10 @@ L2_SHARED_BYTES_PER_CLOCK = 47.0
 # Clocks from mma.sync to one that needs its result: 17.7 to 33 by shape on A100 (Sun et al., "Dissecting Tensor Cores
 # via Microbenchmarks", arXiv:2206.02874).
 MMA_LATENCY = 33.0
+# From the copy of a tile to its barrier, on a GPU whose DRAM is busy: a ring of s stages can do (s - 1) steps in that
+# time, whatever their size. Fitted to five tiles of m = 128, n = k = 4,096 (benchmarks/published/triton-h100-fp16.csv)
+# that take 41 to 43 us; the file's other problems were not looked at for it (decision 42).
+RING_LATENCY_US = 1.3
 # Of a barrier that all warps of a block meet at, once a step: an assumption.
 BARRIER_CLOCKS = 30.0
 # Registers that launches beside the reported one take: a dozen values per thread.
@@ -47,6 +51,9 @@ SMALL_KERNEL_REGISTERS = 40
 # Of the DRAM's peak, what a streaming kernel reaches; a launch's own time. Assumptions, which scale all ranks alike.
 DRAM_EFFICIENCY = 0.85
 LAUNCH_US = 2.0
+# What a product takes beside: its first tiles come, its last sums leave, and nothing hides either. Fitted to the 5.2 us
+# of the smallest product in benchmarks/published/cublas-h100-bf16.csv (decision 42).
+PRODUCT_US = 1.6
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,11 @@ def occupancy(threads: int, registers: int, shared_bytes: int, target: Target) -
 def predict(candidate: Candidate, resources: Resources, target: Target) -> Prediction:
     """A pure function of its arguments: the same candidate, report and data sheet give the same microseconds."""
     op = operator(candidate.problem.operator)
-    work = op.work(candidate.problem, candidate.schedule, target)
+    return predict_work(op.work(candidate.problem, candidate.schedule, target), resources, target)
+
+
+def predict_work(work: Work, resources: Resources, target: Target) -> Prediction:
+    """Of a kernel that does this work, whatever it is."""
     shared = work.dynamic_shared_bytes + resources.static_shared_bytes
     fits = occupancy(work.threads, resources.registers, shared, target)
     # A kernel that cannot be resident cannot run; one block keeps its figures finite and last in rank.
@@ -106,7 +117,7 @@ def predict(candidate: Candidate, resources: Resources, target: Target) -> Predi
     roofs = _roofs(work, target, resident, resources.spill_bytes)
     latency = _latency(work, roofs, target, resident)
     # A round is what its fullest multiprocessor takes: a part-filled last wave still takes the time of its own blocks.
-    us = (_combine(roofs, work.overlap) + latency) / target.clock_mhz + LAUNCH_US
+    us = (_combine(roofs, work.overlap) + latency) / target.clock_mhz + _fixed_us(work)
     if fits.blocks_per_sm == 0:
         us *= 1000.0
     times = {name: round(value / target.clock_mhz, 6) for name, value in {**roofs, "latency": latency}.items()}
@@ -148,7 +159,13 @@ def _small_launch_us(work: Work, target: Target) -> float:
     resident = occupancy(work.threads, SMALL_KERNEL_REGISTERS, work.dynamic_shared_bytes, target).blocks_per_sm
     roofs = _roofs(work, target, resident, spilled_bytes=0)
     clocks = _combine(roofs, work.overlap) + _latency(work, roofs, target, resident)
-    return clocks / target.clock_mhz + LAUNCH_US
+    return clocks / target.clock_mhz + _fixed_us(work)
+
+
+def _fixed_us(work: Work) -> float:
+    """Of a launch, whatever its size. Sums of reductions are no products: they come as a stream of loads."""
+    multiplied = work.mma or (work.fma + work.imad and not work.prefetched)
+    return LAUNCH_US + (PRODUCT_US if multiplied else 0.0)
 
 
 def _roofs(work: Work, target: Target, resident: int, spilled_bytes: int) -> dict[str, float]:
@@ -216,5 +233,14 @@ def _latency(work: Work, roofs: dict[str, float], target: Target, resident: int)
         return rounds * DRAM_LATENCY + steps * DRAM_LATENCY * max(0.02, 1.0 - hidden)
     # A ring of stages: a step cannot take less than the latency over the steps in flight, nor less than its barrier;
     # the first one of a round is not hidden at all.
-    waiting = max(0.0, steps * DRAM_LATENCY / work.prefetched - max(roofs.values()))
+    waiting = max(0.0, steps * _trip(work, target) / work.prefetched - max(roofs.values()))
     return rounds * DRAM_LATENCY + waiting + steps * BARRIER_CLOCKS / in_parallel
+
+
+def _trip(work: Work, target: Target) -> float:
+    """Clocks of a step's trip. Loads come one by one; the tiles of a product are waited for together, so that a step is
+    cold where any of its lines is, of which blocks that run at a time share at least every fourth."""
+    if not work.mma:
+        return DRAM_LATENCY
+    cold = min(1.0, 4.0 * work.dram_bytes / max(1.0, work.l2_bytes))
+    return DRAM_LATENCY + cold * max(0.0, RING_LATENCY_US * target.clock_mhz - DRAM_LATENCY)
