@@ -178,8 +178,10 @@ def _table_bytes(p: AttentionProblem, t: Mapping[str, Any], align: int) -> int:
     end; where keys do, if there is a query, and how many there are of the last page, if there is one. Then the pages
     of the rows that it copies."""
     searched = (p.batch - 1).bit_length()
-    own = [(-(-queries * rows_of_query(p, t) // int(t["tile_q"])), keys) for queries, keys in p.sequences]
-    each = sum(count * (2 + bool(p.page_size and keys)) for count, keys in own) * heads(p, t)
+    each = heads(p, t) * sum(
+        count * -(-queries * rows_of_query(p, t) // int(t["tile_q"])) * (2 + bool(p.page_size and keys))
+        for (queries, keys), count in p.by_lengths.items()
+    )
     read = threads(t) * (blocks(p, t) * (searched + 2) + each) * split.parts(t)
     if p.page_size:
         for columns in (padded(p.head_dim_qk), padded(p.head_dim_vo)):

@@ -146,6 +146,7 @@ def _table_entries(p: MlaProblem, t: Mapping[str, Any]) -> int:
     tile_q = int(t["tile_q"])
     of_blocks = blocks(p, t) * ((p.batch - 1).bit_length() + 2) if p.ragged else 0
     of_rows = sum(
-        -(-queries * p.heads_q // tile_q) * (2 + (p.page_size > 1 and keys > 0)) for queries, keys in p.sequences
+        count * -(-queries * p.heads_q // tile_q) * (2 + (p.page_size > 1 and keys > 0))
+        for (queries, keys), count in p.by_lengths.items()
     )
     return threads(t) * (of_blocks + of_rows)

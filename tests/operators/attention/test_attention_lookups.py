@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.attention.lookups import Tables, of_run
 from codegen.operators.attention.problem import PAGE_SIZES
@@ -14,7 +15,7 @@ from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.schedule import Schedule
 from codegen.search.space import completed
 from tests.operators.attention.kernels import DECODE, OP, attention
-from tests.operators.harness.declarations import SM_90A
+from tests.operators.harness.declarations import LEVEL_0, SM_90A
 from tests.operators.mla.kernels import mla
 
 DECODES: dict[str, dict[str, Any]] = {
@@ -75,3 +76,25 @@ LOADS: list[tuple[Tables, int]] = [
 def test_each_look_up_ahead_of_a_copy_is_a_trip_to_the_l2(tables: Tables, loads: int) -> None:
     """Bisecting 64 sequences is 6 of them; then both ends, of queries and of keys; the last page's length; a page."""
     assert tables.in_a_row == loads
+
+
+HUGE: dict[str, dict[str, Any]] = {
+    "ragged": {"lengths": "ragged"},
+    "pages of a key": {"lengths": "paged", "page_size": 1},
+}
+
+
+@pytest.mark.parametrize("name", [*HUGE, "mla"])
+def test_a_batch_of_a_hundred_million_sequences_of_one_length_is_no_list(name: str) -> None:
+    """A request has a batch alone, and so may ask for any number of them."""
+    one: dict[str, Any] = {"batch": 10**8, "seq_q": 1, "seq_kv": 1, "heads_q": 2}
+    own = operator("mla" if name == "mla" else "attention")
+    problem = mla(**one, page_size=1) if name == "mla" else attention(**one, heads_kv=1, head_dim_qk=64, **HUGE[name])
+    (candidate,) = lower(problem, SM_90A, LEVEL_0).candidates
+    assert problem.by_lengths == {(1, 1): 10**8}
+    assert predict_before(candidate, SM_90A).us > 0 and own.launches(problem, candidate.schedule, SM_90A)
+
+
+def test_sequences_of_equal_lengths_are_counted() -> None:
+    problem = attention(**{**DECODE, "lengths": "ragged", "batch": 3, "seq_q": 9, "kv_lengths": [5, 7, 5]})
+    assert problem.by_lengths == {(9, 5): 2, (9, 7): 1} and len(problem.sequences) == 3
