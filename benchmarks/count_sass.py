@@ -1,28 +1,33 @@
-"""Instructions of attention's main loop, read from the SASS of the best predicted schedules: nothing is run.
+"""Instructions of the main loops of attention and mla, read from SASS of the best predicted schedules; nothing runs.
 
-The main loop is the one with the most tensor-core instructions (HMMA); its body computes one tile of keys. What a
-branch of it alone reaches and masks scores (`mask`: between BSSY and BSYNC, with neither products nor copies) runs for
-tiles with keys that some query does not see, and is counted apart. Counted once are instructions of a warp, wherever a
-predicate may switch them off.
+The main loop is the one with the most tensor-core instructions (HMMA); its body computes one tile of keys. Loops inside
+it count as often as they turn. What a branch of it alone reaches and masks scores (`mask`: between BSSY and BSYNC, with
+FSEL, with neither products nor copies) runs for tiles with keys that some query does not see, and is counted apart.
+Counted are instructions of a warp, wherever a predicate may switch them off.
 
 The last line is one JSON object. `other_per_hmma` is what a warp issues beside each product in a tile without a mask,
-`predicted_other_per_hmma` what `codegen/operators/attention/work.py` takes for it.
+`predicted_other_per_hmma` what the operator's `work.py` takes for it.
 """
 
 import argparse
 import json
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.predict_attention import HEAD_DIMS, TARGETS, best, fields_of
+from benchmarks.predict_attention import HEAD_DIMS, LEVEL, TARGETS, best, fields_of
+from benchmarks.shapes import shapes_of
 from codegen.kernel import Candidate
+from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.attention.work import MMA_MACS
+from codegen.operators.mla.problem import HEAD_DIM_CKV
+from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.schedule import Schedule
+from codegen.search.search import Search
 from codegen.targets import target
 from workers.compile.toolchain import Toolchain, find_toolchain
 from workers.processes.processes import Limits, Processes
@@ -30,7 +35,12 @@ from workers.steps.winner_library import build_winner
 
 LIMITS = Limits(wall_seconds=120, cpu_seconds=120, memory_bytes=4 << 30, output_bytes=1 << 28)
 LENGTH = 4096
-PRODUCT, COPY = "HMMA", "LDGSTS"
+PRODUCT, COPY, SELECT = "HMMA", "LDGSTS", "FSEL"
+MLA = {
+    "one query": "mla_paged_decode_h16_ckv512_kpe64_ps64",
+    "prompts": "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64",
+}
+COLUMNS_OF_TURN, ROWS_OF_TURN = 64, 8  # of the loops inside mla's: of a product with keys; of a copy
 _LABEL = re.compile(r"^(\.L\w+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);")
 _TARGET_LABEL = re.compile(r"`\((\.L\w+)\)")
@@ -46,7 +56,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Loop:
-    """Instructions of one pass by name, without those of the mask, and those."""
+    """Instructions of one pass by name, as often as they are issued, without those of the mask, and those."""
 
     body: Counter[str]
     mask: Counter[str]
@@ -73,29 +83,46 @@ def read(sass: str) -> tuple[list[Instruction], dict[str, int]]:
     return instructions, labels
 
 
-def main_loop(sass: str) -> Loop:
-    """Raises ValueError where no loop has products."""
+def main_loop(sass: str, turns: Mapping[str, int] | None = None) -> Loop:
+    """`turns`: of each loop inside it that has this instruction. Raises ValueError where no loop has products, or where
+    there is a loop inside that `turns` does not have."""
     instructions, labels = read(sass)
-    bodies = [
-        instructions[labels[instruction.label] : number + 1]
+    names = [instruction.name for instruction in instructions]
+    loops = [
+        (labels[instruction.label], number + 1)
         for number, instruction in enumerate(instructions)
         if instruction.name == "BRA" and instruction.label is not None and labels[instruction.label] <= number
     ]
-    body = max(bodies, key=lambda part: Counter(i.name for i in part)[PRODUCT], default=[])
-    names = [instruction.name for instruction in body]
-    if PRODUCT not in names:
+    first, end = max(loops, key=lambda loop: names[slice(*loop)].count(PRODUCT), default=(0, 0))
+    if PRODUCT not in names[first:end]:
         raise ValueError(f"no loop of this SASS has {PRODUCT}")
-    mask = [name for first, end in _branches(names) for name in names[first:end]]
-    return Loop(Counter(names) - Counter(mask), Counter(mask))
+    times = [1] * len(names)
+    for inner in loops:
+        if first <= inner[0] and inner[1] <= end and inner != (first, end):
+            for number in range(*inner):
+                times[number] *= _turns(names[slice(*inner)], turns or {})
+    masked = {number for branch in _branches(names[first:end]) for number in range(*branch)}
+    body, mask = Counter[str](), Counter[str]()
+    for number in range(first, end):
+        (mask if number - first in masked else body)[names[number]] += times[number]
+    return Loop(body, mask)
+
+
+def _turns(names: Sequence[str], turns: Mapping[str, int]) -> int:
+    for name, count in turns.items():
+        if name in names:
+            return count
+    raise ValueError(f"a loop inside the main one has none of {', '.join(turns) or 'no instruction'}: {Counter(names)}")
 
 
 def _branches(names: Sequence[str]) -> list[tuple[int, int]]:
-    """What lies between the branch behind each BSSY and its BSYNC, where it neither multiplies nor copies."""
+    """What lies between the branch behind each BSSY and its BSYNC, where it selects, and neither multiplies nor
+    copies."""
     branches = []
     for start, name in enumerate(names):
         if name == "BSSY" and "BSYNC" in names[start:] and "BRA" in names[start:]:
             first, end = names.index("BRA", start) + 1, names.index("BSYNC", start)
-            if first < end and not {PRODUCT, COPY} & set(names[first:end]):
+            if first < end and SELECT in names[first:end] and not {PRODUCT, COPY} & set(names[first:end]):
                 branches.append((first, end))
     return branches
 
@@ -107,22 +134,46 @@ def candidate_of(arch: str, head_dim: int) -> Candidate:
     return own.candidate(own.parse(fields), Schedule.of(best(arch, head_dim, False, LENGTH).schedule))
 
 
+def candidate_of_mla(arch: str, name: str) -> Candidate:
+    """The best predicted of a public shape."""
+    (fields,) = (shape for shape in shapes_of("mla") if shape["name"].endswith(name))
+    problem = operator("mla").parse({field: value for field, value in fields.items() if field != "name"})
+    candidates = lower(problem, target(arch), Search(level=LEVEL)).candidates
+    return min(candidates, key=lambda candidate: (predict_before(candidate, target(arch)).us, candidate.id))
+
+
+def turns_of_mla(candidate: Candidate) -> dict[str, int]:
+    """Of the loops inside the main one; see block.cuh."""
+    return {PRODUCT: HEAD_DIM_CKV // COLUMNS_OF_TURN, COPY: int(candidate.schedule.get("tile_kv")) // ROWS_OF_TURN}
+
+
 def predicted_other(candidate: Candidate, arch: str) -> float:
     """Instructions of a warp for each product, without it, as the roofline takes them."""
-    work = operator("attention").work(candidate.problem, candidate.schedule, target(arch))
+    work = operator(candidate.kernel.operator).work(candidate.problem, candidate.schedule, target(arch))
     return work.other_instructions / (32.0 * work.mma / MMA_MACS) - 1.0
 
 
 def counted(arch: str, head_dim: int, toolchain: Toolchain, processes: Processes) -> dict[str, Any]:
     """Raises SystemExit where no disassembler is found."""
-    candidate = candidate_of(arch, head_dim)
+    return {"head_dim": head_dim, **_counted(candidate_of(arch, head_dim), arch, {}, toolchain, processes)}
+
+
+def counted_of_mla(arch: str, what: str, toolchain: Toolchain, processes: Processes) -> dict[str, Any]:
+    """`what`: of MLA. Raises as `counted`."""
+    candidate = candidate_of_mla(arch, MLA[what])
+    return {"what": what, **_counted(candidate, arch, turns_of_mla(candidate), toolchain, processes)}
+
+
+def _counted(
+    candidate: Candidate, arch: str, turns: Mapping[str, int], toolchain: Toolchain, processes: Processes
+) -> dict[str, Any]:
     build = build_winner(candidate, target(arch), toolchain, processes, LIMITS)
     if build.sass is None:
         raise SystemExit("neither nvdisasm nor cuobjdump is found beside nvcc or in PATH")
-    loop = main_loop(build.sass.decode())
+    loop = main_loop(build.sass.decode(), turns)
     return {
+        "operator": candidate.kernel.operator,
         "target": arch,
-        "head_dim": head_dim,
         "schedule": candidate.schedule.as_dict(),
         "registers": build.resources.registers,
         "spilled_bytes": build.resources.spill_bytes,
@@ -141,6 +192,7 @@ def main() -> None:
     with closing(Processes()) as processes:
         toolchain = find_toolchain(processes)
         loops = [counted(arch, head_dim, toolchain, processes) for arch in arguments.targets for head_dim in HEAD_DIMS]
+        loops += [counted_of_mla(arch, what, toolchain, processes) for arch in arguments.targets for what in MLA]
     print(json.dumps({"benchmark": "count-sass", "toolchain": dict(toolchain.versions), "loops": loops}))
 
 

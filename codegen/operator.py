@@ -121,7 +121,8 @@ class Work:
     On tensor cores: `mma` multiply-adds of the whole launch, `mma_type` which of the target's rates they run at,
     `mma_macs` of one instruction, of which `independent` are then a warp's chains. `prefetched` steps whose loads a
     block has in flight, where that is fixed (0: `overlap` has it). `special`: exponentials for the special-function
-    units; each is one of `other_instructions` too. `others` are the launches before and after this one.
+    units; each is one of `other_instructions` too. `looked_up`: loads from tables, each of which needs the one before,
+    ahead of a block's first copy. `others` are the launches before and after this one.
     """
 
     blocks: int
@@ -142,6 +143,7 @@ class Work:
     prefetched: int = 0
     imad: float = 0.0
     special: float = 0.0
+    looked_up: int = 0
     others: "tuple[Work, ...]" = ()
 
 

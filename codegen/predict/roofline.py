@@ -34,6 +34,9 @@ SPECIAL_LANES = 16.0
 FMA_LATENCY = 4.0
 SHARED_LATENCY = 23.0
 DRAM_LATENCY = 500.0
+# From the L2: 188 and 193 clocks on Turing and Volta (the same), 222 to 339 by the multiprocessor on an L40
+# (arXiv:2606.22588).
+L2_LATENCY = 250.0
 L2_BYTES_PER_CLOCK = 64.0
 # The A100 white paper's 5,120 bytes per clock over its 108 multiprocessors, all reading at once on tensor cores.
 L2_SHARED_BYTES_PER_CLOCK = 47.0
@@ -227,14 +230,16 @@ def _latency(work: Work, roofs: dict[str, float], target: Target, resident: int)
     fullest = -(-work.blocks // target.sm_count)
     rounds, in_parallel = -(-fullest // resident), min(resident, fullest)
     steps = max(rounds * work.steps, work.longest)
+    # Tables are read by all blocks, so the L2 has them.
+    first = rounds * (DRAM_LATENCY + work.looked_up * L2_LATENCY)
     if not work.prefetched:
         # A trip per step and block, hidden by other blocks.
         hidden = work.overlap / (1.0 + work.overlap) + 1.0 - 1.0 / in_parallel
-        return rounds * DRAM_LATENCY + steps * DRAM_LATENCY * max(0.02, 1.0 - hidden)
+        return first + steps * DRAM_LATENCY * max(0.02, 1.0 - hidden)
     # A ring of stages: a step cannot take less than the latency over the steps in flight, nor less than its barrier;
-    # the first one of a round is not hidden at all.
+    # the first one of a round, and what a block looks up before it, are not hidden at all.
     waiting = max(0.0, steps * _trip(work, target) / work.prefetched - max(roofs.values()))
-    return rounds * DRAM_LATENCY + waiting + steps * BARRIER_CLOCKS / in_parallel
+    return first + waiting + steps * BARRIER_CLOCKS / in_parallel
 
 
 def _trip(work: Work, target: Target) -> float:

@@ -6,10 +6,11 @@ import json
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 
-from benchmarks.count_sass import Loop, counted, main_loop, read
+from benchmarks.count_sass import Loop, counted, counted_of_mla, main_loop, read
 from benchmarks.predict_attention import (
     COLUMNS,
     HEAD_DIMS,
@@ -25,7 +26,7 @@ from benchmarks.predict_attention import (
 from codegen.operators import operator
 from codegen.operators.attention.work import products
 from codegen.targets import target
-from tests.repo.attention_page import PAGE, cells, of_kind, with_tables
+from tests.repo.attention_page import MLA_PAGE, OF_PAGES, PAGE, cells, of_kind, with_tables
 from tests.support.run.places import ROOT
 from workers.compile.toolchain import find_toolchain
 from workers.processes.processes import Processes
@@ -37,8 +38,8 @@ SAMPLE = [
 ]  # fmt: skip
 
 
-def rows_of(table: str) -> list[list[str]]:
-    text = PAGE.read_text(encoding="utf-8").partition(f"<!-- {table} -->")[2].partition("<!-- end")[0]
+def rows_of(table: str, page: Path = PAGE) -> list[list[str]]:
+    text = page.read_text(encoding="utf-8").partition(f"<!-- {table} -->")[2].partition("<!-- end")[0]
     return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
 
 
@@ -57,10 +58,24 @@ def test_a_sample_of_the_page_has_the_counts_of_today() -> None:
     assert list(map(str, cells(loop))) in rows_of("SASS")
 
 
+def test_loops_inside_the_main_one_of_mla_are_counted_as_often_as_they_turn() -> None:
+    """A warp's products are those of its rows and keys with 576 columns, and of its weights with its part of 512; a
+    thread copies its share of a tile of keys."""
+    with closing(Processes()) as processes:
+        loop = counted_of_mla("sm_80", "one query", find_toolchain(processes), processes)
+    assert list(map(str, cells(loop))) in rows_of("SASS", MLA_PAGE)
+    t = loop["schedule"]
+    rows, keys, columns = t["tile_q"] * t["warps_vo"] // t["warps"], t["tile_kv"] // t["warps_vo"], 512 // t["warps_vo"]
+    products = rows // 16 * (keys // 8 * 576 // 16 + columns // 8 * t["tile_kv"] // 16)
+    assert loop["hmma"] == products
+    assert loop["instructions"]["LDGSTS"] == t["tile_kv"] * 576 // 8 // (32 * t["warps"])
+
+
 @pytest.mark.long
-def test_the_page_has_the_predictions_and_the_counts_of_today() -> None:
-    text = PAGE.read_text(encoding="utf-8")
-    assert with_tables(text) == text, "python -m tests.repo.attention_page writes the tables"
+@pytest.mark.parametrize("page", OF_PAGES, ids=lambda page: page.name)
+def test_the_page_has_the_predictions_and_the_counts_of_today(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    assert with_tables(text, OF_PAGES[page]) == text, "python -m tests.repo.attention_page writes the tables"
 
 
 def test_the_script_says_that_its_figures_are_predictions() -> None:
@@ -138,6 +153,16 @@ def test_a_branch_that_copies_is_no_mask() -> None:
     copies = SASS.replace("FSEL R5, R5, -INF , P1", "LDGSTS.E [R2], [R6.64]")
     assert main_loop(copies).body["FSEL"] == 1
     assert not main_loop(copies).mask
+
+
+def test_a_loop_inside_counts_as_often_as_it_turns_and_is_named_where_that_is_not_said() -> None:
+    inside = SASS.replace(".L_x_3:\n", ".L_x_3:\n.L_x_5:\n", 1).replace(
+        "        /*0080*/", "        /*0078*/              @!P4 BRA `(.L_x_5) ;\n        /*0080*/"
+    )
+    body = main_loop(inside, {"HMMA": 3, "LDGSTS": 4}).body
+    assert (body["LDGSTS"], body["HMMA"], body["BRA"]) == (4, 2, 1 + 4 + 1)
+    with pytest.raises(ValueError, match="a loop inside the main one has none of HMMA"):
+        main_loop(inside, {"HMMA": 3})
 
 
 def test_without_products_there_is_no_main_loop() -> None:

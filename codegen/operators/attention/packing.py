@@ -65,4 +65,4 @@ def _tiles(p: AttentionProblem, rows: int, tile_q: int) -> int:
     """Of the whole batch, where a query has so many rows."""
     if not p.ragged:
         return p.batch * -(-p.seq_q * rows // tile_q)
-    return sum(-(-queries * rows // tile_q) for queries, _ in p.sequences)
+    return sum(count * -(-queries * rows // tile_q) for (queries, _), count in p.by_lengths.items())

@@ -1,6 +1,7 @@
 """The attention problem: out = softmax(scale q kᵀ) v of each head, over the keys that each query sees."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -181,6 +182,12 @@ class AttentionProblem(Problem):
         return list(zip(of_q, of_kv, strict=True))
 
     @property
+    def by_lengths(self) -> Mapping[tuple[int, int], int]:
+        """How many sequences have which; of those of one length there may be any number."""
+        of_one_length = self.q_lengths is None and self.kv_lengths is None
+        return {(self.seq_q, self.seq_kv): self.batch} if of_one_length else Counter(self.sequences)
+
+    @property
     def total_q(self) -> int:
         """Queries of all sequences."""
         return _total(self.__dict__, "q")
@@ -222,7 +229,7 @@ class AttentionProblem(Problem):
         batch = info.data.get("batch", 1)
         if value * batch > LARGEST_EXTENT:
             allowed = LARGEST_EXTENT // batch
-            raise refuse("too_large", f"is {value} for each of {batch}; at most {allowed} is allowed", allowed)
+            raise refuse("too_large", f"is {value} for each of batch = {batch}; at most {allowed} is allowed", allowed)
         return value
 
     @field_validator("heads_kv", mode="after")
@@ -335,7 +342,8 @@ def require_lengths(value: tuple[int, ...] | None, batch: int, longest: int, nam
         raise refuse("too_long", f"has {max(value)}, but {name}, the longest, is {longest}", longest)
     total = batch * longest if value is None else sum(value)
     if not 1 <= total <= LONGEST:
-        raise refuse("out_of_range", f"adds up to {total} positions; 1 to {LONGEST} are allowed", LONGEST)
+        how = "adds up to" if value else f"is null, so batch = {batch} of {name} = {longest} makes"
+        raise refuse("out_of_range", f"{how} {total} positions; 1 to {LONGEST} are allowed", LONGEST)
 
 
 def _is_stride(value: Any) -> bool:

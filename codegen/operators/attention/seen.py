@@ -1,6 +1,5 @@
 """Which keys queries see, in numbers: pairs of query and key, and tiles of keys that blocks of queries take."""
 
-from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -80,7 +79,7 @@ def of_batch(p: AttentionProblem, rows: int = 1) -> tuple[tuple[int, Seen], ...]
     """How many sequences of the batch have which lengths; with so many rows of a query."""
     if not p.ragged:
         return ((p.batch, Seen.between(p, p.seq_q, p.seq_kv, rows)),)
-    return tuple((count, Seen.between(p, *lengths, rows)) for lengths, count in Counter(p.sequences).items())
+    return tuple((count, Seen.between(p, *lengths, rows)) for lengths, count in p.by_lengths.items())
 
 
 def pairs(p: AttentionProblem) -> int:

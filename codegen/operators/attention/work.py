@@ -6,7 +6,8 @@ from typing import Any
 
 from codegen.counts import LaunchCounts, Primitive, load, merged, store
 from codegen.operator import Cost, Work
-from codegen.operators.attention import split
+from codegen.operators.attention import lookups, split
+from codegen.operators.attention.lookups import INDEX_BYTES, WARP, numbers_of_tile
 from codegen.operators.attention.packing import heads, rows_of_query
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.operators.attention.seen import Seen, most_tiles, of_batch, pairs, tiles
@@ -29,8 +30,7 @@ MMA = {"float16": "mma_m16n8k16_f16", "bfloat16": "mma_m16n8k16_bf16"}
 # Instructions of a lane: of a score (greatest, multiply-add, exponential, addition, half of a conversion), of a capped
 # one besides; of a copy with its address and its check; of a step of the loop beside what it computes.
 PER_SCORE, PER_CAP, PER_COPY, PER_STEP = 4.5, 24.0, 5.0, 60.0
-WARP, MATRIX_BYTES = 32, 512
-INDEX_BYTES = 4  # of a table's entry
+MATRIX_BYTES = 512
 # Of a float that `merge` brings to the greatest score and adds; its loop is unrolled so often.
 PER_PARTIAL, PARTIALS_IN_FLIGHT = 1.5, 4
 # A warp stalls on each fragment that it reads, as a product without a second buffer of fragments does.
@@ -77,24 +77,27 @@ def work(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int], tar
     written = float(split.workspace_bytes(p, t) if divided else least.bytes_written)
     to_dram = _beyond_l2(p, t, target) if divided else written
     copies = (all_steps * tile_kv * whole + float(count) * tile_q * columns[0]) / align
+    tables = lookups.of_run(p, t, steps(p, t), align)
     other = (
         scores * (PER_SCORE + (PER_CAP if p.softcap else 0.0))
         + all_steps * threads(t) * (pieces(t) * columns[1] / 2 + PER_STEP)  # sums are rescaled
         + WARP * (macs / MMA_MACS + from_shared / MATRIX_BYTES)
         + PER_COPY * copies
         + float(count) * tile_q * columns[1] * 3.0
+        + sum(table.instructions for table in tables)
     )
     least_kv = float(ELEMENT_BYTES) * p.heads_kv * p.total_kv * (p.head_dim_qk + p.head_dim_vo)
     again = max(0.0, all_steps * tile_bytes - least_kv)
     return Work(
         blocks=count, threads=threads(t), fma=0.0, other_instructions=other,
         shared_bytes=all_steps * tile_bytes + from_shared + 2.0 * q_bytes + staged,
-        l2_bytes=q_bytes + all_steps * tile_bytes + written,
+        l2_bytes=q_bytes + all_steps * tile_bytes + written + sum(table.l2_bytes for table in tables),
         dram_bytes=least.bytes_read + to_dram + again * _missed(p, t, target),
         dynamic_shared_bytes=shared_bytes(t, *columns), independent=pieces(t) * tile_kv // 8,
         steps=max(1, -(-int(all_steps) // count)), overlap=OVERLAP,
         longest=-(-most_tiles(p, tile_q, tile_kv, rows_of_query(p, t)) // parts),
         mma=macs, mma_type=p.dtype, mma_macs=MMA_MACS, prefetched=int(t["stages"]), special=scores, others=merging,
+        looked_up=lookups.tables_of(p).in_a_row if p.ragged else 0,
     )  # fmt: skip
 
 
@@ -175,8 +178,10 @@ def _table_bytes(p: AttentionProblem, t: Mapping[str, Any], align: int) -> int:
     end; where keys do, if there is a query, and how many there are of the last page, if there is one. Then the pages
     of the rows that it copies."""
     searched = (p.batch - 1).bit_length()
-    own = [(-(-queries * rows_of_query(p, t) // int(t["tile_q"])), keys) for queries, keys in p.sequences]
-    each = sum(count * (2 + bool(p.page_size and keys)) for count, keys in own) * heads(p, t)
+    each = heads(p, t) * sum(
+        count * -(-queries * rows_of_query(p, t) // int(t["tile_q"])) * (2 + bool(p.page_size and keys))
+        for (queries, keys), count in p.by_lengths.items()
+    )
     read = threads(t) * (blocks(p, t) * (searched + 2) + each) * split.parts(t)
     if p.page_size:
         for columns in (padded(p.head_dim_qk), padded(p.head_dim_vo)):
@@ -188,11 +193,9 @@ def _page_numbers(p: AttentionProblem, t: Mapping[str, Any], per_row: int) -> in
     """That threads read for the tiles of all blocks of a head, each of its own rows; see Pages in pages.cuh."""
     tile_q, tile_kv, size = int(t["tile_q"]), int(t["tile_kv"]), p.page_size or 1
     beside = math.gcd(per_row, threads(t))
-    at_once = threads(t) // beside
-    apart = size if size % at_once == 0 else at_once
 
     def of_tile(keys: int) -> int:
-        return beside * sum(min(at_once, max(0, keys - begin)) for begin in range(0, tile_kv, apart))
+        return numbers_of_tile(keys, tile_kv, size, beside, threads(t))
 
     total = 0
     for count, seen in of_batch(p, rows_of_query(p, t)):

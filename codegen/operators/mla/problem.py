@@ -2,6 +2,7 @@
 heads share their keys, a key lies in two tensors, and the larger one is its value."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -109,6 +110,13 @@ class MlaProblem(Problem):
         return list(zip(of_q, of_kv, strict=True))
 
     @property
+    def by_lengths(self) -> Mapping[tuple[int, int], int]:
+        """How many sequences have which; of those of one length there may be any number."""
+        if self.q_lengths is None and self.kv_lengths is None:
+            return {(self.seq_q, self.seq_kv): self.batch}
+        return Counter(self.sequences)
+
+    @property
     def tokens(self) -> int:
         """Queries of all sequences."""
         return sum(self.q_lengths) if self.q_lengths else self.batch * self.seq_q
@@ -180,9 +188,9 @@ class MlaProblem(Problem):
         if of == "q" and "heads_q" in info.data:
             rows = (sum(value) if value else batch * longest) * info.data["heads_q"] + batch
             if rows > LONGEST:
-                raise refuse(
-                    "too_many_rows", f"makes {rows} rows of queries, heads and sequences; {LONGEST} are allowed"
-                )
+                said = f"makes {rows} rows of queries, heads and sequences; {LONGEST} are allowed"
+                null = "" if value else f"is null, so batch = {batch} of seq_q = {longest} "
+                raise refuse("too_many_rows", null + said, LONGEST)
         return None if value is None or set(value) == {longest} else value
 
     @field_validator("q_nope_strides", "q_pe_strides", "ckv_cache_strides", "kpe_cache_strides", mode="before")

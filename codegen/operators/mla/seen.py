@@ -6,7 +6,6 @@ r + heads (end - 1) + 1, rounded up to whole keys. So tiles of keys are those of
 are `heads` times as long.
 """
 
-from collections import Counter
 from functools import lru_cache
 
 from codegen.operators.attention.seen import Seen
@@ -17,7 +16,7 @@ from codegen.operators.mla.problem import MlaProblem
 @lru_cache(maxsize=64)
 def of_batch(p: MlaProblem) -> tuple[tuple[int, Seen], ...]:
     """How many sequences of the batch have which rows and keys."""
-    return tuple((count, _rows(p, *lengths)) for lengths, count in Counter(p.sequences).items())
+    return tuple((count, _rows(p, *lengths)) for lengths, count in p.by_lengths.items())
 
 
 def _rows(p: MlaProblem, queries: int, keys: int) -> Seen:
@@ -30,7 +29,7 @@ def _rows(p: MlaProblem, queries: int, keys: int) -> Seen:
 def scores(p: MlaProblem) -> int:
     """Pairs of a row and a key that it sees."""
     total = 0
-    for (queries, keys), count in Counter(p.sequences).items():
+    for (queries, keys), count in p.by_lengths.items():
         seen = Seen(queries, keys, -queries, keys - queries + 1 if p.causal else keys)
         total += count * seen.pairs
     return total * p.heads_q

@@ -7,10 +7,10 @@ from typing import Any
 from codegen.counts import LaunchCounts, Primitive, load, merged, store
 from codegen.operator import Cost, Work
 from codegen.operators.attention import split
+from codegen.operators.attention.lookups import INDEX_BYTES, WARP, Lookups, Tables
 from codegen.operators.attention.space import ELEMENT_BYTES, L2_SHARE, threads
 from codegen.operators.attention.work import (
     FLOPS_PER_SCORE,
-    INDEX_BYTES,
     MATRIX_BYTES,
     MMA,
     MMA_MACS,
@@ -20,7 +20,6 @@ from codegen.operators.attention.work import (
     PER_PARTIAL,
     PER_SCORE,
     PER_STEP,
-    WARP,
 )
 from codegen.operators.mla.problem import HEAD_DIM, HEAD_DIM_CKV, VECTOR, MlaProblem
 from codegen.operators.mla.seen import copied, most_tiles, scores, tiles
@@ -57,12 +56,16 @@ def work(p: MlaProblem, t: Mapping[str, Any], target: Target) -> Work:
     staged = 0.0 if divided else 2.0 * out_bytes
     written = float(workspace_bytes(p, t) if divided else least.bytes_written)
     copies = (steps * tile_kv + float(count) * tile_q) * HEAD_DIM / VECTOR
+    own = Tables(p.batch, searched=p.ragged, listed=True, ends_within=p.page_size > 1)
+    # A thread of each key of a tile reads its page, into shared memory.
+    tables = own.of_blocks(count, threads(t)), Lookups(steps * tile_kv, WARP / p.page_size)
     other = (
         every_score * PER_SCORE
         + steps * threads(t) * (pieces(t) * HEAD_DIM_CKV / warps_vo / 2 + PER_STEP)  # sums are rescaled
         + WARP * (macs / MMA_MACS + steps * fragments / MATRIX_BYTES)
         + PER_COPY * copies
         + float(count) * tile_q * HEAD_DIM_CKV * 3.0
+        + sum(table.instructions for table in tables)
     )
     again = max(0.0, steps * of_tile - float(KEY_BYTES) * p.keys)
     # Of scores, which are two chains at least, and of sums.
@@ -71,12 +74,13 @@ def work(p: MlaProblem, t: Mapping[str, Any], target: Target) -> Work:
     return Work(
         blocks=count, threads=threads(t), fma=0.0, other_instructions=other,
         shared_bytes=steps * (of_tile + fragments + of_weights) + q_bytes + staged,
-        l2_bytes=q_bytes + steps * of_tile + written,
+        l2_bytes=q_bytes + steps * of_tile + written + sum(table.l2_bytes for table in tables),
         dram_bytes=least.bytes_read + (_beyond_l2(p, t, target) if divided else written) + again * _missed(p, target),
         dynamic_shared_bytes=shared_bytes(t), independent=max(1, int(independent)),
         steps=max(1, -(-int(steps) // count)), overlap=OVERLAP, longest=-(-most_tiles(p, tile_q, tile_kv) // parts),
         mma=macs, mma_type=p.dtype, mma_macs=MMA_MACS, prefetched=int(t["stages"]) - 1, special=every_score,
         others=(_merge(p, t, target),) if divided else (),
+        looked_up=own.in_a_row,
     )  # fmt: skip
 
 
@@ -142,6 +146,7 @@ def _table_entries(p: MlaProblem, t: Mapping[str, Any]) -> int:
     tile_q = int(t["tile_q"])
     of_blocks = blocks(p, t) * ((p.batch - 1).bit_length() + 2) if p.ragged else 0
     of_rows = sum(
-        -(-queries * p.heads_q // tile_q) * (2 + (p.page_size > 1 and keys > 0)) for queries, keys in p.sequences
+        count * -(-queries * p.heads_q // tile_q) * (2 + (p.page_size > 1 and keys > 0))
+        for (queries, keys), count in p.by_lengths.items()
     )
     return threads(t) * (of_blocks + of_rows)

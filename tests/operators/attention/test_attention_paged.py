@@ -20,6 +20,7 @@ from tests.operators.attention.random_cases import SPREAD_OF_PAGES, draws, of_se
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, SM_90A, Array, Inputs, Rejection
+from tests.operators.harness.machine_code import reads_tables_ahead_of_copies
 
 PAGED: dict[str, Any] = {**ragged.RAGGED, "lengths": "paged", "page_size": 16}
 UNEVEN = ragged.UNEVEN
@@ -203,7 +204,7 @@ def reads_page_numbers_by_4_bytes(kernel: Kernel, code: Any) -> None:
     assert code.count("ld.global.nc") > 6 and code.count("ld.global.nc.v") == 0
 
 
-CLAIMS = (*dense.CLAIMS, reads_page_numbers_by_4_bytes)
+CLAIMS = (*dense.CLAIMS, reads_page_numbers_by_4_bytes, reads_tables_ahead_of_copies)
 
 
 # ---- winners

@@ -100,6 +100,33 @@ def loads_16_bytes(kernel: Kernel, code: Code) -> None:
     assert code.count("ld.global.nc.v4") > 0
 
 
+def reads_tables_ahead_of_copies(kernel: Kernel, code: Code) -> None:
+    """Where keys lie in pages. In the main loop the copies of a tile are begun first, then the page numbers of a later
+    one are read, then comes a product, in whose time they arrive; no copy waits for a number of its own turn."""
+    turn = [kind for kind in events(main_loop(code.body)) if kind in ("copy", "load", "product")]
+    assert "load" in turn and "copy" in turn
+    stretches = "".join(kind[0] for kind in turn).replace("pp", "p").split("p")
+    assert all(re.fullmatch("c*l*", stretch) for stretch in stretches), stretches
+    # Whatever is read has a product behind it in the same turn.
+    assert not stretches[-1]
+
+
+def main_loop(body: str) -> str:
+    """The last loop of a PTX function that waits for copies."""
+    for label in reversed(re.findall(r"^(\$L__BB\w+):", body, re.MULTILINE)):
+        _, _, rest = body.partition(f"{label}:\n")
+        jump = re.search(rf"^\s*(?:@!?%p\d+ )?bra(?:\.uni)? *\t*{re.escape(label)};", rest, re.MULTILINE)
+        if jump and "cp.async.wait" in rest[: jump.end()]:
+            return rest[: jump.end()]
+    raise AssertionError("no loop waits for copies")
+
+
+def events(text: str) -> list[str]:
+    kinds = {"cp.async.c": "copy", "ld.global": "load", "mma.sync": "product", "cp.async.wait": "wait"}
+    names = [name for name, _ in _INSTRUCTION.findall(text)]
+    return [kind for name in names for start, kind in kinds.items() if name.startswith(start) and "commit" not in name]
+
+
 ALIGNED = (by_tensor_cores, by_ldmatrix, copies_16_bytes)
 """Of a product of fp16 whose tiles come in whole vectors."""
 

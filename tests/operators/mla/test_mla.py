@@ -24,7 +24,7 @@ from codegen.targets import target
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Rejection
-from tests.operators.harness.machine_code import ALIGNED, Code
+from tests.operators.harness.machine_code import ALIGNED, Code, reads_tables_ahead_of_copies
 from tests.operators.mla.kernels import (
     DECODE,
     DEFAULT,
@@ -73,7 +73,7 @@ PROBLEMS = declare.Problems(
         ({"kv_lengths": [0, 0, 0]}, "kv_lengths", "adds up to 0 positions"),
         ({**RAGGED, "q_lengths": [21, 0, 0]}, "q_lengths", "has 21, but seq_q, the longest, is 20"),
         ({**RAGGED, "batch": 1, "seq_q": 2**20, "heads_q": 1024}, "q_lengths",
-         f"makes {2**30 + 1} rows of queries, heads and sequences; {LONGEST} are allowed"),
+         f"is null, so batch = 1 of seq_q = {2**20} makes {2**30 + 1} rows of queries, heads and sequences; {LONGEST}"),
         ({"dtype": "float32"}, "dtype", "'float16' or 'bfloat16'"),
         ({"dtype": "float8_e4m3fn"}, "dtype", "attention in fp8 is not computed"),
         ({"causal": 1}, "causal", "valid boolean"),
@@ -521,6 +521,7 @@ CLAIMS = (
     reads_a_tile_both_ways,
     touches_no_local_memory,
     weighs_by_approximate_powers,
+    reads_tables_ahead_of_copies,
 )
 
 
