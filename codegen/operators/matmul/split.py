@@ -109,14 +109,15 @@ def steps_of_block(problem: MatmulProblem, tunables: Mapping[str, Any]) -> int:
 
 
 def useful_slices(
-    problem: MatmulProblem, smallest: tuple[int, int], largest: tuple[int, int], tile_k: int, wanted: int
-) -> tuple[int, ...]:
+    problem: MatmulProblem, smallest: tuple[int, int], largest: tuple[int, int], tile_k: int, wanted: int,
+    least_steps: int = LEAST_STEPS,
+) -> tuple[int, ...]:  # fmt: skip
     """Slice counts with which tiles between these two sizes bring a grid to `wanted` blocks, at most three; none where
-    the smallest tiles do so alone or slices would have fewer than LEAST_STEPS steps."""
+    the smallest tiles do so alone or slices would have fewer than `least_steps` steps."""
     most, least = blocks(problem, *smallest), blocks(problem, *largest)
     if most >= wanted:
         return ()
-    longest = k_steps(problem.k, tile_k) // LEAST_STEPS
+    longest = k_steps(problem.k, tile_k) // least_steps
     fit = [count for count in SLICES[1:] if count <= longest]
     useful = [count for count in fit if 4 * count * most > wanted and count * least < 2 * wanted]
     return tuple(useful[:3] or fit[-1:])

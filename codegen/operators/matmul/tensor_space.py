@@ -12,6 +12,7 @@ from codegen.operators.matmul.kernel_family import AMPERE, Stored, mma_type
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import (
     ENOUGH_BLOCKS,
+    LEAST_STEPS,
     MOST_SLICES,
     SLICES,
     SPLIT_K,
@@ -79,6 +80,8 @@ LONG_K = 2048
 # Of tiles that are loaded element by element: bytes of k per row, and the largest size. A thread carries every element
 # in a register of its own, and its address perhaps in another.
 SCATTERED_ROW_BYTES, LARGEST_SCATTERED = (32, 64), 128
+# Steps of a slice, at least, where a step's loads cannot begin before the last one's have come.
+LEAST_CARRIED_STEPS = 1
 # Up to this length a loop of constant length pays: its few steps are unrolled and its checks vanish.
 SHORT_K = 256
 # Of `_clocks`: what a multiprocessor gets from L2 (5,120 bytes per clock for the 108 of an A100, by its white paper),
@@ -159,10 +162,11 @@ def _small(
     sizes = tiles(problem, target)
     narrow = sizes.narrow_m or sizes.narrow_n
     asynchronous = _asynchronous(problem, target, size, aligns)
+    scattered = _scattered(size, aligns)
     if slices is None:
         smallest, largest = (sizes.m[0], sizes.n[0]), (sizes.m[-1], sizes.n[-1])
-        slices = useful_slices(problem, smallest, largest, 128 // size, sizes.wanted_blocks)
-    scattered = _scattered(size, aligns)
+        least_steps = LEAST_CARRIED_STEPS if scattered else LEAST_STEPS
+        slices = useful_slices(problem, smallest, largest, 128 // size, sizes.wanted_blocks, least_steps)
     row_bytes = SCATTERED_ROW_BYTES if scattered else (128,) if slices else (64, 128)
     deep = [count // size for count in row_bytes]
     depths = tuple(depth for depth in deep if depth <= max(power_of_two(k), 64 // size)) or (64 // size,)

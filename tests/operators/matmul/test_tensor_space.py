@@ -13,6 +13,7 @@ from codegen.operators import operator
 from codegen.operators.matmul import simt_space, tensor_space
 from codegen.operators.matmul.grid import blocks
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.predict.predict_uncompiled import predict_before
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -142,6 +143,16 @@ def test_what_is_loaded_element_by_element_is_spread_over_many_threads() -> None
         assert (64, 128) in {
             (candidate.schedule.get("tile_m"), candidate.schedule.get("tile_n")) for candidate in candidates
         }
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_few_outputs_of_a_long_odd_sum_are_divided_among_many_blocks(arch: str) -> None:
+    """Where no copy is asynchronous each step waits for its own loads, so that slices of two steps pay."""
+    candidates = lowered(1, {"m": 1, "n": 1, "k": 4097, "dtype": "float16"}, arch).candidates
+    assert max(candidate.schedule.get("split_k") for candidate in candidates) == 64
+    best = min(predict_before(candidate, target(arch)).us for candidate in candidates)
+    whole = [candidate for candidate in candidates if candidate.schedule.get("split") == "none"]
+    assert best < 0.3 * min(predict_before(candidate, target(arch)).us for candidate in whole)
 
 
 @pytest.mark.parametrize("fields", LARGE, ids=str)
