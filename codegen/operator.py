@@ -123,8 +123,9 @@ class Tables:
     def among(cls, operands: Sequence[str], keys: str, page_size: int) -> "Tables":
         """By the names of all operands; -1 for a table that is not there."""
         places = {name: number for number, name in enumerate(operands)}
-        names = ("qo_indptr", "kv_indptr", "kv_indices", "kv_last_page_len")
-        return cls(*(places.get(name, -1) for name in names), places[keys], page_size)
+        of_queries, of_keys = places.get("qo_indptr", -1), places.get("kv_indptr", -1)
+        indices, last = places.get("kv_indices", -1), places.get("kv_last_page_len", -1)
+        return cls(of_queries, of_keys, indices, last, places[keys], page_size)
 
 
 @dataclass(frozen=True)
