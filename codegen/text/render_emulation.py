@@ -32,7 +32,8 @@ def render_emulation(kernel: Kernel, launch: Sequence[int]) -> str:
         header_text("binding/on_cpu.h"),
         header_text("binding/library.h"),
         *headers,
-        kernel_block(kernel, 0, launch, for_tensors=True, with_config=False),
+        *([header_text("binding/check_tables.h")] if operator(kernel.operator).tables(kernel) else []),
+        kernel_block(kernel, 0, launch, for_tensors=True, on_cpu=True),
         *exports,
     ]
     return "\n".join(parts)
