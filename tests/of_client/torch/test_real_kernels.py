@@ -13,10 +13,8 @@ torch = pytest.importorskip("torch")
 import cukiln  # noqa: E402
 import cukiln.torch as ck  # noqa: E402
 from cukiln.torch import dispatch  # noqa: E402
-from storage.config.settings import load_settings  # noqa: E402
-from workers.supervisor.serve import embedded  # noqa: E402
+from tests.support.service.running_service import running_service  # noqa: E402
 
-pytestmark = pytest.mark.checkout
 Tensor = torch.Tensor
 
 
@@ -77,8 +75,7 @@ def problems() -> list[dict[str, Any]]:
 def client(problems: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[cukiln.Client]:
     """Of a service that has tuned them, with one candidate each."""
     folder = tmp_path_factory.mktemp("torch")
-    settings = load_settings(data_dir=folder / "data", port=0, gpus="none")
-    with embedded(settings) as running, cukiln.Client(running.url, cache_dir=folder / "cache") as client:
+    with running_service(folder / "data") as url, cukiln.Client(url, cache_dir=folder / "cache") as client:
         job = client.tune(problems, target="cpu", search={"level": 0, "limit": 1}, timeout=240)  # type: ignore[arg-type]
         assert job.state == "done", [problem.error for problem in job.problems]
         yield client
