@@ -19,6 +19,7 @@ from codegen.operators import operator
 from codegen.plan.verification_plan import Case, Run
 from codegen.search.search import Search
 from codegen.targets import target
+from codegen.text.winner_text import winner_library_id
 from cukiln.types import FrontEntry, Launch, WinnerRecord
 from storage.blobs.blob_store import BlobStore
 from storage.entities.libraries import add_library, find_library
@@ -36,7 +37,7 @@ from workers.cpu.library import CpuLibrary
 from workers.processes.processes import Processes
 from workers.steps import STEPS
 from workers.steps.context import Cancel, StepContext, Workplace
-from workers.steps.winner_library import plan_launch, winner_library_id
+from workers.steps.winner_library import plan_launch
 from workers.supervisor.valkey import EmbeddedValkey
 
 TARGET = "sm_80"
@@ -104,7 +105,7 @@ class Place:
         with self.api.database.write() as session:
             front = []
             for candidate in chosen:
-                named = winner_library_id(candidate, SHEET, self.toolchain)
+                named = winner_library_id(candidate, SHEET, self.toolchain.digest)
                 add_library(
                     session, id=named, kernel=candidate.kernel.id, toolchain=self.toolchain.digest, code_digest=named,
                     resources=RESOURCES, library=named, cubin=named, source=named, ptx=None, sass=None,
@@ -345,6 +346,23 @@ def test_offsets_beyond_31_bits_need_a_neighbour_that_has_them(place: Place) -> 
     place.publish({**far, "m": 2**21}, simt({**far, "m": 2**21}))
     answered = place.nearest(far)
     assert answered is not None and answered.tuned_for is not None and answered.tuned_for.problem["m"] == 2**21
+
+
+def test_so_does_a_workspace_beyond_31_bits(place: Place) -> None:
+    """Of Winograd, whose transformed image is larger than the image."""
+
+    def tuned(n: int) -> tuple[dict[str, Any], Candidate]:
+        problem = {**IMAGE, "n": n, "h": 112, "w": 112, "c": 64, "k": 64, "padding": 1, "winograd": "f2"}
+        search = Search(tunables={"algorithm": ["winograd"]}, limit=1)
+        return problem, lower(operator("conv2d").parse(problem), SHEET, search).candidates[0]
+
+    far, candidate = tuned(128)
+    assert operator("conv2d").cost(candidate.problem, candidate.schedule).workspace_bytes > 2**31
+    place.publish(*tuned(32))
+    assert place.nearest(tuned(48)[0]) is not None
+    assert place.nearest(far) is None
+    place.publish(*tuned(160))
+    assert place.nearest(far) is not None
 
 
 def test_the_nearest_by_the_ratio_of_its_extents_answers(place: Place) -> None:
