@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from redis import Redis
 
 from codegen.identity import winner_key
 from codegen.kernel import Candidate, Kernel
@@ -21,24 +19,17 @@ from codegen.search.search import Search
 from codegen.targets import target
 from codegen.text.winner_text import winner_library_id
 from cukiln.types import FrontEntry, Launch, WinnerRecord
-from storage.blobs.blob_store import BlobStore
 from storage.entities.libraries import add_library, find_library
 from storage.entities.winners import get_winners, publish_winner, withdraw_winner
-from storage.transitions import take_work
-from tests.support.fixtures.api import Api, serving
 from tests.support.fixtures.compile import LIMITS
 from tests.support.fixtures.library import Child, calls, launches
 from tests.support.kernels.compile_cache import CachingProcesses
-from workers import wake_ups
+from tests.support.service.worked_api import WorkedApi
 from workers.compile.toolchain import Toolchain
 from workers.cpu.build import build_cpu
 from workers.cpu.cpu_check import KernelTest
 from workers.cpu.library import CpuLibrary
-from workers.processes.processes import Processes
-from workers.steps import STEPS
-from workers.steps.context import Cancel, StepContext, Workplace
 from workers.steps.winner_library import plan_launch
-from workers.supervisor.valkey import EmbeddedValkey
 
 TARGET = "sm_80"
 SHEET = target(TARGET)
@@ -66,25 +57,8 @@ NEIGHBOURS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """By operator: what is tuned, and how the problem that is looked up differs."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A service, and what stands in for its workers."""
-
-    api: Api
-    redis: Redis
-    processes: Processes
-    toolchain: Toolchain
-
-    def work(self) -> None:
-        """All that waits, as workers do it."""
-        blobs = BlobStore(self.api.database, self.api.settings.blobs_url)
-        workplace = Workplace(self.api.settings, self.api.database, blobs, self.redis, self.processes, "all", (TARGET,))
-        while True:
-            with self.api.database.write() as session:
-                lease = take_work.take(session, list(STEPS), [TARGET], "all", 600.0)
-            if lease is None:
-                return
-            STEPS[lease.kind](StepContext(workplace, lease, Cancel()))
+class Place(WorkedApi):
+    """A service of which neighbours are asked."""
 
     def look_up(self, *problems: dict[str, Any], on_miss: str = "nearest", **fields: Any) -> Any:
         body = {"target": TARGET, "problems": problems, "search": {"schedules": [SIMT]}, "on_miss": on_miss, **fields}
@@ -150,16 +124,8 @@ def simt(problem: dict[str, Any], **schedule: Any) -> Candidate:
 def service(
     tmp_path_factory: pytest.TempPathFactory, caching_processes: CachingProcesses, toolchain: Toolchain
 ) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("nearest")
-    valkey = EmbeddedValkey(folder / "valkey")
-    valkey.start()
-    redis = wake_ups.connect(valkey.url)
-    try:
-        with serving(folder / "data", workers=1) as api:
-            yield Place(api, redis, caching_processes, toolchain)
-    finally:
-        redis.close()
-        valkey.stop()
+    with Place.over(tmp_path_factory.mktemp("nearest"), caching_processes, toolchain) as place:
+        yield place
 
 
 @pytest.fixture
