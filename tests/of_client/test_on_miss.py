@@ -14,8 +14,9 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from cukiln import AsyncClient, Client, UsageError, operations
+from cukiln import AsyncClient, Client, UsageError
 from cukiln.lock import make_lock
+from cukiln.operations import lookups
 from tests.support.fixtures.client import MATMUL, ScriptedService, closed_port, hits, record_json
 
 Clients = Callable[..., Client]
@@ -85,7 +86,7 @@ def test_they_are_asked_for_again_soon_and_give_way_to_the_winner(
     scripted.on("POST", "/v1/lookups", neighbours(), own)
     client = client_of(scripted.url)
     client.lookup([MATMUL], on_miss="nearest")
-    monkeypatch.setattr(operations, "NEAREST_SECONDS", 0.0)
+    monkeypatch.setattr(lookups, "NEAREST_SECONDS", 0.0)
     (stale,) = client.lookup([MATMUL], on_miss="nearest")
     assert stale.is_of_neighbour and asked.wait(30)
     assert sent(scripted)[1]["on_miss"] == "nearest"
