@@ -143,8 +143,8 @@ wheel: $(VENV)/.made pyproject.toml ## the client as a wheel and an sdist, in di
 	@$(BIN)/python -m build --no-isolation --outdir dist . >$(VENV)/.wheel.log 2>&1 || { cat $(VENV)/.wheel.log; exit 1; }
 	@ls dist
 
-test-wheel: $(DEV_STAMP) ## the client's tests over the wheel alone, in new environments of every Python that is here
-	@$(BIN)/python -m tests.wheel
+test-wheel: $(DEV_STAMP) ## the client's tests over the wheel alone, and with each extra, in new environments of every Python that is here
+	@$(BIN)/python -m tests.wheel "$(TORCH)"
 
 clean: ## remove what make made: .venv, .cukiln (the data folder), test artifacts, caches
 	rm -rf $(VENV) .cukiln .test-artifacts build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -2,7 +2,6 @@
 
 import importlib.metadata
 import importlib.util
-import platform
 import re
 import shutil
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 from codegen.canonical import digest
 from codegen.targets import Target, targets
+from codegen.text.render_emulation import EMULATION_FLAGS
 from workers.compile.nvidia_wheels import nvcc_in, wheel_folders
 from workers.processes.processes import InfrastructureError, Limits, ProcessError, Processes, ProgramMissing
 
@@ -33,22 +33,6 @@ LINK_FLAGS = (
     "-Wl,--as-needed",
     "-lpthread",
     "-ldl",
-)
-# Of a library of target cpu, which runs on other machines than this one too: no -march=native. Not of the toolchain's
-# digest: no build depends on them. The other flags are those of verification (`workers.cpu.build`): -O2 compiles 1.8
-# times as long and gains nothing (a 64 × 64 × 64 matmul's kernel at 512 × 512 × 512).
-EMULATION_FLAGS = (
-    "-std=c++17",
-    "-O1",
-    "-ftree-vectorize",
-    *(("-mavx2", "-mfma") if platform.machine() == "x86_64" else ()),
-    "-ffp-contract=off",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fno-threadsafe-statics",  # one thread at a time runs kernels, and the guards would need libstdc++
-    "-Wno-unknown-pragmas",
 )
 _QUESTION = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=2 << 30, output_bytes=1 << 20)
 _INSTALL = "`make run` installs it from PyPI wheels, or name one with CUKILN_NVCC"

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import json
 import re
 import shutil
 import sqlite3
@@ -11,10 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cukiln.cli.console import AsJson, make_console
+from cukiln.cli.exit_codes import FAILED
 from cukiln.cli.server import PRIVATE, server_module
 from cukiln.errors import CukilnError, ServerMissing
 from cukiln.gpu import DRIVER, find_gpus
@@ -77,6 +81,22 @@ class Report:
         missing = [finding.name for finding in self.findings if finding.state == "missing"]
         end = f"Missing: {', '.join(missing)}." if missing else "All that is needed is here."
         console.print(end, highlight=False, markup=False)
+
+
+doctor_app = typer.Typer()
+
+
+@doctor_app.command()
+def doctor(
+    as_json: AsJson = False,
+) -> None:
+    """List what cukiln needs on this machine, what is found, and what to do about the rest."""
+    report = doctor_report()
+    if as_json:
+        typer.echo(json.dumps(report.as_json()))
+    else:
+        report.print_to(make_console())
+    raise typer.Exit(0 if report.healthy else FAILED)
 
 
 def doctor_report() -> Report:

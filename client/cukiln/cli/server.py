@@ -1,4 +1,4 @@
-"""`serve`, `worker`, `prove`, and the service that `tune` starts for itself. The wheel holds the client alone: modules
+"""`serve`, `worker`, and the service that `tune` starts for itself. The wheel holds the client alone: modules
 of the server, which runs from a checkout or an image, are imported by name when they are needed."""
 
 import re
@@ -174,15 +174,6 @@ def worker(
     """
     options = [*(f"--target={name}" for name in target or ()), *([] if device is None else [f"--device={device}"])]
     raise typer.Exit(server_module("workers.worker.main").main([kind, *options]))
-
-
-def run_proof(request: dict[str, Any], part: dict[str, Any], options: dict[str, Any]) -> int:
-    """`cukiln prove`; returns the exit code."""
-    prove = server_module("workers.cpu.prove")
-    if part["order"] not in (None, *prove.ORDERS):
-        raise UsageError(f"--order is {part['order']!r}; allowed: {', '.join(prove.ORDERS)}")
-    code: int = prove.prove(request, prove.Options(part=prove.Part(**part), **options))
-    return code
 
 
 @contextmanager

@@ -16,7 +16,7 @@ import pytest
 from starlette.responses import Response
 
 from codegen.text.render_group import symbols
-from cukiln.cli.folders import fetch_record
+from cukiln.cli.winners import fetch_record
 from cukiln.client import Client
 from cukiln.types import WinnerRecord
 from storage.database.tables import GroupRow

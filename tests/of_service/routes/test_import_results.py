@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cukiln.cli.folders import import_results, parts_of, read_results
+from cukiln.cli.elsewhere import import_results, parts_of, read_results
 from cukiln.client import Client
 from cukiln.errors import BadRequest, UsageError
 from cukiln.load_kernel import choose

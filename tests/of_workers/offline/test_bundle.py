@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cukiln.cli.folders import described, export_bundle
+from cukiln.cli.elsewhere import described, export_bundle
 from cukiln.client import Client
 from cukiln.errors import NotFound, UsageError
 from cukiln.types import Job

@@ -1,78 +1,67 @@
-"""`cukiln fetch`, `export-bundle`, `import-results`: winners for `cukiln.load`, jobs measured elsewhere."""
+"""`cukiln export-bundle` and `import-results`: jobs that are measured on a machine without a service."""
 
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
+
+from cukiln.cli.console import AsJson, JobId, Url, given_path, make_console
+from cukiln.cli.exit_codes import OF_STATE
+from cukiln.cli.server import find_client
+from cukiln.cli.table import print_job
+from cukiln.cli.tune import job_json
 from cukiln.client import Client
 from cukiln.counted import counted
 from cukiln.errors import UsageError
-from cukiln.load_kernel import RECORD_FILE
 from cukiln.local_cache import write_atomically
-from cukiln.lock import Lock, make_lock
-from cukiln.types import Job, LookedUp, OnMiss, WinnerRecord
-
-
-def fetch_record(client: Client, record: WinnerRecord, folder: Path) -> Path:
-    """Write every file of the record as `<sha256>.so`, `.cubin` and so on, and last the record; returns its path.
-
-    A folder that is read meanwhile, or left by an interrupted call, holds a record only together with its blobs: the
-    files are named after their content, and the record is replaced when all of them are there.
-    """
-    for entry in record.front:
-        for kind, digest in entry.files.items():
-            path = folder / f"{digest}.{kind}"
-            write_atomically(path, client.blob(digest, kind))
-    path = folder / RECORD_FILE
-    write_atomically(path, (record.model_dump_json(indent=2) + "\n").encode())
-    return path
-
-
-def lookup_request(client: Client, request: Mapping[str, Any], on_miss: OnMiss = "none") -> list[LookedUp]:
-    """Look up the problems of a job request; where it names targets, each problem is looked up for its own."""
-    return client.lookup(
-        request["problems"],
-        target=request.get("target"),
-        device_class=request.get("device_class"),
-        workspace_limit_bytes=request.get("workspace_limit_bytes"),
-        deterministic=request.get("deterministic", False),
-        on_miss=on_miss,
-        search=request.get("search"),
-        priority=request.get("priority"),
-        refresh=True,
-    )
-
-
-def lock_request(client: Client, request: Mapping[str, Any], path: Path) -> tuple[Lock, list[str]]:
-    """The lock of a request's winners, and the names of problems that have none; then nothing is written."""
-    results = lookup_request(client, request)
-    missing = [result.name or result.key for result in results if result.record is None]
-    records = [result.record for result in results if result.record is not None]
-    if missing:
-        return Lock(path, ()), missing
-    lock = make_lock(path, request["problems"], records)
-    lock.write()
-    return lock, missing
-
-
-def fetch_locked(client: Client, lock: Lock) -> int:
-    """Bring the libraries of the lock into the local cache; returns their number."""
-    libraries = {entry.so_sha256 for entry in lock.entries()}
-    for digest in sorted(libraries):
-        client.blob(digest)
-    return len(libraries)
-
-
-def folder_name(result: LookedUp) -> str:
-    """A problem's name where it is a plain file name, else the start of its key."""
-    name = result.name or ""
-    plain = name and len(name) <= 100 and all(c.isalnum() or c in "._- " for c in name) and not name.startswith(".")
-    return name if plain else result.key[:16]
-
+from cukiln.printable import printable
+from cukiln.types import Job
 
 BUNDLE_FILE, LIBRARIES, RESULTS_FILE = "bundle.json", "lib", "results.json"
 MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by default
+
+elsewhere_app = typer.Typer()
+
+
+@elsewhere_app.command("export-bundle")
+def export_job(
+    job: JobId,
+    out: Annotated[
+        Path | None, typer.Option("--out", parser=given_path, help="The folder. Default: JOB-bundle.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Write what a machine that has a GPU and no service needs to measure JOB: docs/measuring-elsewhere.md."""
+    with find_client(url) as client:
+        path, bundle = export_bundle(client, job, out or Path(f"{job}-bundle"))
+    typer.echo(printable(f"{path}: {described(bundle)}"))
+
+
+@elsewhere_app.command("import-results")
+def import_measured(
+    results: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER|FILE", parser=given_path, help="A results.json, or the folder that has it."),
+    ],
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send the results of `python -m workers.offline.measure_bundle` to the service, which builds and publishes
+    winners.
+
+    Exit code 3 when some problems have no winner.
+    """
+    console = make_console()
+    with find_client(url) as client:
+        jobs = [client.wait(job) for job in import_results(client, results)]
+    for job in jobs:
+        if as_json:
+            typer.echo(json.dumps(job_json(job)))
+        else:
+            print_job(console, job)
+    raise typer.Exit(max(OF_STATE[job.state] for job in jobs))
 
 
 def export_bundle(client: Client, job_id: str, folder: Path) -> tuple[Path, dict[str, Any]]:
