@@ -60,6 +60,7 @@ class Settings(BaseSettings):
     workers: int = Field(0, ge=0, le=1024, description="0: one per core")
     operator_path: str = Field("", alias="OPERATOR_PATH", description="trusted operator folders, separated by colons")
     nvcc: str | None = Field(None, description="default: of the PyPI wheels, else of PATH")
+    cuda: int = Field(13, ge=12, le=13, description="whose compiler and driver; 12: nvcc 12, else NVRTC 12")
     host_compiler: str | None = Field(None, alias="CUKILN_CXX", description="default: g++")
     tool_folders: str = Field("", description="that compilers may read, by colons")
     default_target: str | None = Field(

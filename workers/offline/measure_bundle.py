@@ -28,7 +28,8 @@ from codegen.operators import load_operators
 from cukiln.counted import counted
 from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
 from storage.config.own_modules import CHILD, gpu_plans
-from workers.compile.toolchain import Toolchain, ToolchainMissing, find_toolchain, supported_targets
+from workers.compile.toolchain import Nvcc, Nvrtc, Toolchain, ToolchainMissing, find_toolchain, supported_targets
+from workers.gpu.driver import require_driver
 from workers.gpu.interface import Device, GpuMissing, choose_device
 from workers.gpu.measure_on_gpu import child_environment, probe
 from workers.offline.measure_all import Run, say
@@ -73,6 +74,7 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     device = choose_device(probe(options.gpu_module, processes, MEASURE_LIMITS), options.device)
     say(f"{device.name}, {device.uuid}, driver {device.driver}")
     work, toolchain = _work(options, device, processes)
+    require_driver([device], _cuda_of(work))
     require_capability(work, device.capability, device.name)
     out: Path = options.out
     conditions = Conditions(device, gpu_plans(problem.problem.operator for problem in work.problems))
@@ -104,16 +106,23 @@ def _work(options: argparse.Namespace, device: Device, processes: Processes) -> 
     if what.is_dir():
         return work_of_bundle(read_bundle(what), what, name=options.problem, limit=options.limit), None
     request = read_request_file(what)
-    toolchain = find_toolchain(processes, nvcc=options.nvcc, host_compiler=options.cxx)
+    toolchain = find_toolchain(processes, nvcc=options.nvcc, host_compiler=options.cxx, cuda=options.cuda)
     target = default_target_of(device.capability)
     work = work_of_request(request, target, toolchain, name=options.problem, limit=options.limit)
     supported = {target.name for target in supported_targets(toolchain)}
     for problem in work.problems:
         if problem.target.name not in supported:
             raise ToolchainMissing(
-                f"{toolchain.nvcc} makes no code for {problem.target.name}, which {problem.name} needs"
+                f"{toolchain.device_compiler.path} makes no code for {problem.target.name}, which {problem.name} needs"
             )
     return work, toolchain
+
+
+def _cuda_of(work: Work) -> int:
+    """The newest major release of CUDA among the compilers of the kernels; 0 where none is recorded."""
+    versions = [made_by.get("versions", {}) for made_by in work.toolchains.values()]
+    compilers = [version[name] for version in versions for name in (Nvcc.name, Nvrtc.name) if name in version]
+    return max((int(version.partition(".")[0]) for version in compilers), default=0)
 
 
 def _resolve(options: argparse.Namespace) -> None:

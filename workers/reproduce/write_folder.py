@@ -30,7 +30,7 @@ from storage.config.own_modules import module_files
 from storage.config.settings import load_settings
 from storage.errors import SettingsError
 from workers.compile.compile_file import CUBIN, EMBED, LIBRARY, OBJECT, PHASES
-from workers.compile.toolchain import Toolchain, ToolchainMissing, tvm_ffi_include
+from workers.compile.toolchain import Nvcc, Toolchain, ToolchainMissing, tvm_ffi_include
 from workers.cpu.build import CPU_FLAGS
 from workers.cpu.verify import KERNEL_CPU_SECONDS
 from workers.reproduce.recorded_case import RecordedCase
@@ -115,7 +115,7 @@ def _candidate(facts: CandidateFacts) -> Candidate:
 
 def _named_toolchain() -> Toolchain:
     """Whose commands name the compilers by variables of the shell."""
-    return Toolchain(Path("$NVCC"), Path("$CXX"), Path("../include"), (), ())
+    return Toolchain(Nvcc(Path("$NVCC")), Path("$CXX"), Path("../include"), (), ())
 
 
 def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:

@@ -95,7 +95,7 @@ def run(bare_python: Path, tmp_path: Path) -> Run:
 
     def start(folder: Path, *arguments: str, without: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
-        environment |= {"NVCC": str(toolchain().nvcc), "CXX": str(toolchain().host_compiler)}
+        environment |= {"NVCC": str(toolchain().device_compiler.path), "CXX": str(toolchain().host_compiler)}
         if without:
             environment[without] = f"no-such-{without.lower()}"
         environment |= changes
@@ -203,7 +203,7 @@ def other_nvcc(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "nvcc").write_text(
         '#!/bin/sh\n[ "$1" = --version ] && { echo "Cuda compilation tools, release 13.0, V13.0.48"; exit 0; }\n'
-        f'exec "{toolchain().nvcc}" "$@" $CUKILN_TEST_FLAGS\n'
+        f'exec "{toolchain().device_compiler.path}" "$@" $CUKILN_TEST_FLAGS\n'
     )
     (folder / "nvcc").chmod(0o755)
     return folder
@@ -214,7 +214,7 @@ def wheels(tmp_path: Path) -> Path:
     """A folder of packages whose one is nvcc's."""
     packages = tmp_path / "packages"
     packages.mkdir()
-    found = next(folder for folder in toolchain().nvcc.parents if folder.name == "nvidia")
+    found = next(folder for folder in toolchain().device_compiler.path.parents if folder.name == "nvidia")
     (packages / "nvidia").symlink_to(found)
     return packages
 
@@ -315,7 +315,7 @@ def test_a_recorded_compile_error_agrees_where_the_kernel_still_does_not_compile
 
 
 def test_the_folder_names_no_path_of_this_machine(written: Path) -> None:
-    here = {str(Path.home()), str(ROOT), sys.prefix, str(toolchain().nvcc), str(written)}
+    here = {str(Path.home()), str(ROOT), sys.prefix, str(toolchain().device_compiler.path), str(written)}
     for path in written.rglob("*"):
         if path.is_file():
             data = path.read_bytes()
