@@ -62,6 +62,7 @@ class Settings(BaseSettings):
     nvcc: str | None = Field(None, description="default: of the PyPI wheels, else of PATH")
     cuda: int = Field(13, ge=12, le=13, description="whose compiler and driver; 12: nvcc 12, else NVRTC 12")
     host_compiler: str | None = Field(None, alias="CUKILN_CXX", description="default: g++")
+    pid_namespaces: bool = Field(True, description="of compilers and kernels, where the machine allows them")
     tool_folders: str = Field("", description="that compilers may read, by colons")
     default_target: str | None = Field(
         None, alias="CUKILN_TARGET", pattern=r"^sm_[0-9]{2,3}[af]?$", description="default: requests name one"

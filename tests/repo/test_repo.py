@@ -49,7 +49,8 @@ def requirements() -> list[Requirement]:
         *data["project"]["optional-dependencies"].values(),
         *data["dependency-groups"].values(),
     ]
-    return [Requirement(line) for each in lists for line in each]
+    # A group may name another one, whose requirements are its own.
+    return [Requirement(line) for each in lists for line in each if isinstance(line, str)]
 
 
 def pins() -> dict[str, str]:

@@ -12,15 +12,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codegen.canonical import digest
 from codegen.identity import CUDA
 from codegen.targets import Target, targets
-from storage.config.settings import Settings
 from workers.compile.nvidia_wheels import nvcc_in, nvrtc_in, wheel_folders
 from workers.compile.nvrtc import driver
 from workers.processes.processes import InfrastructureError, Limits, ProcessError, Processes, ProgramMissing
+
+if TYPE_CHECKING:  # what measures elsewhere has no pydantic-settings
+    from storage.config.settings import Settings
 
 TOOLKITS = Path("/usr/local")  # where NVIDIA's packages install them
 TOOLCHAIN_VERSION = 1  # of the digest's schema
@@ -190,7 +192,7 @@ def find_toolchain(
         raise ToolchainMissing(f"{error}; {_INSTALL}") from error
 
 
-def toolchain_of(settings: Settings, processes: Processes | None = None) -> Toolchain:
+def toolchain_of(settings: "Settings", processes: Processes | None = None) -> Toolchain:
     """The compilers that the settings name. Raises ToolchainMissing."""
     named = {"nvcc": settings.nvcc, "host_compiler": settings.host_compiler}
     return find_toolchain(processes, **named, cuda=settings.cuda)

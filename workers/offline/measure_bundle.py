@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _resolve(options)
     try:
         load_operators([Path(folder) for folder in options.operator_path.split(os.pathsep) if folder])
-        with closing(Processes()) as processes:
+        with closing(Processes(namespaces=not options.no_pid_namespaces)) as processes:
             return measure(options, processes)
     except (CodegenError, GpuMissing, RequestError, ToolchainMissing) as error:
         sys.stderr.write(f"measure_bundle: {error}\n")
@@ -74,7 +74,7 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     device = choose_device(probe(options.gpu_module, processes, MEASURE_LIMITS), options.device)
     say(f"{device.name}, {device.uuid}, driver {device.driver}")
     work, toolchain = _work(options, device, processes)
-    require_driver([device], _cuda_of(work))
+    require_driver([device], cuda_of(work))
     require_capability(work, device.capability, device.name)
     out: Path = options.out
     conditions = Conditions(device, gpu_plans(problem.problem.operator for problem in work.problems))
@@ -118,7 +118,7 @@ def _work(options: argparse.Namespace, device: Device, processes: Processes) -> 
     return work, toolchain
 
 
-def _cuda_of(work: Work) -> int:
+def cuda_of(work: Work) -> int:
     """The newest major release of CUDA among the compilers of the kernels; 0 where none is recorded."""
     versions = [made_by.get("versions", {}) for made_by in work.toolchains.values()]
     compilers = [version[name] for version in versions for name in (Nvcc.name, Nvrtc.name) if name in version]
@@ -172,6 +172,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="that compile side by side")
     parser.add_argument("--budget", type=_positive, metavar="SECONDS", help="then it ends; the same command goes on")
     parser.add_argument("--nvcc", default=os.environ.get("CUKILN_NVCC"), help="default: of the wheels, else of PATH")
+    parser.add_argument("--cuda", type=int, choices=(12, 13), default=os.environ.get("CUKILN_CUDA") or 13)
+    parser.add_argument("--no-pid-namespaces", action="store_true", help="where the driver does not work in one")
     parser.add_argument("--cxx", default=os.environ.get("CUKILN_CXX"), help="default: g++")
     parser.add_argument("--operator-path", default=os.environ.get("OPERATOR_PATH", ""), help="trusted operator folders")
     options = parser.parse_args(arguments)

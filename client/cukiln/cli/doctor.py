@@ -96,7 +96,7 @@ def doctor_report() -> Report:
         findings.append(Finding("settings", "missing", str(error), todo))
         return Report((*findings, gpu(), disk("cache folder", settings.cache_dir)))
     findings += [host_compiler(configured.host_compiler), _guarded("nvcc", lambda: nvcc(configured))]
-    findings += [*fence(), *gpu_findings(configured)]
+    findings += [*fence(namespaces=configured.pid_namespaces), *gpu_findings(configured)]
     findings += [*operator_folders(configured), _guarded("redis", lambda: redis(configured.redis_url))]
     findings.append(_guarded("database", lambda: database(configured)))
     findings += [disk("data folder", configured.data_dir), disk("cache folder", settings.cache_dir)]
@@ -160,10 +160,10 @@ def nvcc(settings: Any) -> Finding:
     return Finding("nvcc", "found", f"{device.name} {compilers.versions[0][1]} ({device.path}), {needed}")
 
 
-def fence() -> Iterator[Finding]:
+def fence(*, namespaces: bool = True) -> Iterator[Finding]:
     """What fences in compilers and kernels on this machine, a line for each means."""
     module = server_module("workers.processes.processes")
-    with contextlib.closing(module.Processes()) as processes:
+    with contextlib.closing(module.Processes(namespaces=namespaces)) as processes:
         try:
             means = processes.means.in_force()
         except module.ProcessError as error:
