@@ -41,12 +41,12 @@ from workers.gpu.interface import (
 from workers.gpu.tensors import Operands, on_device
 from workers.vendor import attention as vendor_attention
 from workers.vendor import convolution as vendor_convolution
-from workers.vendor import matmul as vendor_matmul
 from workers.vendor import reduction as vendor_reduction
+from workers.vendor import vector_matmul
 
 # The vendor's library for each operator; what is not here has none.
 VENDORS: Mapping[str, Callable[[Any, Problem, Mapping[str, npt.NDArray[Any]], int], Sequence[VendorCall]]] = {
-    "matmul": vendor_matmul.offers,
+    "matmul": vector_matmul.offers,
     "conv2d": vendor_convolution.offers,
     "conv2d_dgrad": vendor_convolution.offers,
     "conv2d_wgrad": vendor_convolution.offers,
