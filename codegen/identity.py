@@ -22,6 +22,7 @@ SCHEMA_VERSION = 1
 
 CUDA = 13
 """The major release whose compiler is used unless another one is asked for."""
+RELEASES = frozenset({12, CUDA})
 
 PlanVersions = Mapping[str, str]
 """The version of the verification plan by operator: each has its own, so that equal ones are of one operator."""

@@ -1,4 +1,4 @@
-"""A service that compiles for CUDA 12: its winners are verified, and stand apart from those of CUDA 13 in one database."""
+"""A service that compiles for CUDA 12: its winners are verified, and stand apart from those of CUDA 13."""
 
 from __future__ import annotations
 

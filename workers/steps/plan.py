@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from codegen.errors import InvalidSearch, SpaceTooLarge
-from codegen.identity import build_id, problem_digest, winner_key
+from codegen.identity import RELEASES, build_id, problem_digest, winner_key
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import Lowered, Progress, lower
 from codegen.operators import operator
@@ -86,11 +86,12 @@ def _require_cuda(problems: Sequence[JobProblem], cuda: int) -> None:
     """A record says which CUDA its kernels are compiled by: raises GiveUp where that was another one at submit."""
     for problem in problems:
         own = problem_digest(problem.problem)
-        if problem.key != winner_key(own, problem.target, problem.device_class, cuda):
-            raise GiveUp(
-                f"{problem.name}: it was accepted for another CUDA than this worker compiles by ({cuda}): set "
-                "CUKILN_CUDA alike for the service and all workers, and submit it again"
-            )
+        for other in RELEASES - {cuda}:
+            if problem.key == winner_key(own, problem.target, problem.device_class, other):
+                raise GiveUp(
+                    f"{problem.name}: it was accepted for CUDA {other}, and this worker compiles by CUDA {cuda}: set "
+                    "CUKILN_CUDA alike for the service and all workers, and submit it again"
+                )
 
 
 class _Recorder:
