@@ -91,10 +91,12 @@ class Nvcc:
 
 @dataclass(frozen=True)
 class Nvrtc:
-    """NVRTC with ptxas, which a program of this project runs as nvcc is run. `path`: the library."""
+    """NVRTC with ptxas, which a program of this project runs as nvcc is run. `path`: the library. `named`: that
+    program, with both, in place of the one here."""
 
     path: Path
     ptxas: Path
+    named: str | None = None
 
     name = "nvrtc"
 
@@ -106,6 +108,8 @@ class Nvrtc:
     @property
     def program(self) -> list[str]:
         """It needs Python's own library alone: without its packages it starts in 20 ms."""
+        if self.named:
+            return [self.named]
         head = [sys.executable, "-I", "-S", driver.__file__]
         return [*head, "--nvrtc", str(self.path), "--ptxas", str(self.ptxas)]
 

@@ -28,15 +28,16 @@ from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain, veri
 from tests.support.run.places import ROOT
 from tests.support.service.stored_candidate import store_candidate
 from workers.compile.compile_group import compile_group
+from workers.compile.toolchain import Nvrtc, Toolchain, find_toolchain
 from workers.reproduce.write_folder import CannotReproduce, is_written, write_folder
 
 ARCH = "sm_90a"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def facts_of(candidate: Candidate, **changes: Any) -> CandidateFacts:
+def facts_of(candidate: Candidate, tools: Toolchain | None = None, **changes: Any) -> CandidateFacts:
     """What the service would know of it: compiled by nvcc, verified on the CPU."""
-    outcome = compile_group([candidate.kernel], target(ARCH), toolchain(), processes(), LIMITS)
+    outcome = compile_group([candidate.kernel], target(ARCH), tools or toolchain(), processes(), LIMITS)
     built = outcome.outcomes[candidate.kernel.id]
     (verdict,) = verify([candidate.kernel], seed=7)
     assert (built.status, verdict.verdict) == ("ok", "ok")
@@ -52,7 +53,7 @@ def facts_of(candidate: Candidate, **changes: Any) -> CandidateFacts:
         "kernel": candidate.kernel.id,
         "slice": slice_digest(candidate.kernel),
         "code_digest": built.code_digest,
-        "toolchain": toolchain().describe(),
+        "toolchain": (tools or toolchain()).describe(),
         "verdict": "ok",
         "message": None,
         "details": {"venue": "cpu", "plan_version": "x", **verdict.details},
@@ -273,6 +274,24 @@ def test_the_nvcc_of_this_python_s_wheels_goes_before_the_one_in_path(
     assert "in this Python's wheels" in done.stdout
     named = run(folder, NVCC=str(other_nvcc / "nvcc"), PYTHONPATH=str(wheels))
     assert f"here: {other_nvcc / 'nvcc'}, named by NVCC: " in named.stdout
+
+
+def test_what_nvrtc_compiled_is_compiled_by_it_again(candidate: Candidate, tmp_path: Path, run: Run) -> None:
+    tools = find_toolchain(processes(), cuda=12)
+    compiler = tools.device_compiler
+    if not isinstance(compiler, Nvrtc):
+        pytest.skip(f"this machine compiles by {compiler.path}")
+    write_folder(facts_of(candidate, tools), tmp_path / "folder")
+    there = {"NVRTC": str(compiler.path), "PTXAS": str(compiler.ptxas), "NVCC": ""}
+    done = run(tmp_path / "folder", **there)
+
+    assert (done.returncode, counted(done)) == (0, ["AGREES  code digest", "AGREES  verdict"]), (
+        done.stdout + done.stderr
+    )
+    assert "recorded with nvrtc 12.9.86, ptxas 12.9.86" in done.stdout
+    without = run(tmp_path / "folder", NVCC="")  # its Python has NumPy alone
+    assert (without.returncode, counted(without)[0]) == (2, "CANNOT  code digest"), without.stdout
+    assert "pip install nvidia-cuda-nvrtc-cu12" in without.stdout
 
 
 def test_without_a_host_compiler_the_verdict_cannot_be_looked_at(folder: Path, run: Run) -> None:

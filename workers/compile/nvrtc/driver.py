@@ -34,6 +34,15 @@ class Refused(Exception):
     """The file is refused, or the machine has not what is needed; the message is for stderr."""
 
 
+def of_wheels(name: str) -> Path:
+    """A file of this Python's `nvidia` wheels. Raises Refused."""
+    for place in sys.path:
+        if (path := Path(place, "nvidia", name)).is_file():
+            return path
+    to_do = "pip install nvidia-cuda-nvrtc-cu12 nvidia-cuda-nvcc-cu12"
+    raise Refused(f"error while loading shared libraries: {name} is not in the wheels of {sys.prefix}; {to_do}")
+
+
 def load(library: Path) -> ctypes.CDLL:
     """Raises Refused, in the words of a loader."""
     try:
@@ -116,8 +125,9 @@ def _row(options: argparse.Namespace, phase: str, tool: str, seconds: float) -> 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="nvrtc")
-    parser.add_argument("--nvrtc", type=Path, required=True, help="libnvrtc.so")
-    parser.add_argument("--ptxas", type=Path, required=True)
+    parser.add_argument("--nvrtc", type=Path, help="libnvrtc.so.12; default: that of this Python's wheels")
+    parser.add_argument("--ptxas", type=Path, help="default: the same")
+    parser.add_argument("--version", action="store_true", help="of ptxas, which is of NVRTC's release")
     parser.add_argument("--list-gpu-code", action="store_true", help="the architectures, as nvcc lists them")
     parser.add_argument("--target", help="an architecture: sm_90a")
     parser.add_argument("--time", help="the file for the times")
@@ -125,6 +135,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("source", nargs="?")
     options = parser.parse_args(arguments)
     try:
+        options.nvrtc = options.nvrtc or of_wheels("cuda_nvrtc/lib/libnvrtc.so.12")
+        options.ptxas = options.ptxas or of_wheels("cuda_nvcc/bin/ptxas")
+        if options.version:
+            return subprocess.run([str(options.ptxas), "--version"], check=False).returncode
         if options.list_gpu_code:
             sys.stdout.writelines(f"sm_{number}\n" for number in architectures(options.nvrtc))
             return 0
