@@ -246,7 +246,7 @@ def test_a_package_is_found_by_its_distribution() -> None:
     assert package("numpy", "num(py)?", "").detail.startswith("numpy ")
     found = package("cupy", "no-such-package", "without it nothing is measured on the GPU")
     assert (found.state, found.detail) == ("optional", "not installed; without it nothing is measured on the GPU")
-    assert found.todo == "install it: pip install --constraint constraints.txt --group gpu"
+    assert found.todo == "install it: pip install --constraint constraints.txt --group gpu (for CUDA 12: gpu-cuda12)"
 
 
 def test_who_has_a_gpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,7 +38,7 @@ FREE_BYTES_OF_A_CLIENT = 10**8  # libraries of about a megabyte
 CUBINS_OF = 13  # the CUDA release of the compiler that the service is installed with
 # The release of the first driver for a CUDA major version (CUDA Compatibility, "Minor Version Compatibility").
 FIRST_DRIVERS = {12: "525", 13: "580"}
-_INSTALL = "install it: pip install --constraint constraints.txt --group gpu"
+_INSTALL = "install it: pip install --constraint constraints.txt --group gpu (for CUDA 12: gpu-cuda12)"
 
 State = Literal["found", "missing", "optional"]  # optional: absent, and nothing fails without it
 

@@ -18,7 +18,7 @@ from storage.config.own_modules import gpu_plans
 from storage.config.settings import load_settings
 from storage.entities.heartbeats import LiveDevice, drain_device, live_devices
 from tests.support.fixtures.queue import QueueWorld, make_world, wait_for
-from tests.support.gpu.fake_gpu import configure
+from tests.support.gpu.fake_gpu import VARIABLE, configure
 from tests.support.processes.fences import machine
 from workers import wake_ups
 from workers.gpu.driver import FIRST_DRIVERS, require_driver
@@ -80,6 +80,14 @@ def test_a_driver_that_cannot_load_the_kernels_ends_the_worker_before_it_takes_a
     words = rf"\(570.1\) is for CUDA {cuda // 1000}.8, .* by CUDA 13, .* release 580 or later, .*"
     with pytest.raises(DriverTooOld, match=words):
         find_gpus(settings, processes)
+
+
+def test_a_driver_with_which_no_gpu_can_be_listed_is_said_to_be_too_old(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, configure(tmp_path / "gpu.json", too_old="older than CuPy"))
+    with pytest.raises(DriverTooOld, match="older than CuPy"):
+        find_gpus(load_settings(gpu_module=FAKE), processes)
 
 
 def test_kernels_of_cuda_12_need_an_older_driver() -> None:
