@@ -4,7 +4,16 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-VENV := .venv
+# CUDA=12: for drivers of releases 525 to 579. Its packages lie apart, because CuPy for both is one package; what the
+# tests need is the same for both, and they compile by both.
+OF_TESTS := lint test test-long test-faults coverage bench-small-jobs bench-doors vendor-libraries test-wheel wheel
+ifeq ($(CUDA),12)
+ifeq ($(filter $(OF_TESTS),$(MAKECMDGOALS)),)
+export CUKILN_CUDA := 12
+FOR_CUDA := -cuda12
+endif
+endif
+VENV := .venv$(FOR_CUDA)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet --quiet --constraint constraints.txt
 
@@ -25,7 +34,7 @@ OFFLINE := build/offline-wheels
 
 # The driver's device file is there in containers that have no nvidia-smi, and the other way round.
 GPU := $(shell { test -e /dev/nvidiactl || nvidia-smi -L >/dev/null 2>&1; } && echo gpu)
-SERVER_GROUPS := --group postgres --group toolchain $(if $(GPU),--group gpu)
+SERVER_GROUPS := --group postgres --group toolchain$(FOR_CUDA) $(if $(GPU),--group gpu$(FOR_CUDA))
 
 # The stamps' names say what is installed, so that a GPU that appears later is noticed.
 RUN_STAMP := $(VENV)/.installed$(if $(GPU),-gpu)
@@ -147,7 +156,7 @@ test-wheel: $(DEV_STAMP) ## the client's tests over the wheel alone, and with ea
 	@$(BIN)/python -m tests.wheel "$(TORCH)"
 
 clean: ## remove what make made: .venv, .cukiln (the data folder), test artifacts, caches
-	rm -rf $(VENV) .cukiln .test-artifacts build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cuda12 .cukiln .test-artifacts build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find client codegen docker storage workers service tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 host:
@@ -167,7 +176,7 @@ $(VENV)/.made: constraints.txt
 	@touch $@
 
 $(RUN_STAMP): $(VENV)/.made pyproject.toml constraints.txt
-	@echo "installing the service and nvcc$(if $(GPU), and the GPU packages) (first time only)"
+	@echo "installing the service and $(if $(FOR_CUDA),NVRTC 12,nvcc)$(if $(GPU), and the GPU packages) (first time only)"
 	@$(PIP) --no-build-isolation --editable ".[server]" $(SERVER_GROUPS)
 	@touch $@
 

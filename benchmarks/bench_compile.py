@@ -155,7 +155,8 @@ class Ways:
         name = self._target.name
         flags = [flag for flag in DEVICE_FLAGS if flag != "-cubin"]
         architecture = ["-gencode", f"arch={name.replace('sm_', 'compute_')},code={name}"]
-        command = [str(self._toolchain.nvcc), "-ccbin", str(self._toolchain.host_compiler), *architecture, *flags]
+        nvcc, host_compiler = self._toolchain.device_compiler.path, self._toolchain.host_compiler
+        command = [str(nvcc), "-ccbin", str(host_compiler), *architecture, *flags]
         command += ["--keep", "--keep-dir", ".", "-shared", "-Xcompiler", "-fPIC", "-o", "kernels.so", "kernels.cu"]
         write_text(folder / "kernels.cu", text)
         more = [f"-I{include}"] if include is not None else []

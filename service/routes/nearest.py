@@ -109,6 +109,7 @@ def _record(wanted: Wanted, lent: "_Lent", front: list[FrontEntry]) -> WinnerRec
         target=asked.target,
         emulates=data_sheet(asked.target).emulates,
         device_class=wanted.key_class,
+        cuda=theirs.cuda,
         ranked_by="predicted",
         front=front,
         searches=[],
@@ -125,7 +126,7 @@ def _record(wanted: Wanted, lent: "_Lent", front: list[FrontEntry]) -> WinnerRec
 
 def _nearest(session: Session, asked: Resolved) -> list[_Near]:
     """The nearest, whose offsets reach as far; of equally near ones first what was measured."""
-    rows = neighbours_of(session, place_of(asked.operator, asked.problem), asked.target, LOOKED_AT)
+    rows = neighbours_of(session, place_of(asked.operator, asked.problem), asked.target, LOOKED_AT, asked.cuda)
     own = Extents.of(asked.operator, asked.problem)
     near = []
     for row in rows:

@@ -22,7 +22,9 @@ from codegen.operators import operator
 from codegen.search.search import Search
 from codegen.targets import targets
 from cukiln.workspace_pool import POOL
-from workers.compile.toolchain import find_toolchain
+from storage.config.settings import load_settings
+from workers.compile.toolchain import toolchain_of
+from workers.gpu.driver import require_driver
 from workers.gpu.interface import GpuMissing, list_devices
 from workers.processes.processes import Limits, Processes
 from workers.steps.winner_library import build_winner
@@ -35,13 +37,18 @@ CALLS, THREADS, STREAMS = 200, 4, 2
 LIMITS = Limits(wall_seconds=120, cpu_seconds=120, memory_bytes=4 << 30, output_bytes=64 << 20)
 
 
-def split_kernel(capability: tuple[int, int]) -> cukiln.Kernel:
+def split_kernel() -> cukiln.Kernel:
+    """For the first GPU. Raises GpuMissing."""
+    devices = list_devices(MODULE)
     problem = operator("matmul").parse({"operator": "matmul", "dtype": "float16", **SHAPE})
-    sheet = next(target for target in targets().values() if target.capability == 10 * capability[0] + capability[1])
+    major, minor = devices[0].capability
+    sheet = next(target for target in targets().values() if target.capability == 10 * major + minor)
     (candidate, *_) = lower(problem, sheet, Search.model_validate({"tunables": WAYS})).candidates
     processes = Processes()
     try:
-        library = build_winner(candidate, sheet, find_toolchain(processes), processes, LIMITS).library
+        toolchain = toolchain_of(load_settings(), processes)
+        require_driver(devices[:1], toolchain.cuda)
+        library = build_winner(candidate, sheet, toolchain, processes, LIMITS).library
     finally:
         processes.close()
     with tempfile.TemporaryDirectory() as folder:
@@ -144,13 +151,12 @@ def check_torch(kernel: cukiln.Kernel) -> str:
 
 def main() -> int:
     try:
-        capability = list_devices(MODULE)[0].capability
+        kernel = split_kernel()
     except GpuMissing as error:
         print(f"{error}; nothing was checked", file=sys.stderr)
         return NO_GPU
     import cupy
 
-    kernel = split_kernel(capability)
     wrong = 0
     for name, check in (
         ("workspaces of threads", lambda: check_threads(kernel, cupy)),

@@ -30,6 +30,7 @@ from tests.gpu.run_primitives import (
     build_cubin,
     nvcc_version,
     runs_on,
+    why_no_kernel_loads,
 )
 
 CONFIRMS, DIFFERS, NO_GPU = 0, 1, 2
@@ -140,6 +141,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 gpu = CupyGpu()
             except RunFailed as error:
                 print(f"{error}; nothing is confirmed. --cpu-only runs the CPU twins alone", file=sys.stderr)
+                return NO_GPU
+            if why := why_no_kernel_loads(gpu.cuda, nvcc_version()):
+                print(f"{why}; nothing is confirmed", file=sys.stderr)
                 return NO_GPU
             gpu.load(build_cubin([check for check in CHECKS if runs_on(check, gpu.arch)], gpu.arch, folder))
             return confirm(gpu, CpuEmulations(CHECKS, folder), nvcc_version(), chosen.result)

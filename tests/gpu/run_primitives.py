@@ -23,6 +23,7 @@ from tests.gpu.primitive_inputs import Words
 
 DEVICE = Path(__file__).resolve().parents[2] / "codegen" / "device"
 KERNELS = Path(__file__).with_name("primitive_kernels.cuh")
+NVRTC = Path(__file__).resolve().parents[2] / "workers" / "compile" / "nvrtc" / "driver.py"
 # Those of codegen/text/render_group.py and codegen/text/render_cpu.py without what is not of primitives, and their
 # flags; tests/device/test_confirm_primitives.py compares them.
 DEVICE_HEADERS = ("launch.h", "device.cuh", "convert.cuh", "warp.cuh", "async_copy.cuh", "matrix.cuh")
@@ -166,26 +167,61 @@ def find_nvcc() -> str:
     """The one that CUKILN_NVCC names, else that of the PyPI wheels, else the one in PATH. Raises BuildFailed."""
     if named := os.environ.get("CUKILN_NVCC"):
         return named
-    spec = importlib.util.find_spec("nvidia")
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        if compilers := sorted(Path(place).glob("cu*/bin/nvcc"), reverse=True):
-            return str(compilers[0])
+    if not _is_for_cuda_12() and (compilers := _in_wheels("cu*/bin/nvcc")):
+        return str(compilers[0])
     if found_in_path := shutil.which("nvcc"):
         return found_in_path
     raise BuildFailed(f"no nvcc: name one with CUKILN_NVCC; neither in the wheels of {sys.prefix} nor in PATH")
+
+
+def _is_for_cuda_12() -> bool:
+    return os.environ.get("CUKILN_CUDA") == "12"
+
+
+def _in_wheels(pattern: str) -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    places = (spec.submodule_search_locations or []) if spec else []
+    return [path for place in places for path in sorted(Path(place).glob(pattern), reverse=True)]
+
+
+def find_ptxas() -> str | None:
+    """Where CUDA 12 is asked for, no nvcc is named, and the wheels hold NVRTC with ptxas: that ptxas."""
+    if not _is_for_cuda_12() or os.environ.get("CUKILN_NVCC"):
+        return None
+    both = _in_wheels("cuda_nvrtc/lib/libnvrtc.so.12"), _in_wheels("cuda_nvcc/bin/ptxas")
+    return str(both[1][0]) if all(both) else None
+
+
+def device_command(arch: str, source: str, cubin: str) -> list[str]:
+    """From a file to its cubin. Raises BuildFailed."""
+    if ptxas := find_ptxas():
+        head = [sys.executable, str(NVRTC), "--nvrtc", str(_in_wheels("cuda_nvrtc/lib/libnvrtc.so.12")[0])]
+        return [*head, "--ptxas", ptxas, "--target", arch, "--time", "phases.csv", "-o", cubin, source]
+    code = f"arch={arch.replace('sm_', 'compute_')},code={arch}"
+    return [find_nvcc(), "-gencode", code, *DEVICE_FLAGS, "-o", cubin, source]
+
+
+def why_no_kernel_loads(driver: int, compiler: str) -> str | None:
+    """Of a driver for that CUDA (1000 × major + 10 × minor) and a compiler's version; None where kernels load."""
+    major = compiler.partition(".")[0]
+    if not major.isdigit() or not 0 < driver < 1000 * int(major):
+        return None
+    here = f"the driver is for CUDA {driver // 1000}.{driver % 1000 // 10}, and kernels are compiled by CUDA {compiler}"
+    return f"{here}: install a newer driver (580 or later for 13, 525 for 12), or give CUDA=12"
 
 
 def build_cubin(checks: Sequence[Check], arch: str, folder: Path) -> Path:
     """nvcc's code for one architecture. Raises BuildFailed."""
     source, cubin = folder / "primitives.cu", folder / f"primitives_{arch}.cubin"
     source.write_text(device_text(checks), encoding="utf-8")
-    code = f"arch={arch.replace('sm_', 'compute_')},code={arch}"
-    _compile([find_nvcc(), "-gencode", code, *DEVICE_FLAGS, "-o", cubin.name, source.name], folder)
+    _compile(device_command(arch, source.name, cubin.name), folder)
     return cubin
 
 
 def nvcc_version() -> str:
-    words = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, timeout=240).stdout
+    words = subprocess.run(
+        [find_ptxas() or find_nvcc(), "--version"], capture_output=True, text=True, timeout=240
+    ).stdout
     return words.split(" V")[-1].split()[0] if " V" in words else "unknown"
 
 
@@ -209,7 +245,7 @@ class CupyGpu:
         self._cupy = cupy
         self._module: Any = None
         self.arch = f"sm_{properties['major']}{properties['minor']}"
-        driver = cupy.cuda.runtime.driverGetVersion()
+        driver = self.cuda = int(cupy.cuda.runtime.driverGetVersion())
         self.description = {
             "device": properties["name"].decode(),
             "driver": f"{driver // 1000}.{driver % 1000 // 10}",

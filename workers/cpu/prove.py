@@ -19,7 +19,7 @@ from codegen.plan.verification_plan import Part
 from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError
-from workers.compile.toolchain import ToolchainMissing, find_toolchain
+from workers.compile.toolchain import ToolchainMissing, toolchain_of
 from workers.cpu.verify import CpuVerdict, verify_on_cpu
 from workers.processes.processes import ProcessError, fenced_processes
 
@@ -80,7 +80,7 @@ def _candidates(request: Mapping[str, Any], options: Options, settings: Settings
 
 def _verify(kernels: Sequence[Kernel], options: Options, settings: Settings) -> list[CpuVerdict]:
     with closing(fenced_processes(settings)) as processes:
-        toolchain = find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+        toolchain = toolchain_of(settings, processes)
         return verify_on_cpu(
             kernels,
             toolchain,

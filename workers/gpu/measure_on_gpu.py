@@ -16,7 +16,7 @@ from typing import Any
 
 from storage.config.own_modules import CHILD
 from workers.cpu.verify import CHILD_ENVIRONMENT, MAX_WORDS
-from workers.gpu.interface import Device, GpuMissing
+from workers.gpu.interface import Device, DriverTooOld, GpuMissing
 from workers.gpu.lease import LeaseRefused, make_folder
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
 from workers.processes.cause import MACHINE_SIGNALS
@@ -52,12 +52,12 @@ class Outcome:
 
 
 def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
-    """The GPUs that `module` finds, asked in a child. Raises GpuMissing, InfrastructureError."""
+    """The GPUs that `module` finds, asked in a child. Raises GpuMissing (also DriverTooOld), InfrastructureError."""
     answers, finished = _ask(module, processes, limits)
     if finished.ended_by is not None:
         raise GpuMissing(f"listing the GPUs reached its limit on {finished.ended_by}; does nvidia-smi answer?")
     if "gone" in answers:
-        raise GpuMissing(answers["gone"])
+        raise (DriverTooOld if answers.get("too_old") else GpuMissing)(answers["gone"])
     if "devices" not in answers:
         raise InfrastructureError(f"listing the GPUs failed: {finished.text().strip()[-MAX_WORDS:]}")
     return [Device.from_dict(device) for device in answers["devices"]]

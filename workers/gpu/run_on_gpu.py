@@ -21,7 +21,7 @@ import numpy as np
 from codegen.operators import load_operators, operators
 from cukiln.counted import counted
 from workers.gpu.compare import ComparisonTask, Harmed
-from workers.gpu.interface import Gpu, GpuError, GpuFault, LoadFailed, list_devices, open_gpu, warm_up
+from workers.gpu.interface import DriverTooOld, Gpu, GpuError, GpuFault, LoadFailed, list_devices, open_gpu, warm_up
 from workers.gpu.lease import take_lease
 from workers.gpu.leftovers import thread_names
 from workers.gpu.measure import MeasureTask, Say
@@ -109,7 +109,7 @@ def main() -> NoReturn:
             try:
                 say({"devices": [device.as_dict() for device in list_devices(arguments[1])]})
             except GpuError as error:
-                say({"gone": str(error)})
+                say({"gone": str(error), "too_old": isinstance(error, DriverTooOld)})
         else:
             run_task(GpuTask.from_json(json.loads(Path(arguments[0]).read_text(encoding="utf-8"))), say)
     except GpuFault as error:

@@ -28,7 +28,8 @@ from codegen.operators import load_operators
 from cukiln.counted import counted
 from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
 from storage.config.own_modules import CHILD, gpu_plans
-from workers.compile.toolchain import Toolchain, ToolchainMissing, find_toolchain, supported_targets
+from workers.compile.toolchain import Nvcc, Nvrtc, Toolchain, ToolchainMissing, find_toolchain, supported_targets
+from workers.gpu.driver import require_driver
 from workers.gpu.interface import Device, GpuMissing, choose_device
 from workers.gpu.measure_on_gpu import child_environment, probe
 from workers.offline.measure_all import Run, say
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _resolve(options)
     try:
         load_operators([Path(folder) for folder in options.operator_path.split(os.pathsep) if folder])
-        with closing(Processes()) as processes:
+        with closing(Processes(namespaces=not options.no_pid_namespaces)) as processes:
             return measure(options, processes)
     except (CodegenError, GpuMissing, RequestError, ToolchainMissing) as error:
         sys.stderr.write(f"measure_bundle: {error}\n")
@@ -73,6 +74,7 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     device = choose_device(probe(options.gpu_module, processes, MEASURE_LIMITS), options.device)
     say(f"{device.name}, {device.uuid}, driver {device.driver}")
     work, toolchain = _work(options, device, processes)
+    require_driver([device], cuda_of(work))
     require_capability(work, device.capability, device.name)
     out: Path = options.out
     conditions = Conditions(device, gpu_plans(problem.problem.operator for problem in work.problems))
@@ -104,16 +106,23 @@ def _work(options: argparse.Namespace, device: Device, processes: Processes) -> 
     if what.is_dir():
         return work_of_bundle(read_bundle(what), what, name=options.problem, limit=options.limit), None
     request = read_request_file(what)
-    toolchain = find_toolchain(processes, nvcc=options.nvcc, host_compiler=options.cxx)
+    toolchain = find_toolchain(processes, nvcc=options.nvcc, host_compiler=options.cxx, cuda=options.cuda)
     target = default_target_of(device.capability)
     work = work_of_request(request, target, toolchain, name=options.problem, limit=options.limit)
     supported = {target.name for target in supported_targets(toolchain)}
     for problem in work.problems:
         if problem.target.name not in supported:
             raise ToolchainMissing(
-                f"{toolchain.nvcc} makes no code for {problem.target.name}, which {problem.name} needs"
+                f"{toolchain.device_compiler.path} makes no code for {problem.target.name}, which {problem.name} needs"
             )
     return work, toolchain
+
+
+def cuda_of(work: Work) -> int:
+    """The newest major release of CUDA among the compilers of the kernels; 0 where none is recorded."""
+    versions = [made_by.get("versions", {}) for made_by in work.toolchains.values()]
+    compilers = [version[name] for version in versions for name in (Nvcc.name, Nvrtc.name) if name in version]
+    return max((int(version.partition(".")[0]) for version in compilers), default=0)
 
 
 def _resolve(options: argparse.Namespace) -> None:
@@ -163,6 +172,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="that compile side by side")
     parser.add_argument("--budget", type=_positive, metavar="SECONDS", help="then it ends; the same command goes on")
     parser.add_argument("--nvcc", default=os.environ.get("CUKILN_NVCC"), help="default: of the wheels, else of PATH")
+    parser.add_argument("--cuda", type=int, choices=(12, 13), default=os.environ.get("CUKILN_CUDA") or 13)
+    parser.add_argument("--no-pid-namespaces", action="store_true", help="where the driver does not work in one")
     parser.add_argument("--cxx", default=os.environ.get("CUKILN_CXX"), help="default: g++")
     parser.add_argument("--operator-path", default=os.environ.get("OPERATOR_PATH", ""), help="trusted operator folders")
     options = parser.parse_args(arguments)

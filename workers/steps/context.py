@@ -31,7 +31,7 @@ from storage.transitions.apply_verdicts import NextStep, Versions
 from storage.transitions.take_work import FileLimits
 from workers import wake_ups
 from workers.compile.compile_file import Phase
-from workers.compile.toolchain import Toolchain, find_toolchain
+from workers.compile.toolchain import Toolchain, toolchain_of
 from workers.cpu.verify import cpu_plans
 from workers.gpu.interface import Device
 from workers.processes.processes import InfrastructureError, Processes
@@ -120,7 +120,7 @@ class Workplace:
     @cached_property
     def toolchain(self) -> Toolchain:
         """Found on first use (0.1 s). Raises ToolchainMissing."""
-        return find_toolchain(self.processes, nvcc=self.settings.nvcc, host_compiler=self.settings.host_compiler)
+        return toolchain_of(self.settings, self.processes)
 
 
 @dataclass(frozen=True)

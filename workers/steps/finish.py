@@ -246,6 +246,7 @@ def _publish(
         target=problem.target,
         emulates=find_target(problem.target).emulates,
         device_class=problem.device_class,
+        cuda=context.settings.cuda,
         ranked_by=ranked_by(front),
         front=front,
         runner_up=second,

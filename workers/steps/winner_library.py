@@ -110,7 +110,7 @@ def build_winner(
         cubin=code.cubin,
         library=library,
         ptx=code.ptx,
-        sass=disassemble(code.cubin, toolchain.nvcc, processes, cancel),
+        sass=disassemble(code.cubin, toolchain.device_compiler.path, processes, cancel),
         code_digest=code_digest_of([code.contents.kernels[name] for name in names]),
         resources=worst_resources([code.resources[name] for name in names]),
         log=compiler.log,

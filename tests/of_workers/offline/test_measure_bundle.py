@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -24,6 +25,7 @@ from tests.support.fixtures.elsewhere import (
     verdicts,
 )
 from tests.support.fixtures.queue import wait_for
+from tests.support.gpu.fake_gpu import VARIABLE, configure
 from workers.gpu.interface import Device
 from workers.gpu.task import CandidateResult
 from workers.offline import compile_ahead, measure_bundle
@@ -130,6 +132,23 @@ def test_what_cannot_be_measured_is_a_sentence(
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stdout + ended.stderr
     assert words in ended.stderr
     assert not (elsewhere.folder / "out" / "results.json").exists()
+
+
+def test_a_driver_that_cannot_load_the_kernels_ends_it_before_any_is_compiled(
+    elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = work_of_request(REQUEST, "sm_90a", SimpleNamespace(digest="0" * 64, describe=dict))  # type: ignore[arg-type]
+    made_by = {"a": {"versions": {"nvrtc": "12.9.86", "ptxas": "12.9.86"}}, "b": {"versions": {"nvcc": "13.2.86"}}}
+    assert [measure_bundle.cuda_of(replace(work, toolchains=some)) for some in ({"a": made_by["a"]}, made_by, {})] == [
+        12, 13, 0,
+    ]  # fmt: skip
+    gpu = configure(elsewhere.folder / "gpu.json", devices=[{"driver": "570.1", "cuda": 12080}])
+    environment = {**elsewhere.environment(), VARIABLE: gpu}
+    monkeypatch.setattr(Elsewhere, "environment", lambda machine: environment)
+    ended = elsewhere.run(elsewhere.request(), "--out", elsewhere.folder / "out")
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stdout + ended.stderr
+    assert "release 580 or later" in ended.stderr
+    assert not (elsewhere.folder / "out").exists()
 
 
 def test_without_a_gpu_it_says_so(elsewhere: Elsewhere) -> None:

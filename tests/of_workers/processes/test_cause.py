@@ -130,7 +130,7 @@ def steps(
     (folder / "launch.cpp").write_text("#include <cstdio>\nint launch() { return 1; }\n")
 
     def reproduced() -> bool:
-        parts = (("device", "NVCC", toolchain.nvcc), ("library", "CXX", toolchain.host_compiler))
+        parts = (("device", "NVCC", toolchain.device_compiler.path), ("library", "CXX", toolchain.host_compiler))
         for part, variable, program in parts:
             built, words = driver._build(folder, part, driver.Compiler(variable, str(program), "named"))
             if built is None:
