@@ -5,7 +5,8 @@ says what is run with them and judges what comes back:
 
 1. integers whose exact result is representable: equal, once per order of warps, inexact activations as identity;
 2. random normals against float64 within the operator's bound, the shipped activations;
-3. case 2 again in another order of warps: the same bits, because every element has one order of summation.
+3. case 2 again in another order of warps: the same bits, because every element has one order of summation;
+4. integers on a few long problems, once: with as many parts as candidates have, with many steps.
 
 Buffers, shared memory and padding are poisoned with NaN before a case runs, so that what was never written shows.
 """
@@ -30,7 +31,8 @@ Kind = Literal["integer", "normal"]
 Order = Literal["ascending", "descending", "seeded"]
 
 # Raised when the cases or the check of outputs change: old verdicts then no longer count.
-PLAN_SCHEMA = 2
+PLAN_SCHEMA = 3
+LONG = 1  # of the seeds that one seed gives: those of long problems
 EXACT_ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")
 # The second run must give the bits of the first.
 NORMAL_ORDERS: tuple[Order, ...] = ("descending", "seeded")
@@ -137,7 +139,7 @@ class OutputCheck:
 
 
 def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
-    """The cases of a kernel: for each problem first the exact one, then the approximate one.
+    """The cases of a kernel: for each problem first the exact one, then the approximate one; then long ones, exact.
 
     Exact runs use every combination of launch-time tunables and every order of warps. `seed` decides all inputs and all
     seeded orders.
@@ -157,6 +159,9 @@ def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
         launch = launches[number % len(launches)]
         repeats = tuple(Run(order, launch, normal_seed + i) for i, order in enumerate(NORMAL_ORDERS))
         yield Case(problem, "normal", False, normal_seed, repeats)
+    for number, (problem, values) in enumerate(operator.long_problems(kernel)):
+        own = int(np.random.SeedSequence([seed, LONG, number]).generate_state(1, np.uint32)[0])
+        yield Case(problem, "integer", True, own, (Run("seeded", tuple(values), own),))
 
 
 def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) -> OutputCheck:
