@@ -1,5 +1,6 @@
-"""Kernels that are right only on tame numbers are caught, in every dtype and algorithm: without a maximum, with
-variances that cancel, without an epsilon, without the NaN that an operator's page promises."""
+"""Kernels that are right only on tame numbers or short sums are caught, in every dtype and algorithm: without a
+maximum, with variances that cancel, without an epsilon, without the NaN that an operator's page promises, with few
+slices or few steps."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from codegen.operators import operator
 from codegen.plan.verification_plan import check_output
 from codegen.search.schedule import Schedule
 from tests.operators.rows.kernels import kernel as row_kernel
+from tests.support.kernels.cpu_helpers import tensor_kernel
 from tests.support.kernels.mutant_runs import AS_IT_IS, judge_mutants
 from tests.support.kernels.mutants import changed, mutants, switched_operator
 
@@ -104,6 +106,32 @@ CASES = {
     ),
     "relu's gradient takes NaN for 0": Unstable(
         "reduce", (OWN, "x <= 0.0f", "!(x > 0.0f)"), reductions("sum", map="relu_grad")
+    ),
+    "matmul adds 8 slices": Unstable(
+        "matmul",
+        ("gemm/split.cuh", "slice < slices", "slice < (slices < 8 ? slices : 8)"),
+        {
+            "fp16": tensor_kernel(split="workspace"),
+            "bfloat16": tensor_kernel("nn", "bfloat16", split="workspace"),
+        },
+    ),
+    "matmul loses the tenth step": Unstable(
+        "matmul",
+        (
+            "gemm/tensor.cuh",
+            "warp.accumulate(stage_at<Feed>(shared, reading));",
+            "if (step != 9) warp.accumulate(stage_at<Feed>(shared, reading));",
+        ),
+        {
+            f"{dtype}, {stages} stages": tensor_kernel(dtype=dtype, stages=stages, fragments=1)
+            for dtype in ("float16", "float32")
+            for stages in (2, 4)
+        },
+    ),
+    "reduce merges 128 slices": Unstable(
+        "reduce",
+        (OWN, "first < arguments.slices", "first < (arguments.slices < 128 ? arguments.slices : 128)"),
+        {name: kernel for name, kernel in reductions("sum").items() if "workspace" in name},
     ),
 }  # fmt: skip
 

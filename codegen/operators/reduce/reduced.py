@@ -14,7 +14,7 @@ Level = tuple[str, int]  # list, extent
 # Outputs side by side of a block of `combine` that has as many rows of threads as it can, and more slices than those.
 COMBINE_COLUMNS, MANY_SLICES = 8, 70
 # Of the problem that is run once.
-MOST_LONG_SLICES, LONG_THREADS = 4096, 2**18
+MOST_LONG_SLICES, LONG_THREADS = 4096, 2**17
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[ReduceProblem]:
