@@ -282,8 +282,8 @@ class Operator(ABC):
         return [[]]
 
     def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        """Problems that are too dear for more than one exact run, each with launch-time values: as many parts as
-        candidates have, more steps than a pipeline remembers."""
+        """Problems for one exact run each, with its launch-time values: as many parts as candidates have, more steps
+        than a pipeline remembers, extents that are too short for more."""
         return []
 
     @abstractmethod
