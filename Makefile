@@ -41,6 +41,8 @@ RUN_STAMP := $(VENV)/.installed$(if $(GPU),-gpu)
 DEV_STAMP := $(VENV)/.installed-dev
 # A second reference for the tests, without the gigabytes of its GPU build. Not every index has it: they skip without it.
 TORCH := torch==2.13.0+cpu
+# A model of tensor cores, on PyTorch; without its dependencies, which would bring PyTorch's build for GPUs.
+MMASIM := mmasim==2.1.1
 TORCH_STAMP := $(VENV)/.tried-torch
 
 # What tests of the vendor's libraries load, which takes no GPU: 1.5 GB. Where the index is slow, they skip without it.
@@ -188,6 +190,7 @@ $(DEV_STAMP): $(RUN_STAMP) pyproject.toml constraints.txt
 $(TORCH_STAMP): $(DEV_STAMP)
 	@echo "installing PyTorch for CPUs, which tests compare with (first time only)"
 	@$(PIP) "$(TORCH)" 2>/dev/null || echo "this package index has no $(TORCH): tests that compare with PyTorch are skipped"
+	@$(PIP) --no-deps "$(MMASIM)" 2>/dev/null || echo "this package index has no $(MMASIM): tests that compare with it are skipped"
 	@touch $@
 
 $(VENDOR_STAMP): $(DEV_STAMP)

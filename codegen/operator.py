@@ -308,6 +308,11 @@ class Operator(ABC):
         """Distinct arrays of launch-time values for one of the kernel's test problems; all of them must be right."""
         return [[]]
 
+    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        """Problems for one exact run each, with its launch-time values: as many parts as candidates have, more steps
+        than a pipeline remembers, extents that are too short for more."""
+        return []
+
     @abstractmethod
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """Arrays of the logical shapes of the `in` operands. `integer`: the exact result is representable."""

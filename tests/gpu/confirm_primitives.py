@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.primitives import CONFIRMED, primitive_digest, primitives
+from codegen.primitives import CONFIRMED, primitive_digest, primitives, tensor_sums
 from tests.gpu.primitive_checks import CHECKS, Check, Comparison
 from tests.gpu.run_primitives import (
     ORDERS,
@@ -146,7 +146,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"{why}; nothing is confirmed", file=sys.stderr)
                 return NO_GPU
             gpu.load(build_cubin([check for check in CHECKS if runs_on(check, gpu.arch)], gpu.arch, folder))
-            return confirm(gpu, CpuEmulations(CHECKS, folder), nvcc_version(), chosen.result)
+            emulations = CpuEmulations(CHECKS, folder, sums=tensor_sums(gpu.arch))
+            return confirm(gpu, emulations, nvcc_version(), chosen.result)
         except BuildFailed as error:
             print(error, file=sys.stderr)
             return DIFFERS

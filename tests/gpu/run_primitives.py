@@ -18,6 +18,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from codegen.primitives import TURING_SUMS
 from tests.gpu.primitive_checks import Check
 from tests.gpu.primitive_inputs import Words
 
@@ -30,7 +31,7 @@ DEVICE_HEADERS = ("launch.h", "device.cuh", "convert.cuh", "warp.cuh", "async_co
 CPU_HEADERS = (
     "cpu/fiber.h", "cpu/memory.h", "cpu/scheduler.h", "cpu/counts.h", "cpu/sites.h", "cpu/race.h", "cpu/banks.h",
     "cpu/watch.h", "cpu/collective.h", "cpu/barriers.h", "launch.h", "cpu/twin.h", "cpu/async_copy.h", "cpu/convert.h",
-    "cpu/warp.h", "cpu/matrix.h", "cpu/grid.h", "cpu/harness.h",
+    "cpu/warp.h", "cpu/tensor_sums.h", "cpu/matrix.h", "cpu/grid.h", "cpu/harness.h",
 )  # fmt: skip
 CPU_FLAGS = (
     "-std=c++17", "-O1", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden",
@@ -91,13 +92,16 @@ def _texts(headers: Sequence[str]) -> str:
     return "".join(_header(name, (DEVICE / name).read_text(encoding="utf-8")) for name in headers)
 
 
-def cpu_text(checks: Sequence[Check], kernels: Path = KERNELS) -> str:
-    """The C++ of all checks for g++."""
+def cpu_text(checks: Sequence[Check], kernels: Path = KERNELS, sums: int = TURING_SUMS) -> str:
+    """The C++ of all checks for g++; `sums`: whose tensor cores add."""
     wrappers = "\n".join(
         f"void {check.function}(const Arguments arguments) {{ {check.kernel}(arguments); }}" for check in checks
     )
     entries = ", ".join(f"call_kernel<Arguments, {check.function}>" for check in checks)
-    defines = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n#define CUKILN_RUNTIME 1\n"
+    sums_of = f"#define CUKILN_TENSOR_SUMS {sums}\n"
+    defines = (
+        f"{sums_of}#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n#define CUKILN_RUNTIME 1\n"
+    )
     entry = _CPU_ENTRY.format(wrappers=wrappers, entries=entries, count=len(checks))
     return defines + _texts(CPU_HEADERS) + _header(kernels.name, kernels.read_text(encoding="utf-8")) + entry
 
@@ -127,10 +131,11 @@ def _compile(command: Sequence[str], folder: Path) -> None:
 
 
 class CpuEmulations:
-    """All checks' kernels, built for the CPU in `folder`, run under the race detector."""
+    """All checks' kernels, built for the CPU in `folder`, run under the race detector. `sums`: whose tensor cores
+    add."""
 
-    def __init__(self, checks: Sequence[Check], folder: Path, kernels: Path = KERNELS) -> None:
-        (folder / "primitives.cpp").write_text(cpu_text(checks, kernels), encoding="utf-8")
+    def __init__(self, checks: Sequence[Check], folder: Path, kernels: Path = KERNELS, sums: int = TURING_SUMS) -> None:
+        (folder / "primitives.cpp").write_text(cpu_text(checks, kernels, sums), encoding="utf-8")
         _compile([os.environ.get("CUKILN_CXX", "g++"), *CPU_FLAGS, "primitives.cpp", "-o", "primitives.so"], folder)
         self._functions = {check.name: index for index, check in enumerate(checks)}
         self._library = ctypes.CDLL(str(folder / "primitives.so"))

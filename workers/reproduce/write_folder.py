@@ -139,7 +139,7 @@ def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:
         "kernel.cu": render_device([kernel]).text,
         "launch.cpp": library,
         EMBED: EMBED_ASSEMBLY,
-        "kernel_cpu.cpp": render_cpu([kernel]),
+        "kernel_cpu.cpp": render_cpu([kernel], sums=target(facts.target).tensor_sums),
         "build.sh": _build_sh(facts),
         "run.py": RUN_PY,
         "facts.json": facts.model_dump_json(indent=1) + "\n",
