@@ -8,20 +8,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from workers.gpu.child_life import Listeners
 from workers.gpu.interface import Device
 from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import Outcome, run_gpu_task
-from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate, TaskKind, operator_folders
+from workers.gpu.task import GpuTask, TaskCandidate, TaskKind, operator_folders
 from workers.processes.processes import Limits, Processes
-
-
-@dataclass(frozen=True)
-class Listeners:
-    """What is told at once; see `run_gpu_task`. `cancel` ends the task."""
-
-    cancel: threading.Event | None = None
-    on_result: Callable[[CandidateResult], None] | None = None
-    on_comparison: Callable[[str, dict[str, Any] | None], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +37,7 @@ class Engine:
         candidates: Sequence[TaskCandidate],
         best_us: Mapping[str, float],
         listeners: Listeners,
+        cancel: threading.Event | None = None,
     ) -> Outcome:
         """`problems`: canonical, by the keys that `candidates` and `best_us` use. Raises GpuGone,
         InfrastructureError."""
@@ -65,7 +58,7 @@ class Engine:
             self.processes,
             self.limits,
             cache=self.cache,
-            cancel=listeners.cancel,
+            cancel=cancel,
             on_result=listeners.on_result,
             on_comparison=listeners.on_comparison,
         )

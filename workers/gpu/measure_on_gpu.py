@@ -10,12 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from storage.config.own_modules import CHILD
 from workers.cpu.verify import CHILD_ENVIRONMENT, MAX_WORDS
+from workers.gpu.child_life import Life, Listeners, end_words, ended_early
 from workers.gpu.interface import Device, GpuMissing
 from workers.gpu.lease import LeaseRefused, make_folder
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
@@ -40,9 +41,9 @@ class GpuGone(InfrastructureError):
 @dataclass(frozen=True)
 class Outcome:
     """What a task came to. `results`: of a measure task one per candidate, in the task's order; of a compare task those
-    of candidates that were found wrong. `comparisons`: of a compare task, by problem, `cukiln.types.Comparison` as JSON;
-    None where no candidate was left. All hold what was done so far where `cancel` was set. Seconds are of all children,
-    the wait for the lease included."""
+    of candidates that were found wrong. `comparisons`: of a compare task, by problem, `cukiln.types.Comparison` as
+    JSON; None where no candidate was left. All hold what was done so far where `cancel` was set. Seconds are of all
+    children, the wait for the lease included."""
 
     device: Device | None
     results: list[CandidateResult]
@@ -105,12 +106,12 @@ def run_gpu_task(
     candidates that are still right.
 
     `limits` hold for each child, from when it has the GPU. `cache`: what the GPU's own kernels compile to. `on_result`
-    is called as soon as a result is there, and again where it turns out to be forged; `on_comparison` with a problem and
-    its comparison, once nothing can show it to be forged. A child that says nothing for `silence_seconds` hangs. Raises GpuGone where the GPU does not answer a new child either, and InfrastructureError
-    where the machine failed.
+    is called as soon as a result is there, and again where it turns out to be forged; `on_comparison` with a problem
+    and its comparison, once nothing can show it to be forged. A child that says nothing for `silence_seconds` hangs.
+    Raises GpuGone where the GPU does not answer a new child either, InfrastructureError where the machine failed.
     """
     with processes.private_folder("gpu") as folder:
-        heard = _Listeners(on_result, on_comparison)
+        heard = Listeners(on_result, on_comparison)
         children = _GpuChildren(task, processes, limits, folder, cache, cancel, heard, silence_seconds)
         began = time.monotonic()
         children.run()
@@ -146,34 +147,6 @@ def shared_folders(task: GpuTask, *more: Path) -> list[Path]:
     return [*more, lease]
 
 
-@dataclass(frozen=True)
-class _Listeners:
-    on_result: Callable[[CandidateResult], None] | None
-    on_comparison: Callable[[str, dict[str, Any] | None], None] | None
-
-
-@dataclass
-class _Life:
-    """What one child has done. `running`: what it touches now, for `problem`. `doing`: what it said last of what takes
-    long. `failed`: its own message where Python failed. `garbage`: a line that is not the child's own. `forger`: the
-    candidate whose result may be forged as well. `compared`: the problem whose comparison came last, which may be, too."""
-
-    ready: bool = False
-    running: str | None = None
-    running_since: float = 0.0
-    doing: str = ""
-    problem: str = ""
-    judged: list[str] = field(default_factory=list)
-    compared: str | None = None
-    has_compared: bool = False
-    gone: str | None = None
-    failed: str | None = None
-    garbage: str | None = None
-    forger: str | None = None
-    heard: float = field(default_factory=time.monotonic)
-    reported_cpu: float = 0.0
-
-
 @dataclass
 class _GpuChildren:
     """Runs one child after the other until the task is done."""
@@ -184,7 +157,7 @@ class _GpuChildren:
     folder: Path
     cache: Path
     cancel: threading.Event | None
-    listeners: _Listeners
+    listeners: Listeners
     silence_seconds: float
 
     def __post_init__(self) -> None:
@@ -209,8 +182,8 @@ class _GpuChildren:
                 return
             self._settle(life, finished)
 
-    def _one_child(self) -> tuple[_Life, Finished]:
-        life, key = _Life(), new_key()
+    def _one_child(self) -> tuple[Life, Finished]:
+        life, key = Life(), new_key()
         hear = Hearing(key)
         argv = [sys.executable, "-m", CHILD, self._request()]
         with self.processes.stream(
@@ -258,7 +231,7 @@ class _GpuChildren:
                 best[entry.problem] = min(median, best.get(entry.problem, median))
         return best
 
-    def _receive(self, answer: Mapping[str, Any], life: _Life) -> str:
+    def _receive(self, answer: Mapping[str, Any], life: Life) -> str:
         """The kind of an answer. Raises KeyError, TypeError or ValueError where it is none of the child's."""
         ((kind, value),) = answer.items()
         if life.garbage is not None:
@@ -298,7 +271,7 @@ class _GpuChildren:
             raise ValueError(kind)
         return str(kind)
 
-    def _take_comparison(self, problem: str, comparison: dict[str, Any] | None, life: _Life) -> None:
+    def _take_comparison(self, problem: str, comparison: dict[str, Any] | None, life: Life) -> None:
         own = [entry.candidate for entry in self._waiting.values() if entry.problem == problem]
         if self.task.kind != "compare" or not (own or problem == life.problem) or problem in self.comparisons:
             raise ValueError(problem)
@@ -309,13 +282,13 @@ class _GpuChildren:
         for candidate in own:
             del self._waiting[candidate]
 
-    def _report_compared(self, life: _Life) -> None:
+    def _report_compared(self, life: Life) -> None:
         """The last comparison was the child's own: what came after it makes sense."""
         problem, life.compared = life.compared, None
         if problem is not None and self.listeners.on_comparison is not None:
             self.listeners.on_comparison(problem, self.comparisons[problem])
 
-    def _suspect(self, line: bytes, life: _Life) -> None:
+    def _suspect(self, line: bytes, life: Life) -> None:
         """Code under test has written a line. Where no candidate is running, that of the last result is suspected, and
         it may well be the forged one, since the child's own lines make no sense after it."""
         life.garbage = line[:200].decode("utf-8", "replace")
@@ -331,7 +304,7 @@ class _GpuChildren:
         if self.listeners.on_result is not None:
             self.listeners.on_result(result)
 
-    def _settle(self, life: _Life, finished: Finished) -> None:
+    def _settle(self, life: Life, finished: Finished) -> None:
         """What the end of a child says. Raises GpuGone and InfrastructureError."""
         words = finished.stderr.decode("utf-8", "replace").strip()[-MAX_WORDS:]
         if life.failed is not None:
@@ -341,7 +314,7 @@ class _GpuChildren:
             return
         if finished.ok and life.running is None:
             if not life.judged and not life.has_compared:
-                raise _ended_early(life, finished, words)
+                raise ended_early(life, finished, words)
             self._report_compared(life)
             return
         self._in_doubt = True
@@ -364,7 +337,7 @@ class _GpuChildren:
         if life.running is None:
             if life.has_compared or life.judged:
                 return
-            raise _ended_early(life, finished, words)
+            raise ended_early(life, finished, words)
         # Killed by the machine? Late for its own time, or for that of what came before it? Look again.
         killed = finished.ended_by is None and -finished.returncode in MACHINE_SIGNALS
         late = finished.ended_by in ("wall", "cpu") and life.garbage is None and not silent
@@ -382,20 +355,20 @@ class _GpuChildren:
         details = self.limits.as_details(finished.ended_by)
         self._keep(CandidateResult(life.running, verdict, message, details, None, wall, cpu, tainted=True))
 
-    def _never_ready(self, life: _Life, finished: Finished, words: str) -> None:
+    def _never_ready(self, life: Life, finished: Finished, words: str) -> None:
         """Not ready is bad luck once, and a GPU that is gone where the child before had ended badly too."""
         silent = time.monotonic() - life.heard >= self.silence_seconds
         if life.gone is None and finished.ended_by is not None and not silent:
             return  # the limits were reached while another process had the GPU
         if self._in_doubt:
-            reason = life.gone or _end_words(finished, words)
+            reason = life.gone or end_words(finished, words)
             name = f"{self.device.name} {self.device.uuid}" if self.device else self.task.device
             raise GpuGone(
                 f"the GPU {name} does not answer a new process: {reason}; look at nvidia-smi and the kernel log"
             )
         self._in_doubt = True
 
-    def _death(self, life: _Life, finished: Finished, words: str) -> tuple[str, str]:
+    def _death(self, life: Life, finished: Finished, words: str) -> tuple[str, str]:
         """The verdict of what a child died of, and its message."""
         if life.garbage is not None:
             return "runtime_error", f"wrote into the pipe to its parent: {life.garbage!r}"
@@ -403,20 +376,4 @@ class _GpuChildren:
             return "run_timeout", f"still running after {time.monotonic() - life.running_since:.1f} s"
         if finished.ended_by is not None:
             return "runtime_error", f"reached the limit on {finished.ended_by}"
-        return "runtime_error", _end_words(finished, words)
-
-
-def _end_words(finished: Finished, words: str) -> str:
-    cause = f": {words}" if words else ""
-    if finished.ended_by is not None:
-        return f"it was silent, or reached its limit on {finished.ended_by}, after {finished.wall_seconds:.1f} s{cause}"
-    if finished.returncode < 0:
-        return f"the process ended with signal {-finished.returncode}{cause}"
-    return f"the process ended with exit status {finished.returncode}{cause}"
-
-
-def _ended_early(life: _Life, finished: Finished, words: str) -> InfrastructureError:
-    """Of a child that ran no code under test."""
-    doing = f" while {life.doing}" if life.doing else ""
-    end = _end_words(finished, words)
-    return InfrastructureError(f"the child that uses the GPU ended before its task{doing}: {end}")
+        return "runtime_error", end_words(finished, words)

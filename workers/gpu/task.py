@@ -33,8 +33,8 @@ class TaskCandidate:
 
 @dataclass(frozen=True)
 class GpuTask:
-    """`measure`: verify and time each candidate. `compare`: problem by problem, time all its candidates, which are right,
-    against each other and the vendor's library, in one process.
+    """`measure`: verify and time each candidate. `compare`: problem by problem, time all its candidates, which are
+    right, against each other and the vendor's library, in one process.
 
     `gpu` names the module that drives the device (see `workers.gpu.interface`), `device` its UUID, `lease` the file
     that is locked while it is used. `problems` are canonical, by any key; `operators`: see `operator_folders`.

@@ -1,13 +1,17 @@
 """`cukiln fetch`, `export-bundle`, `import-results`: winners for `cukiln.load`, jobs measured elsewhere."""
 
+import gzip
+import hashlib
 import json
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from cukiln.client import Client
 from cukiln.counted import counted
-from cukiln.errors import UsageError
+from cukiln.errors import UsageError, WaitTimeout
 from cukiln.load_kernel import RECORD_FILE
 from cukiln.local_cache import write_atomically
 from cukiln.lock import Lock, make_lock
@@ -71,7 +75,8 @@ def folder_name(result: LookedUp) -> str:
     return name if plain else result.key[:16]
 
 
-BUNDLE_FILE, LIBRARIES, RESULTS_FILE = "bundle.json", "lib", "results.json"
+BUNDLE_FILE, LIBRARIES, RESULTS_FILE, JOB_FILE = "bundle.json", "lib", "results.json", "job.json"
+PACKED_RESULTS = "results-*.json.gz"
 MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by default
 
 
@@ -89,6 +94,34 @@ def export_bundle(client: Client, job_id: str, folder: Path) -> tuple[Path, dict
     path = folder / BUNDLE_FILE
     write_atomically(path, (json.dumps(bundle, indent=1) + "\n").encode())
     return path, bundle
+
+
+def compile_bundle(
+    client: Client, request: Mapping[str, Any], folder: Path, *, seconds: float | None = None, progress: Any = None
+) -> tuple[Path, dict[str, Any]]:
+    """Have the request compiled and proved, or continue that, then export it: what is there after `seconds`. The job's
+    id stands in the folder. Raises `UsageError` where that is another request's."""
+    path, digest = folder / JOB_FILE, hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+    if path.is_file():
+        stored = json.loads(path.read_bytes())
+        if stored["request"] != digest:
+            raise UsageError(f"{folder} holds the bundle of another request: name another folder with --out")
+        job = client.job(stored["job"])
+    else:
+        job = client.submit(request)
+        write_atomically(path, json.dumps({"request": digest, "job": job.job}).encode())
+    with suppress(WaitTimeout):
+        client.wait(job, progress=progress, timeout=seconds)
+    return export_bundle(client, job.job, folder)
+
+
+def winner_library(client: Client, request: Mapping[str, Any]) -> bytes:
+    """Of the fastest kernel of the request's one problem."""
+    client.wait(client.submit(request))
+    (result,) = lookup_request(client, request)
+    if result.record is None:
+        raise UsageError(f"{result.name}: no winner")
+    return client.blob(result.record.front[0].so_sha256)
 
 
 def described(bundle: Mapping[str, Any]) -> str:
@@ -110,15 +143,30 @@ def described(bundle: Mapping[str, Any]) -> str:
 
 
 def import_results(client: Client, where: Path) -> list[Job]:
-    """Send a results.json, or that of a folder; large ones in several parts, each of which becomes a job."""
-    return [client.send_results(part) for part in parts_of(read_results(where), MOST_BYTES)]
+    """Send a results file, or those of a folder; large ones in several parts, each of which becomes a job. What no
+    problem has been measured of is left out."""
+    files = [read_results(path) for path in result_files(where)]
+    begun = [{**results, "problems": [each for each in results["problems"] if _is_begun(each)]} for results in files]
+    parts = [part for results in begun for part in parts_of(results, MOST_BYTES) if part["problems"]]
+    if not parts:
+        raise UsageError(f"{where}: nothing is measured yet")
+    return [client.send_results(part) for part in parts]
 
 
-def read_results(where: Path) -> dict[str, Any]:
+def result_files(where: Path) -> list[Path]:
+    """Of a folder, those that were brought back from elsewhere, else the one that a run writes."""
+    if not where.is_dir():
+        return [where]
+    return sorted(where.glob(PACKED_RESULTS)) or [where / RESULTS_FILE]
+
+
+def read_results(path: Path) -> dict[str, Any]:
     """Raises `UsageError`."""
-    path = where / RESULTS_FILE if where.is_dir() else where
     try:
-        results = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        results = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{path} is damaged ({error}): bring it back again") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
@@ -142,6 +190,10 @@ def parts_of(results: Mapping[str, Any], most_bytes: int) -> Iterator[dict[str, 
         part.append(problem)
         size += bytes_of_it
     yield {**results, "problems": part}
+
+
+def _is_begun(problem: Mapping[str, Any]) -> bool:
+    return any(candidate.get("verdict") != "skipped" for candidate in problem.get("candidates", ()))
 
 
 def _candidates(bundle: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -18,6 +18,7 @@ from cukiln.cli.candidates import accuracy_rows, fastest_first, print_accuracy, 
 from cukiln.cli.console import AsJson, JobId, OfTarget, ProblemName, RequestFile, Url, given, given_path, make_console
 from cukiln.cli.doctor import doctor_report
 from cukiln.cli.folders import (
+    compile_bundle,
     described,
     export_bundle,
     fetch_locked,
@@ -26,17 +27,30 @@ from cukiln.cli.folders import (
     import_results,
     lock_request,
     lookup_request,
+    winner_library,
 )
 from cukiln.cli.jobs import jobs_app
 from cukiln.cli.profile import estimated, print_left_out, print_profile
-from cukiln.cli.server import PRIVATE, find_client, find_service, open_client, quickstart_file, run_proof, server_app
+from cukiln.cli.server import (
+    PRIVATE,
+    find_client,
+    find_service,
+    open_client,
+    own_client,
+    packed,
+    quickstart_file,
+    run_proof,
+    server_app,
+    size_of,
+)
 from cukiln.cli.server import server_module as server
 from cukiln.cli.stored_data import keep_app
 from cukiln.cli.table import print_job, print_lookups
-from cukiln.cli.tune import EXIT_CODES, Tuning, job_json
+from cukiln.cli.tune import EXIT_CODES, Tuning, job_json, show_progress
 from cukiln.counted import counted
 from cukiln.errors import BadRequest, CukilnError, NotFound, ServiceUnreachable, UsageError
 from cukiln.job_request import read_request
+from cukiln.local_cache import write_atomically
 from cukiln.lock import LOCK_FILE, Lock
 from cukiln.printable import printable
 from cukiln.settings import BY_DEFAULT, ClientSettings
@@ -349,29 +363,63 @@ def lock(
 
 @app.command("export-bundle")
 def export_job(
-    job: JobId,
+    what: Annotated[
+        str, typer.Argument(metavar="JOB|FILE", parser=given, help="A job's id; with --compile-only a request in JSON.")
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", parser=given_path, help="The folder. Default: JOB-bundle.")
+        Path | None, typer.Option("--out", parser=given_path, help="The folder. Default: JOB-bundle, FILE-bundle.")
+    ] = None,
+    compile_only: Annotated[
+        bool,
+        typer.Option("--compile-only", help="Compile and prove FILE first, by a service for this, which needs no GPU."),
+    ] = False,
+    target: OfTarget = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=1, help="Of compiling; then what is there. Default: all of it.")
+    ] = None,
+    part_bytes: Annotated[
+        str | None,
+        typer.Option("--part-bytes", help="Pack all that another machine needs in parts of this size, such as 16M."),
+    ] = None,
+    wheels: Annotated[
+        Path | None, typer.Option("--wheels", help="Of `make offline-wheels`. Default: build/offline-wheels.")
     ] = None,
     url: Url = None,
 ) -> None:
-    """Write what a machine that has a GPU and no service needs to measure JOB: docs/measuring-elsewhere.md."""
-    with find_client(url) as client:
-        path, bundle = export_bundle(client, job, out or Path(f"{job}-bundle"))
+    """Write what a machine that has a GPU and no service needs to measure JOB, or FILE: docs/measuring-elsewhere.md.
+
+    With --compile-only OUT keeps that service's data: the same command continues. --part-bytes packs OUT/carried.
+    """
+    if not compile_only and (part_bytes or seconds):
+        raise UsageError("--part-bytes and --seconds go with --compile-only")
+    folder = (out or Path(f"{Path(what).stem}-bundle")).absolute()
+    if not compile_only:
+        with find_client(url) as client:
+            path, bundle = export_bundle(client, what, folder)
+    else:
+        request = read_request(what, target)
+        with own_client(folder / "service") as client, show_progress(make_console(stderr=True)) as progress:
+            path, bundle = compile_bundle(client, request, folder, seconds=seconds, progress=progress)
+            if part_bytes:
+                carry = server("workers.offline.carry")
+                library = winner_library(client, carry.workspaces_request(bundle["problems"][0]["target"]))
+                write_atomically(folder / carry.WORKSPACES_LIBRARY, library)
     typer.echo(printable(f"{path}: {described(bundle)}"))
+    if part_bytes:
+        typer.echo(printable(packed(folder, wheels, size_of(part_bytes))))
 
 
 @app.command("import-results")
 def import_measured(
     results: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER|FILE", parser=given_path, help="A results.json, or the folder that has it."),
+        typer.Argument(metavar="FOLDER|FILE", parser=given_path, help="What was brought back, or a results.json."),
     ],
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send the results of `python -m workers.offline.measure_bundle` to the service, which builds and publishes
-    winners.
+    """Send what was measured elsewhere to the service, which builds and publishes winners. Sent again, it changes
+    nothing; of a run that is not finished, what is there.
 
     Exit code 3 when some problems have no winner.
     """

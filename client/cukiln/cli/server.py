@@ -93,6 +93,19 @@ def find_client(url: str | None) -> Iterator[Client]:
         yield client
 
 
+@contextmanager
+def own_client(folder: Path) -> Iterator[Client]:
+    """Of a service over a data folder of its own, which uses no GPU and ends with the block."""
+    serve, checks = server_module("workers.supervisor.serve"), server_module("workers.supervisor.start_checks")
+    own = {"data_dir": folder, "port": 0, "host": "127.0.0.1", "gpus": "none"}
+    elsewhere = {"database_url": None, "redis_url": None, "blobs_url": None, "api_key": None, "default_target": None}
+    try:
+        with serve.embedded(load_settings({**own, **elsewhere})) as started, Client(started.url) as client:
+            yield client
+    except checks.ServeError as error:
+        raise ServerFailed(f"the service for this command did not start: {error}") from error
+
+
 def open_client(service: Service) -> Client:
     return Client(service.url, service.api_key, connect_seconds=CALL_SECONDS, lookup_budget=CALL_SECONDS)
 
@@ -183,6 +196,27 @@ def run_proof(request: dict[str, Any], part: dict[str, Any], options: dict[str, 
         raise UsageError(f"--order is {part['order']!r}; allowed: {', '.join(prove.ORDERS)}")
     code: int = prove.prove(request, prove.Options(part=prove.Part(**part), **options))
     return code
+
+
+def packed(bundle: Path, wheels: Path | None, part_bytes: int) -> str:
+    """Pack what another machine needs; a sentence about it."""
+    carry = server_module("workers.offline.carry")
+    try:
+        carried = carry.pack(bundle, bundle / "carried", wheels=wheels, part_bytes=part_bytes)
+    except carry.NotCarried as error:
+        raise UsageError(str(error)) from error
+    return (
+        f"{carried.folder}: {len(carried.files)} files, {carried.bytes / 1e6:.1f} MB, {carried.wheels} wheels; there: "
+        f"python3 {carry.SCRIPT} --budget 500"
+    )
+
+
+def size_of(text: str) -> int:
+    """Bytes of a size such as `16M`. Raises `UsageError`."""
+    match = re.fullmatch(r"([1-9][0-9]{0,11})([KMG]?)", text)
+    if match is None:
+        raise UsageError(f"{text!r} is no size: give bytes, or a number with K, M or G, such as 16M")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
 
 
 @contextmanager
