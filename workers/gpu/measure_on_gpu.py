@@ -177,6 +177,8 @@ class _GpuChildren:
             life, finished = self._one_child()
             self.cpu_seconds += finished.cpu_seconds
             if self.cancel and self.cancel.is_set():
+                if life.garbage is None:
+                    self._report_compared(life)
                 return
             if life.garbage is None and finished.ended_by == "cancelled":
                 return

@@ -60,14 +60,15 @@ def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, secon
 
 
 class Progress:
-    """What was begun and what ended, in `folder`."""
+    """What was begun and what ended, in `folder`, of the installation called `of`: another has other kernels."""
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / PARTS_FILE
+    def __init__(self, folder: Path, of: str = "") -> None:
+        self._path, self._of = folder / PARTS_FILE, of
         self._begun: dict[str, int] = {}  # tries without an end
         self.ended: dict[str, Ended] = {}
         for line in read_lines(self._path):
-            self._take(line)
+            if line["of"] == of:
+                self._take(line)
 
     def begin(self, part: Part) -> None:
         self._write({"part": part.name, "began": time.time()})
@@ -98,7 +99,7 @@ class Progress:
                 yield part.name, f"exit status {ended.status} after {ended.seconds:.0f} s"
 
     def _write(self, line: Mapping[str, Any]) -> None:
-        append_line(self._path, line)
+        append_line(self._path, {"of": self._of, **line})
         self._take(line)
 
     def _take(self, line: Mapping[str, Any]) -> None:

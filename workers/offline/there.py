@@ -8,6 +8,7 @@ is left; 2 wrong use; 130 interrupted.
 
 import argparse
 import contextlib
+import fcntl
 import os
 import signal
 import subprocess
@@ -38,12 +39,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     into: Path = options.into.absolute()
     into.mkdir(parents=True, exist_ok=True)
+    lock = (into / "lock").open("ab")  # held until this process has ended
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.stderr.write(f"measure_there: another run uses {into}; wait for it, or name another folder with --into\n")
+        return WRONG_USE
     if options.continue_from is not None:
         restore(options.continue_from.absolute(), into)
     deadline = time.monotonic() + options.budget - END_SECONDS
     module, device, seconds = options.gpu_module, options.device, options.seconds
     parts = parts_of(options.installed.absolute(), into, gpu_module=module, device=device, seconds=seconds)
-    progress = Progress(into)
+    progress = Progress(into, options.installed.name)
     with _stopping() as stopped:
         for part in parts:
             limit = progress.next_limit(part, options.budget, deadline - time.monotonic())

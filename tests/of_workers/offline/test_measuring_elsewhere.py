@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import hashlib
 import json
@@ -256,6 +257,23 @@ def test_a_part_with_which_the_run_ended_twice_is_left_out_but_not_the_last(tmp_
     assert progress.next_limit(LAST, 500.0, 400.0) is None
 
 
+def test_another_bundle_has_its_parts_run_again(tmp_path: Path) -> None:
+    first = Progress(tmp_path, "installed-1")
+    first.begin(LAST)
+    first.end(LAST, Ended(0, 300.0, 400.0, False))
+    assert Progress(tmp_path, "installed-1").next_limit(LAST, 500.0, 400.0) is None
+    assert Progress(tmp_path, "installed-2").next_limit(LAST, 500.0, 400.0) == 400.0
+
+
+def test_two_runs_in_a_folder_are_one_too_many(machine: BareMachine) -> None:
+    machine.into.mkdir()
+    with (machine.into / "lock").open("ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        ended = machine.run()
+    assert ended.returncode == 2 and "another run uses" in ended.stderr
+    assert not (machine.into / "parts.jsonl").exists()
+
+
 def test_the_parts_come_in_the_order_of_their_worth(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, tmp_path, gpu_module="m", device="0", seconds=0.3)
     names = ["libraries", "primitives", "measuring checks", "workspaces", "ceilings", "candidates and vendor"]
@@ -278,7 +296,7 @@ def test_results_that_are_too_large_for_a_file_go_into_several(
     write_results(tmp_path / "measured", results)
     whole = len(gzip.compress(json.dumps(results, separators=(",", ":")).encode()))
     monkeypatch.setattr(brought_back, "MOST_BYTES", int(whole * 0.9))
-    append_line(tmp_path / "parts.jsonl", {"part": "check", "began": 1.0})
+    append_line(tmp_path / "parts.jsonl", {"of": "", "part": "check", "began": 1.0})
     files = bring_back(tmp_path, Progress(tmp_path), [CHECK])
     assert {"results-1.json.gz", "results-2.json.gz"} <= files.keys()
     names = [
@@ -306,7 +324,7 @@ def test_what_was_brought_back_is_restored_only_into_a_folder_that_has_not_begun
     second.mkdir()
     restore(first / "back", second)
     assert Progress(second).ended == progress.ended
-    append_line(second / "parts.jsonl", {"part": "other", "began": 1.0})
+    append_line(second / "parts.jsonl", {"of": "", "part": "other", "began": 1.0})
     lines = (second / "parts.jsonl").read_bytes()
     restore(first / "back", second)
     assert (second / "parts.jsonl").read_bytes() == lines
