@@ -55,14 +55,20 @@ def workspaces_request(target: str) -> dict[str, Any]:
     return {**request, "target": target}
 
 
-def pack(bundle: Path, folder: Path, *, wheels: Path | None, part_bytes: int) -> Carried:
-    """Of a folder of `cukiln export-bundle` with WORKSPACES_LIBRARY in it. Raises NotCarried, OSError."""
-    packages = sorted((wheels or DEFAULT_WHEELS).glob("*.whl"))
+def wheels_in(folder: Path) -> list[Path]:
+    """Raises NotCarried where there are none."""
+    packages = sorted(folder.glob("*.whl"))
     if not packages:
         raise NotCarried(
-            f"{wheels or DEFAULT_WHEELS} holds no wheels of what the other machine lacks: `make offline-wheels "
-            "PYTHON=3.12` collects them for its Python"
+            f"{folder} holds no wheels of what the other machine lacks: `make offline-wheels PYTHON=3.12` collects "
+            "them for its Python"
         )
+    return packages
+
+
+def pack(bundle: Path, folder: Path, *, wheels: Path, part_bytes: int) -> Carried:
+    """Of a folder of `cukiln export-bundle` with WORKSPACES_LIBRARY in it. Raises NotCarried, OSError."""
+    packages = wheels_in(wheels)
     archive = _archive(dict(_members(bundle, packages)))
     script = (Path(__file__).with_name(SCRIPT)).read_bytes()
     if (size := len(archive) + len(script)) > MOST_BYTES:

@@ -37,11 +37,10 @@ from cukiln.cli.server import (
     find_service,
     open_client,
     own_client,
-    packed,
+    packing,
     quickstart_file,
     run_proof,
     server_app,
-    size_of,
 )
 from cukiln.cli.server import server_module as server
 from cukiln.cli.stored_data import keep_app
@@ -393,6 +392,7 @@ def export_job(
     if not compile_only and (part_bytes or seconds):
         raise UsageError("--part-bytes and --seconds go with --compile-only")
     folder = (out or Path(f"{Path(what).stem}-bundle")).absolute()
+    pack = packing(wheels, part_bytes) if part_bytes else None
     if not compile_only:
         with find_client(url) as client:
             path, bundle = export_bundle(client, what, folder)
@@ -400,13 +400,12 @@ def export_job(
         request = read_request(what, target)
         with own_client(folder / "service") as client, show_progress(make_console(stderr=True)) as progress:
             path, bundle = compile_bundle(client, request, folder, seconds=seconds, progress=progress)
-            if part_bytes:
-                carry = server("workers.offline.carry")
-                library = winner_library(client, carry.workspaces_request(bundle["problems"][0]["target"]))
-                write_atomically(folder / carry.WORKSPACES_LIBRARY, library)
+            if pack:
+                name, beside = pack.beside(bundle["problems"][0]["target"])
+                write_atomically(folder / name, winner_library(client, beside))
     typer.echo(printable(f"{path}: {described(bundle)}"))
-    if part_bytes:
-        typer.echo(printable(packed(folder, wheels, size_of(part_bytes))))
+    if pack:
+        typer.echo(printable(pack.pack(folder)))
 
 
 @app.command("import-results")

@@ -198,17 +198,40 @@ def run_proof(request: dict[str, Any], part: dict[str, Any], options: dict[str, 
     return code
 
 
-def packed(bundle: Path, wheels: Path | None, part_bytes: int) -> str:
-    """Pack what another machine needs; a sentence about it."""
+@dataclass(frozen=True)
+class Packing:
+    """How a bundle is packed for another machine."""
+
+    wheels: Path
+    part_bytes: int
+
+    def beside(self, target: str) -> tuple[str, dict[str, Any]]:
+        """A file of the bundle's folder, and the request whose winner's library it is."""
+        carry = server_module("workers.offline.carry")
+        return carry.WORKSPACES_LIBRARY, carry.workspaces_request(target)
+
+    def pack(self, bundle: Path) -> str:
+        """A sentence about what is packed. Raises `UsageError`."""
+        carry = server_module("workers.offline.carry")
+        try:
+            carried = carry.pack(bundle, bundle / "carried", wheels=self.wheels, part_bytes=self.part_bytes)
+        except carry.NotCarried as error:
+            raise UsageError(str(error)) from error
+        return (
+            f"{carried.folder}: {len(carried.files)} files, {carried.bytes / 1e6:.1f} MB, {carried.wheels} wheels; "
+            f"there: python3 {carry.SCRIPT} --budget 500"
+        )
+
+
+def packing(wheels: Path | None, part_bytes: str) -> Packing:
+    """Looked at before anything is compiled. Raises `UsageError`."""
     carry = server_module("workers.offline.carry")
+    chosen = Packing(wheels or carry.DEFAULT_WHEELS, size_of(part_bytes))
     try:
-        carried = carry.pack(bundle, bundle / "carried", wheels=wheels, part_bytes=part_bytes)
+        carry.wheels_in(chosen.wheels)
     except carry.NotCarried as error:
         raise UsageError(str(error)) from error
-    return (
-        f"{carried.folder}: {len(carried.files)} files, {carried.bytes / 1e6:.1f} MB, {carried.wheels} wheels; there: "
-        f"python3 {carry.SCRIPT} --budget 500"
-    )
+    return chosen
 
 
 def size_of(text: str) -> int:

@@ -19,10 +19,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from cukiln.cli.folders import compile_bundle, import_results, winner_library
-from cukiln.cli.server import size_of
+from cukiln.cli.server import packing, size_of
 from cukiln.client import Client
 from cukiln.errors import UsageError
 from cukiln.types import ENDED, Job
+from tests.gpu.check_workspaces import split_kernel
 from tests.support.fixtures.bare_machine import BareMachine, make_wheels
 from tests.support.fixtures.elsewhere import REQUEST, ROOT, lines_of, results_in
 from tests.support.fixtures.queue import wait_for
@@ -134,7 +135,7 @@ def test_the_three_commands_as_they_are_typed(tmp_path: Path, compiling: Client)
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     problems: list[dict[str, Any]] = [
         *REQUEST["problems"],  # type: ignore[misc]
-        {"name": "rows", "operator": "softmax", "rows": 64, "columns": 100, "dtype": "float32"},
+        {"name": "rows", "operator": "softmax", "shape": [64, 100], "dtype": "float32"},
         {"name": "total", "operator": "reduce", "shape": [64, 96], "axes": [1], "dtype": "float16"},
     ]
     (tmp_path / "model.json").write_text(json.dumps({"search": {"level": 1, "limit": 3}, "problems": problems}))
@@ -145,6 +146,7 @@ def test_the_three_commands_as_they_are_typed(tmp_path: Path, compiling: Client)
     carried = tmp_path / "made" / "carried"
     sizes = {path.name: path.stat().st_size for path in carried.iterdir()}
     assert sum(sizes.values()) <= MOST_CARRIED and max(sizes.values()) <= 4 << 20
+    assert split_kernel((tmp_path / "made" / "workspaces.so").read_bytes()), "what the check of workspaces calls"
     machine = BareMachine(tmp_path / "machine", carried)
     machine.folder.mkdir()
     bundled = json.loads((tmp_path / "made" / "bundle.json").read_bytes())["problems"]
@@ -210,6 +212,15 @@ def test_a_size_is_bytes_or_has_a_unit(text: str, size: int) -> None:
 def test_what_is_no_size_is_a_sentence(text: str) -> None:
     with pytest.raises(UsageError, match="is no size: give bytes, or a number with K, M or G"):
         size_of(text)
+
+
+def test_what_cannot_be_packed_is_said_before_anything_is_compiled(wheels: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="make offline-wheels"):
+        packing(tmp_path, "16M")
+    with pytest.raises(UsageError, match="is no size"):
+        packing(wheels, "16 MB")
+    name, request = packing(wheels, "16M").beside("sm_90a")
+    assert name == "workspaces.so" and request["target"] == "sm_90a" and len(request["problems"]) == 1
 
 
 # --- which part is next
