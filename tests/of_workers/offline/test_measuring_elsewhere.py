@@ -10,9 +10,11 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +29,7 @@ from tests.gpu.check_workspaces import split_kernel
 from tests.support.fixtures.bare_machine import BareMachine, make_wheels
 from tests.support.fixtures.elsewhere import REQUEST, ROOT, lines_of, results_in
 from tests.support.fixtures.queue import wait_for
-from workers.offline import brought_back
+from workers.offline import brought_back, there
 from workers.offline.brought_back import MOST_BYTES, MOST_FILES, bring_back, restore
 from workers.offline.carry import MOST_BYTES as MOST_CARRIED
 from workers.offline.carry import NotCarried, pack
@@ -266,6 +268,38 @@ def test_a_part_with_which_the_run_ended_twice_is_left_out_but_not_the_last(tmp_
     assert progress.next_limit(LAST, 500.0, 400.0) == 400.0, "something is left"
     progress.end(LAST, Ended(0, 300.0, 400.0, False))
     assert progress.next_limit(LAST, 500.0, 400.0) is None
+
+
+HANGS = """import signal, subprocess, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print(child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_part_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "hangs.py").write_text(HANGS)
+    log = tmp_path / "hangs.log"
+
+    def clock() -> float:
+        """The limit is reached when the part has started what it starts."""
+        return 1000.0 if log.is_file() and log.read_text().endswith("\n") else 0.0
+
+    monkeypatch.setattr(there, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep, time=time.time))
+    monkeypatch.setattr(there, "GRACE_SECONDS", 0.2)
+    part = Part("hangs", ("hangs",), 600)
+    ended = there._run(part, Progress(tmp_path), 600.0, tmp_path, [part], [])
+    assert ended.cut_off and ended.status == -signal.SIGKILL
+    wait_for(lambda: not is_running(int(log.read_text())), seconds=60, what="the end of what the part started")
+    assert Progress(tmp_path).ended["hangs"] == ended
+
+
+def is_running(pid: int) -> bool:
+    stat = Path(f"/proc/{pid}/stat")
+    return stat.is_file() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 def test_another_bundle_has_its_parts_run_again(tmp_path: Path) -> None:
