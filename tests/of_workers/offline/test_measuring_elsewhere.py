@@ -133,6 +133,7 @@ def test_a_run_without_a_network_that_is_killed_three_times_loses_nothing_and_me
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1500)
 def test_the_three_commands_as_they_are_typed(tmp_path: Path, compiling: Client) -> None:
     version = f"{sys.version_info[0]}.{sys.version_info[1]}"
     problems: list[dict[str, Any]] = [
