@@ -67,13 +67,32 @@ def machine(carried: Path, tmp_path: Path) -> BareMachine:
     return BareMachine(tmp_path, carried)
 
 
+MOST_CALLS = 5  # a slow machine needs more than one budget
+
+
 def killed(machine: BareMachine, when: Callable[[], Any], *words: str) -> None:
-    """Run until then, and kill it as the end of a lease does."""
-    running = machine.start(*words)
-    wait_for(lambda: when() or running.poll() is not None, seconds=240, what="the moment to kill it")
-    assert running.poll() is None, (machine.folder / "log").read_text()
+    """Run until then, and kill it as the end of a lease does; where its budget ends before, call it again."""
+
+    def is_over(running: subprocess.Popen[bytes]) -> bool:
+        return running.poll() is not None
+
+    for _ in range(MOST_CALLS):
+        running = machine.start(*words)
+        wait_for(lambda running=running: when() or is_over(running), seconds=240, what="the moment to kill it")
+        if not is_over(running):
+            break
     running.send_signal(signal.SIGKILL)
-    running.wait()
+    assert running.wait() == -signal.SIGKILL, (machine.folder / "log").read_text()
+
+
+def ended_well(machine: BareMachine, *words: str) -> str:
+    """Call until nothing is left to measure; what the last call said."""
+    for _ in range(MOST_CALLS):
+        ended = machine.run(*words)
+        report = json.loads((machine.back / "report.json").read_bytes())
+        if report["parts"]["candidates and vendor"].startswith("exit status 0"):
+            break
+    return ended.stdout + ended.stderr
 
 
 def rehearse(machine: BareMachine, client: Client, count: int, problems: int) -> None:
@@ -90,9 +109,9 @@ def rehearse(machine: BareMachine, client: Client, count: int, problems: int) ->
         before.append(lines_of(journal, "result"))
     first = [client.wait(job) for job in import_results(client, machine.into / "measured")]
     assert all(job.state in ENDED for job in first), "a partial result is imported"
-    ended = machine.run("--budget", "120")
+    said = ended_well(machine, "--budget", "120")
     results, compared = lines_of(journal, "result"), lines_of(journal, "compared")
-    assert len(results) == len({result["candidate"] for result in results}) == count, ended.stdout
+    assert len(results) == len({result["candidate"] for result in results}) == count, said
     assert len(compared) == len(set(map(tuple, compared))) >= problems
     assert [result["verdict"] for result in results] == ["ok"] * count
     for some in before:
@@ -118,6 +137,7 @@ def parts_ended(machine: BareMachine) -> list[str]:
     return [line["part"] for line in lines if "ended" in line]
 
 
+@pytest.mark.timeout(1200)
 def test_a_run_without_a_network_that_is_killed_three_times_loses_nothing_and_measures_nothing_twice(
     machine: BareMachine, compiling: Client
 ) -> None:
