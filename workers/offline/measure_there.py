@@ -5,12 +5,14 @@ once, into INTO, and then runs `workers.offline.there`, whose options are these.
 whatever ended it.
 """
 
+import argparse
 import hashlib
 import io
 import json
 import os
 import shutil
 import sys
+import time
 import zipfile
 from pathlib import Path
 
@@ -55,8 +57,11 @@ def part_of(part: dict[str, str]) -> bytes:
 
 
 def main() -> None:
-    words = sys.argv[1:]
-    into = Path(words[words.index("--into") + 1] if "--into" in words[:-1] else DEFAULT_INTO).resolve()
+    began = time.monotonic()
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--into", type=Path, default=Path(DEFAULT_INTO))
+    options, words = parser.parse_known_args()
+    into = options.into.resolve()
     into.mkdir(parents=True, exist_ok=True)
     try:
         installed = install(into)
@@ -66,8 +71,8 @@ def main() -> None:
     folders = [installed / "source", installed / "source" / "client", installed / "packages"]
     inherited = os.environ.get("PYTHONPATH")
     paths = os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])
-    rest = [] if "--into" in words else ["--into", str(into)]
-    command = [sys.executable, "-m", "workers.offline.there", str(installed), *words, *rest]
+    own = ["--into", str(into), "--began", str(began)]
+    command = [sys.executable, "-m", "workers.offline.there", str(installed), *own, *words]
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": paths})
 
 
