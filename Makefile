@@ -31,6 +31,11 @@ endif
 WHEEL_PLATFORMS := manylinux1 manylinux2010 manylinux2014 manylinux_2_5 manylinux_2_12 manylinux_2_17 manylinux_2_24 \
 	manylinux_2_26 manylinux_2_27 manylinux_2_28
 OFFLINE := build/offline-wheels
+# Of `make carry`.
+REQUEST := examples/quickstart.json
+TARGET := sm_90a
+PART_BYTES := 16M
+OUT := build/elsewhere
 
 # The driver's device file is there in containers that have no nvidia-smi, and the other way round.
 GPU := $(shell { test -e /dev/nvidiactl || nvidia-smi -L >/dev/null 2>&1; } && echo gpu)
@@ -57,7 +62,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-prediction bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels wheel test-wheel clean host
+.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-prediction bench-verify bench-tune bench-model bench-kernels vendor-libraries carry offline-wheels wheel test-wheel clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -140,13 +145,15 @@ bench-kernels: host $(RUN_STAMP) ## our kernels for the public shapes against th
 
 vendor-libraries: $(VENDOR_STAMP) ## install cuBLAS and cuDNN (1.5 GB), which their tests call without a GPU
 
-offline-wheels: $(VENV)/.made ## collect what measuring on a machine without a network needs; PYTHON=3.12: that machine's
+carry: host $(RUN_STAMP) offline-wheels ## pack what measures REQUEST on a machine with a GPU (TARGET) and no network, in parts of PART_BYTES; PYTHON=3.12: that machine's
+	@$(BIN)/cukiln export-bundle $(REQUEST) --compile-only --target $(TARGET) --part-bytes $(PART_BYTES) --wheels $(OFFLINE) --out $(OUT)
+
+offline-wheels: $(VENV)/.made ## of `carry`: the packages that such a machine lacks
 	@rm -rf $(OFFLINE)
 	@$(BIN)/python -m pip --disable-pip-version-check --no-input download --quiet --quiet --constraint constraints.txt \
 		--group elsewhere --no-deps --only-binary :all: --python-version $(WHEELS_FOR) \
 		$(WHEEL_PLATFORMS:%=--platform %_x86_64) --dest $(OFFLINE)
 	@echo "$(OFFLINE): $$(ls $(OFFLINE) | wc -l) wheels for Python $(WHEELS_FOR), $$(du -sh $(OFFLINE) | cut -f1)"
-	@echo "there: python3 -m pip install --no-index --no-deps --find-links $(OFFLINE) --target build/offline $(OFFLINE)/*.whl"
 
 wheel: $(VENV)/.made pyproject.toml ## the client as a wheel and an sdist, in dist/
 	@$(PIP) build

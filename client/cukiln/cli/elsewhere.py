@@ -1,25 +1,33 @@
 """`cukiln export-bundle` and `import-results`: jobs that are measured on a machine without a service."""
 
+import gzip
+import hashlib
 import json
+import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cukiln.cli.console import AsJson, JobId, Url, given_path, make_console
+from cukiln.cli.console import AsJson, OfTarget, Url, given, given_path, make_console
 from cukiln.cli.exit_codes import OF_STATE
-from cukiln.cli.server import find_client
+from cukiln.cli.packing import packing
+from cukiln.cli.server import find_client, own_client
 from cukiln.cli.table import print_job
-from cukiln.cli.tune import job_json
+from cukiln.cli.tune import job_json, show_progress
+from cukiln.cli.winners import lookup_request
 from cukiln.client import Client
 from cukiln.counted import counted
-from cukiln.errors import UsageError
+from cukiln.errors import UsageError, WaitTimeout
+from cukiln.job_request import read_request
 from cukiln.local_cache import write_atomically
 from cukiln.printable import printable
 from cukiln.types import Job
 
-BUNDLE_FILE, LIBRARIES, RESULTS_FILE = "bundle.json", "lib", "results.json"
+BUNDLE_FILE, LIBRARIES, RESULTS_FILE, JOB_FILE = "bundle.json", "lib", "results.json", "job.json"
+PACKED_RESULTS = "results-*.json.gz"
 MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by default
 
 elsewhere_app = typer.Typer()
@@ -27,29 +35,63 @@ elsewhere_app = typer.Typer()
 
 @elsewhere_app.command("export-bundle")
 def export_job(
-    job: JobId,
+    what: Annotated[
+        str, typer.Argument(metavar="JOB|FILE", parser=given, help="A job's id; with --compile-only a request in JSON.")
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", parser=given_path, help="The folder. Default: JOB-bundle.")
+        Path | None, typer.Option("--out", parser=given_path, help="The folder. Default: JOB-bundle, FILE-bundle.")
+    ] = None,
+    compile_only: Annotated[
+        bool,
+        typer.Option("--compile-only", help="Compile and prove FILE first, by a service for this, which needs no GPU."),
+    ] = False,
+    target: OfTarget = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=1, help="Of compiling; then what is there. Default: all of it.")
+    ] = None,
+    part_bytes: Annotated[
+        str | None,
+        typer.Option("--part-bytes", help="Pack all that another machine needs in parts of this size, such as 16M."),
+    ] = None,
+    wheels: Annotated[
+        Path | None, typer.Option("--wheels", help="Of `make offline-wheels`. Default: build/offline-wheels.")
     ] = None,
     url: Url = None,
 ) -> None:
-    """Write what a machine that has a GPU and no service needs to measure JOB: docs/measuring-elsewhere.md."""
-    with find_client(url) as client:
-        path, bundle = export_bundle(client, job, out or Path(f"{job}-bundle"))
+    """Write what a machine that has a GPU and no service needs to measure JOB, or FILE: docs/measuring-elsewhere.md.
+
+    With --compile-only OUT keeps that service's data: the same command continues. --part-bytes packs OUT/carried.
+    """
+    if not compile_only and (part_bytes or seconds):
+        raise UsageError("--part-bytes and --seconds go with --compile-only")
+    folder = (out or Path(f"{Path(what).stem}-bundle")).absolute()
+    pack = packing(wheels, part_bytes) if part_bytes else None
+    if not compile_only:
+        with find_client(url) as client:
+            path, bundle = export_bundle(client, what, folder)
+    else:
+        request = read_request(what, target)
+        with own_client(folder / "service") as client, show_progress(make_console(stderr=True)) as progress:
+            path, bundle = compile_bundle(client, request, folder, seconds=seconds, progress=progress)
+            if pack:
+                name, beside = pack.beside(bundle["problems"][0]["target"])
+                write_atomically(folder / name, winner_library(client, beside))
     typer.echo(printable(f"{path}: {described(bundle)}"))
+    if pack:
+        typer.echo(printable(pack.pack(folder)))
 
 
 @elsewhere_app.command("import-results")
 def import_measured(
     results: Annotated[
         Path,
-        typer.Argument(metavar="FOLDER|FILE", parser=given_path, help="A results.json, or the folder that has it."),
+        typer.Argument(metavar="FOLDER|FILE", parser=given_path, help="What was brought back, or a results.json."),
     ],
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Send the results of `python -m workers.offline.measure_bundle` to the service, which builds and publishes
-    winners.
+    """Send what was measured elsewhere to the service, which builds and publishes winners. Sent again, it changes
+    nothing; of a run that is not finished, what is there.
 
     Exit code 3 when some problems have no winner.
     """
@@ -80,6 +122,34 @@ def export_bundle(client: Client, job_id: str, folder: Path) -> tuple[Path, dict
     return path, bundle
 
 
+def compile_bundle(
+    client: Client, request: Mapping[str, Any], folder: Path, *, seconds: float | None = None, progress: Any = None
+) -> tuple[Path, dict[str, Any]]:
+    """Have the request compiled and proved, or continue that, then export it: what is there after `seconds`. The job's
+    id stands in the folder. Raises `UsageError` where that is another request's."""
+    path, digest = folder / JOB_FILE, hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+    if path.is_file():
+        stored = json.loads(path.read_bytes())
+        if stored["request"] != digest:
+            raise UsageError(f"{folder} holds the bundle of another request: name another folder with --out")
+        job = client.job(stored["job"])
+    else:
+        job = client.submit(request)
+        write_atomically(path, json.dumps({"request": digest, "job": job.job}).encode())
+    with suppress(WaitTimeout):
+        client.wait(job, progress=progress, timeout=seconds)
+    return export_bundle(client, job.job, folder)
+
+
+def winner_library(client: Client, request: Mapping[str, Any]) -> bytes:
+    """Of the fastest kernel of the request's one problem."""
+    client.wait(client.submit(request))
+    (result,) = lookup_request(client, request)
+    if result.record is None:
+        raise UsageError(f"{result.name}: no winner")
+    return client.blob(result.record.front[0].so_sha256)
+
+
 def described(bundle: Mapping[str, Any]) -> str:
     """A summary of a bundle."""
     candidates = list(_candidates(bundle))
@@ -99,15 +169,30 @@ def described(bundle: Mapping[str, Any]) -> str:
 
 
 def import_results(client: Client, where: Path) -> list[Job]:
-    """Send a results.json, or that of a folder; large ones in several parts, each of which becomes a job."""
-    return [client.send_results(part) for part in parts_of(read_results(where), MOST_BYTES)]
+    """Send a results file, or those of a folder; large ones in several parts, each of which becomes a job. What no
+    problem has been measured of is left out."""
+    files = [read_results(path) for path in result_files(where)]
+    begun = [{**results, "problems": [each for each in results["problems"] if _is_begun(each)]} for results in files]
+    parts = [part for results in begun for part in parts_of(results, MOST_BYTES) if part["problems"]]
+    if not parts:
+        raise UsageError(f"{where}: nothing is measured yet")
+    return [client.send_results(part) for part in parts]
 
 
-def read_results(where: Path) -> dict[str, Any]:
+def result_files(where: Path) -> list[Path]:
+    """Of a folder, those that were brought back from elsewhere, else the one that a run writes."""
+    if not where.is_dir():
+        return [where]
+    return sorted(where.glob(PACKED_RESULTS)) or [where / RESULTS_FILE]
+
+
+def read_results(path: Path) -> dict[str, Any]:
     """Raises `UsageError`."""
-    path = where / RESULTS_FILE if where.is_dir() else where
     try:
-        results = json.loads(path.read_bytes())
+        data = path.read_bytes()
+        results = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{path} is damaged ({error}): bring it back again") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
@@ -131,6 +216,10 @@ def parts_of(results: Mapping[str, Any], most_bytes: int) -> Iterator[dict[str, 
         part.append(problem)
         size += bytes_of_it
     yield {**results, "problems": part}
+
+
+def _is_begun(problem: Mapping[str, Any]) -> bool:
+    return any(candidate.get("verdict") != "skipped" for candidate in problem.get("candidates", ()))
 
 
 def _candidates(bundle: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -17,6 +17,7 @@ from codegen.kernel import Candidate, Kernel
 from codegen.targets import target
 from tests.operators.harness.declarations import Declarations, RandomCases
 from tests.support.fixtures.compile import LIMITS
+from tests.support.kernels.compile_to_the_end import compile_to_the_end
 from tests.support.kernels.random_cases import (
     SPREAD,
     SPREAD_SEEDS,
@@ -25,7 +26,6 @@ from tests.support.kernels.random_cases import (
     seed_of_this_run,
     too_seldom,
 )
-from workers.compile.compile_group import compile_to_the_end
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
