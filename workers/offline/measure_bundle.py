@@ -70,18 +70,18 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     out: Path = options.out
     candidates = sum(len(problem.candidates) for problem in work.problems)
     say(f"{counted(len(work.problems), 'problem')}, {counted(candidates, 'candidate')}")
-    journal = Journal(out, Conditions(device, gpu_plans(problem.problem.operator for problem in work.problems)))
-    engine = Engine(
-        options.gpu_module,
-        device,
-        locks=lock_folder(),
-        cache=out / "cache",
-        processes=processes,
-        limits=LIMITS,
-        seconds=options.seconds,
-    )
     whole, failure, cancel = False, "", threading.Event()
     with _stopping(cancel) as stopped:
+        journal = Journal(out, Conditions(device, gpu_plans(problem.problem.operator for problem in work.problems)))
+        engine = Engine(
+            options.gpu_module,
+            device,
+            locks=lock_folder(),
+            cache=out / "cache",
+            processes=processes,
+            limits=LIMITS,
+            seconds=options.seconds,
+        )
         deadline = None if options.budget is None else began + options.budget
         run = Run(work, journal, engine, out, deadline, cancel)
         try:
