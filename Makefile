@@ -4,7 +4,16 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 
-VENV := .venv
+# CUDA=12: for drivers of releases 525 to 579. Its packages lie apart, because CuPy for both is one package; what the
+# tests need is the same for both, and they compile by both.
+OF_TESTS := lint test test-long test-faults coverage bench-small-jobs bench-doors vendor-libraries test-wheel wheel
+ifeq ($(CUDA),12)
+ifeq ($(filter $(OF_TESTS),$(MAKECMDGOALS)),)
+export CUKILN_CUDA := 12
+FOR_CUDA := -cuda12
+endif
+endif
+VENV := .venv$(FOR_CUDA)
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet --quiet --constraint constraints.txt
 
@@ -22,16 +31,23 @@ endif
 WHEEL_PLATFORMS := manylinux1 manylinux2010 manylinux2014 manylinux_2_5 manylinux_2_12 manylinux_2_17 manylinux_2_24 \
 	manylinux_2_26 manylinux_2_27 manylinux_2_28
 OFFLINE := build/offline-wheels
+# Of `make carry`.
+REQUEST := examples/quickstart.json
+TARGET := sm_90a
+PART_BYTES := 16M
+OUT := build/elsewhere
 
 # The driver's device file is there in containers that have no nvidia-smi, and the other way round.
 GPU := $(shell { test -e /dev/nvidiactl || nvidia-smi -L >/dev/null 2>&1; } && echo gpu)
-SERVER_GROUPS := --group postgres --group toolchain $(if $(GPU),--group gpu)
+SERVER_GROUPS := --group postgres --group toolchain$(FOR_CUDA) $(if $(GPU),--group gpu$(FOR_CUDA))
 
 # The stamps' names say what is installed, so that a GPU that appears later is noticed.
 RUN_STAMP := $(VENV)/.installed$(if $(GPU),-gpu)
 DEV_STAMP := $(VENV)/.installed-dev
 # A second reference for the tests, without the gigabytes of its GPU build. Not every index has it: they skip without it.
 TORCH := torch==2.13.0+cpu
+# A model of tensor cores, on PyTorch; without its dependencies, which would bring PyTorch's build for GPUs.
+MMASIM := mmasim==2.1.1
 TORCH_STAMP := $(VENV)/.tried-torch
 
 # What tests of the vendor's libraries load, which takes no GPU: 1.5 GB. Where the index is slow, they skip without it.
@@ -46,7 +62,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES := $(shell echo $$(( ($$(nproc) * 3 + 1) / 2 )))
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-prediction bench-verify bench-tune bench-model bench-kernels vendor-libraries offline-wheels wheel test-wheel clean host
+.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-prediction bench-verify bench-tune bench-model bench-kernels vendor-libraries carry offline-wheels wheel test-wheel clean host
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -129,13 +145,15 @@ bench-kernels: host $(RUN_STAMP) ## our kernels for the public shapes against th
 
 vendor-libraries: $(VENDOR_STAMP) ## install cuBLAS and cuDNN (1.5 GB), which their tests call without a GPU
 
-offline-wheels: $(VENV)/.made ## collect what measuring on a machine without a network needs; PYTHON=3.12: that machine's
+carry: host $(RUN_STAMP) offline-wheels ## pack what measures REQUEST on a machine with a GPU (TARGET) and no network, in parts of PART_BYTES; PYTHON=3.12: that machine's
+	@$(BIN)/cukiln export-bundle $(REQUEST) --compile-only --target $(TARGET) --part-bytes $(PART_BYTES) --wheels $(OFFLINE) --out $(OUT)
+
+offline-wheels: $(VENV)/.made ## of `carry`: the packages that such a machine lacks
 	@rm -rf $(OFFLINE)
 	@$(BIN)/python -m pip --disable-pip-version-check --no-input download --quiet --quiet --constraint constraints.txt \
 		--group elsewhere --no-deps --only-binary :all: --python-version $(WHEELS_FOR) \
 		$(WHEEL_PLATFORMS:%=--platform %_x86_64) --dest $(OFFLINE)
 	@echo "$(OFFLINE): $$(ls $(OFFLINE) | wc -l) wheels for Python $(WHEELS_FOR), $$(du -sh $(OFFLINE) | cut -f1)"
-	@echo "there: python3 -m pip install --no-index --no-deps --find-links $(OFFLINE) --target build/offline $(OFFLINE)/*.whl"
 
 wheel: $(VENV)/.made pyproject.toml ## the client as a wheel and an sdist, in dist/
 	@$(PIP) build
@@ -143,11 +161,11 @@ wheel: $(VENV)/.made pyproject.toml ## the client as a wheel and an sdist, in di
 	@$(BIN)/python -m build --no-isolation --outdir dist . >$(VENV)/.wheel.log 2>&1 || { cat $(VENV)/.wheel.log; exit 1; }
 	@ls dist
 
-test-wheel: $(DEV_STAMP) ## the client's tests over the wheel alone, in new environments of every Python that is here
-	@$(BIN)/python -m tests.wheel
+test-wheel: $(DEV_STAMP) ## the client's tests over the wheel alone, and with each extra, in new environments of every Python that is here
+	@$(BIN)/python -m tests.wheel "$(TORCH)"
 
 clean: ## remove what make made: .venv, .cukiln (the data folder), test artifacts, caches
-	rm -rf $(VENV) .cukiln .test-artifacts build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-cuda12 .cukiln .test-artifacts build dist .coverage .coverage.* .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find client codegen docker storage workers service tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
 
 host:
@@ -167,7 +185,7 @@ $(VENV)/.made: constraints.txt
 	@touch $@
 
 $(RUN_STAMP): $(VENV)/.made pyproject.toml constraints.txt
-	@echo "installing the service and nvcc$(if $(GPU), and the GPU packages) (first time only)"
+	@echo "installing the service and $(if $(FOR_CUDA),NVRTC 12,nvcc)$(if $(GPU), and the GPU packages) (first time only)"
 	@$(PIP) --no-build-isolation --editable ".[server]" $(SERVER_GROUPS)
 	@touch $@
 
@@ -179,6 +197,7 @@ $(DEV_STAMP): $(RUN_STAMP) pyproject.toml constraints.txt
 $(TORCH_STAMP): $(DEV_STAMP)
 	@echo "installing PyTorch for CPUs, which tests compare with (first time only)"
 	@$(PIP) "$(TORCH)" 2>/dev/null || echo "this package index has no $(TORCH): tests that compare with PyTorch are skipped"
+	@$(PIP) --no-deps "$(MMASIM)" 2>/dev/null || echo "this package index has no $(MMASIM): tests that compare with it are skipped"
 	@touch $@
 
 $(VENDOR_STAMP): $(DEV_STAMP)

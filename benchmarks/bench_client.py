@@ -23,7 +23,7 @@ from benchmarks.harness import median_seconds, scratch_folder, started
 from benchmarks.keep_result import keep_result, load, options
 from benchmarks.torch_calls import torch_calls
 from cukiln.local_cache import CachedAnswer
-from cukiln.operations import record_bytes
+from cukiln.operations.record_memory import record_bytes
 from storage.config.settings import load_settings
 
 TARGET = "sm_90a"

@@ -40,7 +40,7 @@ from benchmarks.shapes import begins, public_shape, shape_sets
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.predict.compile_cost import MAX_BYTES
+from codegen.predict.compile_cost import MAX_BYTES, in_files
 from codegen.search.rules import Rejected
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -50,7 +50,6 @@ from codegen.text.render_group import render_device, symbols
 from workers.compile.compile_file import FileCompiler
 from workers.compile.compile_group import compile_group
 from workers.compile.toolchain import DEVICE_FLAGS, Toolchain, find_toolchain
-from workers.offline.compile_ahead import in_files
 from workers.processes.job_files import write_text
 from workers.processes.processes import Finished, Limits, Processes
 
@@ -155,7 +154,8 @@ class Ways:
         name = self._target.name
         flags = [flag for flag in DEVICE_FLAGS if flag != "-cubin"]
         architecture = ["-gencode", f"arch={name.replace('sm_', 'compute_')},code={name}"]
-        command = [str(self._toolchain.nvcc), "-ccbin", str(self._toolchain.host_compiler), *architecture, *flags]
+        nvcc, host_compiler = self._toolchain.device_compiler.path, self._toolchain.host_compiler
+        command = [str(nvcc), "-ccbin", str(host_compiler), *architecture, *flags]
         command += ["--keep", "--keep-dir", ".", "-shared", "-Xcompiler", "-fPIC", "-o", "kernels.so", "kernels.cu"]
         write_text(folder / "kernels.cu", text)
         more = [f"-I{include}"] if include is not None else []

@@ -1,9 +1,11 @@
 """The kernels that tuning finds for the public shapes on this machine's GPU, against the vendor's library.
 
-Measures the device's ceilings, then tunes `shapes.json` and the gradients of its convolutions by the stand-alone path
+Measures the device's ceilings, has `shapes.json` and the gradients of its convolutions compiled and proved (`cukiln
+export-bundle --compile-only`; a bundle that was made elsewhere: `--bundle`), and measures them without a service
 (`workers.offline.measure_bundle`). It ends within `--budget`, by when as many shapes as possible of each operator and
-dtype have a first comparison; the same command continues from `--out`. Without a GPU it exits with 2. The result is
-OUT/kernels.json too; it is kept where all shapes were measured:
+dtype have a first comparison; the same command continues from `--out`. Without a GPU it exits with 2. `--results
+FOLDER`: of what was brought back from elsewhere. The result is OUT/kernels.json too; it is kept where all shapes were
+measured:
 
 - `complete`: whether every candidate was measured; `without_winner`, `without_vendor`: shapes without a time, a
   comparison.
@@ -18,6 +20,7 @@ import argparse
 import fnmatch
 import json
 import math
+import subprocess
 import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,21 +33,22 @@ from benchmarks.prediction_quality import quality
 from benchmarks.shapes import every_shape
 from codegen.operators import operator, operators
 from codegen.search.schedule import Schedule
-from workers.gpu.interface import Device, GpuMissing, choose_device, open_gpu
-from workers.gpu.lease import take_lease
-from workers.gpu.measure_on_gpu import child_environment, probe
+from cukiln.cli.elsewhere import read_results, result_files
+from workers.gpu.interface import GpuMissing, choose_device
+from workers.gpu.measure_on_gpu import probe
 from workers.offline import measure_bundle
-from workers.offline.measure_all import lease_of, say
+from workers.offline.ceilings import CEILINGS_FILE, LIMITS, ceilings_of
 from workers.offline.measure_bundle import best_of, vendor_off, vendor_us
 from workers.offline.measured import RESULTS_FILE, write_whole
-from workers.processes.processes import Limits, Processes
+from workers.offline.work import default_target_of
+from workers.processes.processes import Processes
 
-LIMITS = Limits(wall_seconds=300, cpu_seconds=300, memory_bytes=32 << 30, output_bytes=1 << 20)
 WRONG_USE = 2
-CEILINGS_FILE, RESULT_FILE = "ceilings.json", "kernels.json"
+RESULT_FILE = "kernels.json"
 DEFAULT_OUT = Path("build/bench-kernels")
 # Seconds: with the ceilings, all that starts and ends, and a comparison under way the whole stays within 10 minutes.
 DEFAULT_BUDGET = 480.0
+COMPILING_SHARE = 0.5  # of the budget, on a machine that has a compiler too: what is compiled by then is measured
 LEAST_BUDGET = 1.0  # that is left for tuning after slow ceilings: what earlier runs found is shown even so
 
 
@@ -130,34 +134,25 @@ def summarised(results: Mapping[str, Any], ceilings: Mapping[str, float]) -> dic
     }
 
 
-def ceilings_of(module: str, device: Device, out: Path, processes: Processes) -> dict[str, float]:
-    """What the device reaches, from an earlier run under the same driver or measured now; empty where it cannot be."""
-    path = out / CEILINGS_FILE
-    if path.is_file():
-        earlier = json.loads(path.read_bytes())
-        if (earlier["uuid"], earlier["driver"]) == (device.uuid, device.driver):
-            return dict(earlier["ceilings"])
-    lease = lease_of(device.uuid)
-    with processes.private_folder("ceilings") as folder:
-        command = [sys.executable, "-m", "benchmarks.bench_kernels", "--ceilings", module, device.uuid, str(lease)]
-        finished = processes.run(command, cwd=folder, limits=LIMITS, env=child_environment(out / "cache"), device=True)
-    if not finished.ok:
-        say(f"no ceilings of this device: {finished.text().strip()[-500:]}")
-        return {}
-    ceilings: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
-    write_whole(path, json.dumps({"uuid": device.uuid, "driver": device.driver, "ceilings": ceilings}).encode())
-    say("ceilings: " + ", ".join(f"{name} {rate:.0f}" for name, rate in ceilings.items()))
-    return ceilings
-
-
-def tune(
-    out: Path, problems: Sequence[Mapping[str, Any]], arguments: argparse.Namespace, budget: float
-) -> tuple[int, dict[str, Any]]:
-    """The exit status of the stand-alone run, and its results. Raises SystemExit where there are none."""
+def compiled(out: Path, problems: Sequence[Mapping[str, Any]], arguments: argparse.Namespace, target: str) -> Path:
+    """The bundle of the shapes, with what is compiled after a share of the budget. Raises SystemExit."""
     request = out / "shapes.json"
-    request.write_text(json.dumps({"search": {"level": arguments.level}, "problems": list(problems)}), encoding="utf-8")
+    search = {"level": arguments.level, **({"keep": arguments.limit} if arguments.limit else {})}
+    request.write_text(json.dumps({"search": search, "problems": list(problems)}), encoding="utf-8")
+    bundle = out / "bundle"
+    words = ["export-bundle", str(request), "--compile-only", "--target", target, "--out", str(bundle)]
+    if not math.isinf(arguments.budget):
+        words += ["--seconds", str(max(1.0, COMPILING_SHARE * arguments.budget))]
+    ended = subprocess.run([sys.executable, "-m", "cukiln", *words], stdout=sys.stderr, check=False)
+    if ended.returncode:
+        raise SystemExit(WRONG_USE)
+    return bundle
+
+
+def measured(out: Path, bundle: Path, arguments: argparse.Namespace, budget: float) -> tuple[int, dict[str, Any]]:
+    """The exit status of the stand-alone run, and its results. Raises SystemExit where there are none."""
     command = [
-        str(request),
+        str(bundle),
         "--out",
         str(out),
         "--gpu-module",
@@ -166,7 +161,7 @@ def tune(
         str(arguments.seconds),
     ]
     command += [] if math.isinf(budget) else ["--budget", str(max(budget, LEAST_BUDGET))]
-    for name in ("workers", "device", "limit"):
+    for name in ("device", "limit"):
         value = getattr(arguments, name)
         command += [] if value is None else [f"--{name}", str(value)]
     status = measure_bundle.main(command)
@@ -175,28 +170,37 @@ def tune(
     return status, json.loads((out / RESULTS_FILE).read_bytes())
 
 
+def brought_back(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
+    """Results and ceilings of a run elsewhere."""
+    files = [read_results(path) for path in result_files(folder)]
+    ceilings = folder / CEILINGS_FILE
+    problems = [problem for results in files for problem in results["problems"]]
+    found = json.loads(ceilings.read_bytes())["ceilings"] if ceilings.is_file() else {}
+    return {**files[0], "problems": problems}, found
+
+
 def main() -> int:
     arguments = _arguments()
     start = time.monotonic()
-    if arguments.ceilings:  # in a process of its own: it holds the GPU's context
-        module, device_uuid, lease = arguments.ceilings
-        take_lease(Path(lease), "measures what the device reaches", lambda holder: None)
-        print(json.dumps(open_gpu(module, device_uuid).ceilings()))
-        return 0
-    problems = matching_shapes(arguments.only)
-    if not problems:
-        print(f"no public shape of {', '.join(operators())} matches {arguments.only!r}", file=sys.stderr)
-        return WRONG_USE
-    with closing(Processes()) as processes:
-        try:
-            device = choose_device(probe(arguments.gpu_module, processes, LIMITS), arguments.device or "0")
-        except GpuMissing as error:
-            print(f"bench-kernels measures on a GPU, and there is none to use: {error}", file=sys.stderr)
+    out: Path = arguments.out.absolute()
+    out.mkdir(parents=True, exist_ok=True)
+    if arguments.results:
+        status = 0
+        results, ceilings = brought_back(arguments.results)
+    else:
+        problems = matching_shapes(arguments.only)
+        if not problems:
+            print(f"no public shape of {', '.join(operators())} matches {arguments.only!r}", file=sys.stderr)
             return WRONG_USE
-        out: Path = arguments.out.absolute()
-        out.mkdir(parents=True, exist_ok=True)
-        ceilings = ceilings_of(arguments.gpu_module, device, out, processes)
-        status, results = tune(out, problems, arguments, arguments.budget - (time.monotonic() - start))
+        with closing(Processes()) as processes:
+            try:
+                device = choose_device(probe(arguments.gpu_module, processes, LIMITS), arguments.device or "0")
+            except GpuMissing as error:
+                print(f"bench-kernels measures on a GPU, and there is none to use: {error}", file=sys.stderr)
+                return WRONG_USE
+            ceilings = ceilings_of(arguments.gpu_module, device, out, processes)
+        bundle = arguments.bundle or compiled(out, problems, arguments, default_target_of(device.capability))
+        status, results = measured(out, bundle, arguments, arguments.budget - (time.monotonic() - start))
     result = summarised(results, ceilings)
     result |= {"level": arguments.level, "seconds": arguments.seconds, "wall_s": round(time.monotonic() - start, 1)}
     write_whole(out / RESULT_FILE, (json.dumps(result) + "\n").encode())
@@ -214,11 +218,11 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--budget", type=float, default=DEFAULT_BUDGET, help="seconds of all of it (480); the rest stays unmeasured"
     )
-    parser.add_argument("--workers", type=int, help="that compile side by side; default: one per core")
+    parser.add_argument("--bundle", type=Path, help="of `cukiln export-bundle`; default: it is made here")
+    parser.add_argument("--results", type=Path, metavar="FOLDER", help="what was brought back; nothing is measured")
     parser.add_argument("--device", help="UUID or number of the GPU; default: the first")
     parser.add_argument("--gpu-module", default="workers.cuda.cupy_gpu", help="what drives the GPU")
     parser.add_argument("--out", type=Path, default=DEFAULT_OUT, help=f"folder of everything ({DEFAULT_OUT})")
-    parser.add_argument("--ceilings", nargs=3, help=argparse.SUPPRESS)
     return parser.parse_args()
 
 

@@ -78,7 +78,7 @@ class ToolLog:
         self.folder.mkdir()
         marks.mkdir()
         toolchain = find_toolchain()
-        for name, tool in (("nvcc", toolchain.nvcc), ("g++", toolchain.host_compiler)):
+        for name, tool in (("nvcc", toolchain.device_compiler.path), ("g++", toolchain.host_compiler)):
             script = self.folder / name
             script.write_text(TOOL_SCRIPT.format(tool=tool, name=name, marks=marks, numbers=NUMBERS))
             script.chmod(0o755)

@@ -2,7 +2,8 @@
 pins itself, and so all that it starts, to one core. The candidates are level-2 samples of public shapes, always the
 same, each with a kernel of its own (`FAMILIES`).
 
-- `seconds_per_candidate`: all that the processes which run kernels used, divided by the candidates on tensor cores.
+- `seconds_per_candidate`: all that the processes which run kernels used, with the start of what forks them, divided by
+  the candidates on tensor cores.
 - `plan_s_*`: the verification plan of one candidate alone, without the start of the process, which a group shares.
 - `gpp_s_per_candidate`: g++ for the family in one group; `gpp_s_alone`: the peer, the same kernels, one g++ call each.
 """
@@ -31,6 +32,7 @@ from workers.processes.processes import Limits, Processes
 
 LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=256 << 20)
 LIMIT_SECONDS, SIMT_PLAN_LIMIT_SECONDS = 0.5, 0.25
+TARGET = "sm_90a"
 ALONE = 4  # kernels of a family that g++ also compiles one at a time
 _BIAS_GELU = [{"op": "bias", "axis": "n"}, {"op": "gelu"}]
 _FP32 = {"dtype": "float32", "out_dtype": "float32"}
@@ -75,7 +77,7 @@ def sample(family: Family, count: int) -> list[Kernel]:
     """Distinct kernels of the level-2 space, always the same ones, evenly from the ways to split k."""
     fields = {**public_shape(family.shape), **family.changes}
     own = operator(fields["operator"])
-    lowered = lower(own.parse(fields), target("sm_90a"), Search(level=2, limit=40 * count, seed=1))
+    lowered = lower(own.parse(fields), target(TARGET), Search(level=2, limit=40 * count, seed=1))
     kernels = list(dict.fromkeys(candidate.kernel for candidate in lowered.candidates))
     if not family.splits:
         return kernels[:count]
@@ -85,10 +87,11 @@ def sample(family: Family, count: int) -> list[Kernel]:
     return [kernel for kernels in members for kernel in kernels[:share]][:count]
 
 
-def verify(kernels: Sequence[Kernel], toolchain: Toolchain, processes: Processes) -> Verified:
-    """Build and verify them as a worker does."""
+def verify(kernels: Sequence[Kernel], toolchain: Toolchain) -> Verified:
+    """Build and verify them as a worker does, in processes of their own: what these used is known once they ended."""
     before = _children_seconds()
-    verdicts = verify_on_cpu(kernels, toolchain, processes, LIMITS, seed=1)
+    with closing(Processes()) as processes:
+        verdicts = verify_on_cpu(kernels, toolchain, processes, LIMITS, seed=1, sums=target(TARGET).tensor_sums)
     for verdict in verdicts:
         if verdict.verdict != "ok":  # a run that ends early is no measure of one that does not
             raise SystemExit(f"kernel {verdict.kernel_id} is {verdict.verdict}: {verdict.message}")
@@ -133,7 +136,7 @@ def measure(names: Sequence[str], count: int) -> dict[str, Any]:
         toolchain = find_toolchain(processes)
         for name in names:
             kernels = sample(FAMILIES[name], count)
-            verified[name] = verify(kernels, toolchain, processes)
+            verified[name] = verify(kernels, toolchain)
             alone = one_by_one(kernels[:ALONE], toolchain, processes)
             families[name] = {**figures([verified[name]]), "gpp_s_alone": round(alone, 4)}
             print(f"{name}: {families[name]}", flush=True)

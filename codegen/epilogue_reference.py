@@ -80,9 +80,23 @@ def unpacked(words: Array, shape: tuple[int, ...]) -> Float64:
     return bits.reshape(-1)[: math.prod(shape)].reshape(*shape)
 
 
+def summed_roundings(count: float) -> float:
+    """How many roundings a sum of so many random numbers may be off by, in any order, where each is to the nearest:
+    they have either sign, so that they add up to the root of their number (Higham and Mary, SIAM J. Sci. Comput. 41:5,
+    2019, theorem 2.4, with λ = 8: more in one of 10^13 sums for each number). Of few numbers all of them."""
+    return min(count, 8.0 * math.sqrt(count))
+
+
 def stored(dtype: str, at: Bounded) -> Bounded:
     """What an output of `dtype` holds of fp32 values: they are rounded to nearest even, once."""
     return at if dtype == "float32" else _cast(dtype, at)
+
+
+def stored_or_nan(dtype: str, at: Bounded) -> Bounded:
+    """The same, where a NaN is a result, and not what an overflow left."""
+    final, nan = stored(dtype, at), at.value != at.value
+    xp = namespace_of(at.value)
+    return Bounded(xp.where(nan, np.nan, final.value), xp.where(nan, 0.0, final.error))
 
 
 def rounded_to_float32(values: Float64) -> Bounded:

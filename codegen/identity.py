@@ -9,7 +9,7 @@
 | slice | the kernel's rendered text and the headers it inlines |
 | build | kernel, slice, toolchain, target |
 | library | slice, text of the host side, toolchain, target |
-| winner | problem, architecture, device class |
+| winner | problem, architecture, device class, CUDA |
 """
 
 from collections.abc import Mapping
@@ -19,6 +19,10 @@ from codegen.canonical import digest
 
 # Raised when the meaning of a part changes, so that nothing old is found under the new meaning.
 SCHEMA_VERSION = 1
+
+CUDA = 13
+"""The major release whose compiler is used unless another one is asked for."""
+RELEASES = frozenset({12, CUDA})
 
 PlanVersions = Mapping[str, str]
 """The version of the verification plan by operator: each has its own, so that equal ones are of one operator."""
@@ -52,9 +56,17 @@ def build_id(kernel: str, slice_digest: str, toolchain: str, target: str) -> str
     return digest("build", SCHEMA_VERSION, kernel=kernel, slice=slice_digest, toolchain=toolchain, target=target)
 
 
-def winner_key(problem: str, architecture: str, device_class: str) -> str:
-    """Of a problem digest, an architecture (`sm_90a`) and a device class (product name or `predicted:<arch>`)."""
-    return digest("winner", SCHEMA_VERSION, problem=problem, architecture=architecture, device_class=device_class)
+def winner_key(problem: str, architecture: str, device_class: str, cuda: int = CUDA) -> str:
+    """Of a problem digest, an architecture (`sm_90a`), a device class (product name or `predicted:<arch>`), and the
+    major release of CUDA by which kernels are compiled."""
+    key = digest("winner", SCHEMA_VERSION, problem=problem, architecture=architecture, device_class=device_class)
+    return under_cuda(key, cuda)
+
+
+def under_cuda(of: str, cuda: int) -> str:
+    """A digest, for what is found under one major release of CUDA: its kernels need a driver for that. It is the same
+    under `CUDA`, so that what there was before other releases is found."""
+    return of if cuda == CUDA else digest("cuda", SCHEMA_VERSION, of=of, cuda=cuda)
 
 
 def library_id(slice_digest: str, host: str, toolchain: str, target: str) -> str:

@@ -1,7 +1,7 @@
 """The interface of an operator. An operator is one folder: adding one touches that folder and nothing else."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.resources import files as packaged_files
@@ -105,6 +105,27 @@ class Cost:
     launches: int
     workspace_bytes: int
     truncations: int = 0
+
+
+@dataclass(frozen=True)
+class Tables:
+    """Operands of a kernel that say where sequences lie, by their number, and the tensor of keys, or of their pages, of
+    `page_size` keys (0: none). As `Tables` in binding/check_tables.h."""
+
+    qo_indptr: int
+    kv_indptr: int
+    kv_indices: int
+    kv_last_page_len: int
+    keys: int
+    page_size: int
+
+    @classmethod
+    def among(cls, operands: Sequence[str], keys: str, page_size: int) -> "Tables":
+        """By the names of all operands; -1 for a table that is not there."""
+        places = {name: number for number, name in enumerate(operands)}
+        of_queries, of_keys = places.get("qo_indptr", -1), places.get("kv_indptr", -1)
+        indices, last = places.get("kv_indices", -1), places.get("kv_last_page_len", -1)
+        return cls(of_queries, of_keys, indices, last, places[keys], page_size)
 
 
 @dataclass(frozen=True)
@@ -219,6 +240,10 @@ class Operator(ABC):
         `transformed_bytes` and `use_transformed`."""
         return None
 
+    def tables(self, kernel: Kernel) -> Tables | None:
+        """Those of a call, whose contents a library of target cpu checks; a GPU reads them on the device alone."""
+        return None
+
     def transformed_bytes(self, problem: Problem, schedule: Schedule) -> int:
         """Of what it writes, exactly as the launch code has it."""
         return 0
@@ -282,6 +307,11 @@ class Operator(ABC):
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         """Distinct arrays of launch-time values for one of the kernel's test problems; all of them must be right."""
         return [[]]
+
+    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        """Problems for one exact run each, with its launch-time values: as many parts as candidates have, more steps
+        than a pipeline remembers, extents that are too short for more."""
+        return []
 
     @abstractmethod
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:

@@ -12,9 +12,20 @@ from pathlib import Path
 DEVICE = Path(__file__).parent / "device"
 # Their PTX, and their CPU emulations; the rest of `cpu/` runs those.
 PRIMITIVE_HEADERS = ("device.cuh", "convert.cuh", "warp.cuh", "async_copy.cuh", "matrix.cuh")
-EMULATION_HEADERS = ("cpu/barriers.h", "cpu/twin.h", "cpu/async_copy.h", "cpu/convert.h", "cpu/warp.h", "cpu/matrix.h")
+EMULATION_HEADERS = (
+    "cpu/barriers.h",
+    "cpu/twin.h",
+    "cpu/async_copy.h",
+    "cpu/convert.h",
+    "cpu/warp.h",
+    "cpu/tensor_sums.h",
+    "cpu/matrix.h",
+)
 CONFIRMED = DEVICE / "confirmed.json"
 BARRIER = "__syncthreads"
+# How tensor cores add (`cpu/tensor_sums.h`): those of Turing, Ampere and Ada, and those of Hopper and Blackwell.
+TURING_SUMS, HOPPER_SUMS = 75, 90
+_SUMS = "CUKILN_TENSOR_SUMS"
 
 # A primitive is a function that such a header defines at the start of a line; its CPU emulation has the same name.
 _DEFINED = re.compile(r"^__device__ __forceinline__ (?:constexpr )?[\w<>, ]+?[ *]+(\w+)\(", re.MULTILINE)
@@ -50,13 +61,28 @@ def primitive_digest(name: str) -> str:
 
 
 @cache
-def confirmed_primitives() -> frozenset[str]:
-    """Those whose PTX, as it is today, gave the results of its CPU emulation, as it is today, on a GPU. `make test-gpu`
-    writes the file."""
+def confirmed_primitives(sums: int = TURING_SUMS) -> frozenset[str]:
+    """Those whose PTX, as it is today, gave the results of its CPU emulation, as it is today, on a GPU; of `mma` one
+    whose tensor cores add like those of `sums`. `make test-gpu` writes the file."""
     recorded = json.loads(CONFIRMED.read_text(encoding="utf-8"))["primitives"]
     return frozenset(
-        name for name in primitives() & recorded.keys() if recorded[name]["digest"] == primitive_digest(name)
+        name
+        for name in primitives() & recorded.keys()
+        if recorded[name]["digest"] == primitive_digest(name)
+        and (not _adds(name) or tensor_sums(recorded[name].get("arch", "")) == sums)
     )
+
+
+def tensor_sums(arch: str) -> int:
+    """The oldest compute capability whose tensor cores add as those of this architecture (`sm_80`) do; 0 of none."""
+    digits = "".join(character for character in arch if character.isdigit())
+    return 0 if not digits else HOPPER_SUMS if int(digits) >= HOPPER_SUMS else TURING_SUMS
+
+
+@cache
+def _adds(name: str) -> bool:
+    """Whether its emulation depends on whose tensor cores are meant."""
+    return any(_SUMS in text for text in _needed(name, ("launch.h", *EMULATION_HEADERS)))
 
 
 def _needed(name: str, headers: tuple[str, ...]) -> list[str]:

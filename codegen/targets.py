@@ -21,6 +21,7 @@ from importlib.resources import files
 from typing import Any
 
 from codegen.errors import UnknownTarget
+from codegen.primitives import tensor_sums
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,11 @@ class Target:
     def capability(self) -> int:
         """Compute capability as the digits of the architecture's name: 75, 80, 90, 120."""
         return int(self.architecture.removeprefix("sm_").rstrip("af"))
+
+    @property
+    def tensor_sums(self) -> int:
+        """The oldest compute capability whose tensor cores add as this one's do (`device/cpu/tensor_sums.h`)."""
+        return tensor_sums(self.architecture)
 
     def mma_macs(self, dtype: str) -> float:
         """Multiply-adds per clock of `clock_mhz` and multiprocessor that `mma.sync` reaches; 0 where there are none."""

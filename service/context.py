@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from redis import Redis
 
+from codegen.identity import CUDA
 from codegen.targets import targets
 from service.http.room import BodyRooms
 from service.keyring import KeyRing
@@ -42,7 +43,7 @@ class Alive:
     toolchains: list[LiveToolchain]
     devices: list[LiveDevice]
 
-    def known(self, default_target: str | None) -> Known:
+    def known(self, default_target: str | None, cuda: int = CUDA) -> Known:
         """What requests may name. Without a live toolchain every data sheet counts: a worker may start later."""
         compiled = {name for toolchain in self.toolchains for name in toolchain.targets}
         sheets = set(targets())
@@ -51,7 +52,7 @@ class Alive:
             if device.drained is None:
                 classes.setdefault(int(device.capability.replace(".", "")), set()).add(device.device_class)
         ordered = {capability: sorted(names) for capability, names in classes.items()}
-        return Known(default_target, frozenset(sheets & compiled or sheets), ordered)
+        return Known(default_target, frozenset(sheets & compiled or sheets), ordered, cuda)
 
     def measures_under(self, device_class: str, operator: str) -> set[MeasuredUnder]:
         """The drivers and verification plans of the class's GPUs that take work of the operator."""
@@ -110,7 +111,7 @@ class Service:
 
     def known(self) -> Known:
         """What requests may name now."""
-        return self.alive().known(self.settings.default_target)
+        return self.alive().known(self.settings.default_target, self.settings.cuda)
 
     def alive(self, *, with_drained: bool = False) -> Alive:
         """By the workers' heartbeats; `with_drained`: also GPUs that were drained within a day."""

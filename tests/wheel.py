@@ -1,69 +1,129 @@
 """The client's own tests, over the wheel alone in new environments, of every Python from 3.11 that is here:
-`python -m tests.wheel`.
+`python -m tests.wheel [TORCH]`, a requirement of PyTorch's build for CPUs.
 
-The tests lie in a folder without the checkout, so that nothing but the installed wheel can be imported; of them, those
-that need the server are left out."""
+The tests lie in a folder without the checkout's client, so that nothing but the installed wheel can be imported; of
+them, those that need the server are left out. Those of `cukiln.torch` and `cukiln.jax` run with that extra, each in an
+environment of its own, with the references of `codegen` beside them; the service that they call is another process, of
+the checkout's environment."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+
+from tests.support.service.running_service import SERVER_PYTHON
 
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("python3.11", "python3.12", "python3.13")
-NEEDED = ["hypothesis", "pytest", "pytest-timeout", "starlette", "uvicorn", "numpy"]  # by the tests themselves
-SERVER = re.compile(r"^(?:from|import) (?:codegen|service|storage|workers|tests\.support\.(?!fixtures\.client))", re.M)
-CONFTEST = 'pytest_plugins = ["tests.support.fixtures.client"]\n'
+NEEDED = ("hypothesis", "pytest", "pytest-timeout", "starlette", "uvicorn", "numpy")  # by the tests themselves
+OF_CODEGEN = ("ml-dtypes", "rfc8785")
+CLIENT = "tests/support/fixtures/client.py"
+SERVICE = "tests/support/service/running_service.py"
+REFERENCES = ("tests/support/kernels/reference_kernel.py", "tests/support/kernels/torch_graphs.py")
+CONFTEST = """
+from importlib.util import find_spec
+from pathlib import Path
+import sys
+import cukiln
+
+pytest_plugins = ["tests.support.fixtures.client"]
+assert Path(cukiln.__file__).is_relative_to(sys.prefix), f"not the wheel's: {cukiln.__file__}"
+assert not [name for name in ("service", "storage", "workers") if find_spec(name)], "the server is here"
 
 
-def client_tests() -> list[Path]:
-    """Those that import nothing of the server."""
-    paths = sorted((ROOT / "tests" / "of_client").glob("*.py"))
-    return [path for path in paths if not SERVER.search(path.read_text())]
+def pytest_report_header():
+    return f"cukiln: {cukiln.__file__}"
+"""
+SETTINGS = (
+    "[pytest]\naddopts = --import-mode=importlib\npythonpath = .\nmarkers =\n    checkout\n    long\ntimeout = 300\n"
+)
 
 
-def lay_out(folder: Path) -> None:
-    """The tests with what they import of `tests.support`."""
-    for path in [*client_tests(), ROOT / "tests" / "support" / "fixtures" / "client.py"]:
-        place = folder / path.relative_to(ROOT)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(path, place)
-    (folder / "conftest.py").write_text(CONFTEST)
-    (folder / "pytest.ini").write_text(
-        "[pytest]\naddopts = --import-mode=importlib\npythonpath = .\nmarkers = checkout\n"
-    )
+@dataclass(frozen=True)
+class Part:
+    """Tests of one folder. `beside`: what they may import of the checkout, packages and modules."""
+
+    tests: str
+    beside: tuple[str, ...] = (CLIENT,)
+    extra: str = ""
+    packages: tuple[str, ...] = NEEDED
+
+    def files(self) -> list[Path]:
+        """Those that import no more than that of the checkout."""
+        paths = sorted((ROOT / self.tests).glob("*.py"))
+        return [path for path in paths if set(imports(path)) <= set(self.beside)]
+
+    def lay_out(self, folder: Path) -> None:
+        for path in [*self.files(), *(ROOT / name for name in self.beside)]:
+            place = folder / path.relative_to(ROOT)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            (shutil.copytree if path.is_dir() else shutil.copy)(path, place)
+        (folder / "conftest.py").write_text(CONFTEST)
+        (folder / "pytest.ini").write_text(SETTINGS)
 
 
-def check(python: str, wheel: Path, folder: Path) -> int:
+IMPORT = re.compile(r"^ *(?:from|import) ((?:codegen|service|storage|workers|tests\.(?:support|gpu))\b[\w.]*)", re.M)
+
+
+def imports(path: Path) -> list[str]:
+    """The packages of the server and the modules of `tests` that a test names."""
+    names = IMPORT.findall(path.read_text())
+    return [f"{name.replace('.', '/')}.py" if name.startswith("tests.") else name.partition(".")[0] for name in names]
+
+
+def parts(torch: str | None) -> list[Part]:
+    beside = (CLIENT, SERVICE)
+    found = [Part("tests/of_client"), Part("tests/of_client/jax", beside, "jax")]
+    if torch is not None:
+        packages = (*NEEDED, *OF_CODEGEN, torch)
+        found.append(Part("tests/of_client/torch", (*beside, *REFERENCES, "codegen"), "torch", packages))
+    return found
+
+
+def check(python: str, wheel: Path, part: Part, folder: Path) -> int:
     """The exit status of pytest."""
     run(python, "-m", "venv", str(folder / "venv"))
     here = str(folder / "venv" / "bin" / "python")
     constraint = ["--constraint", str(ROOT / "constraints.txt")]
-    run(here, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *constraint, str(wheel), *NEEDED)
-    lay_out(folder / "of_wheel")
-    command = [here, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not checkout", "tests"]
-    return subprocess.run(command, cwd=folder / "of_wheel", check=False).returncode
+    client = f"{wheel}[{part.extra}]" if part.extra else str(wheel)
+    run(here, "-m", "pip", "--quiet", "--disable-pip-version-check", "install", *constraint, client, *part.packages)
+    part.lay_out(folder / "of_wheel")
+    command = [here, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not checkout and not long", "tests"]
+    environment = {**os.environ, SERVER_PYTHON: sys.executable}
+    return subprocess.run(command, cwd=folder / "of_wheel", env=environment, check=False).returncode
+
+
+def has(python: str, requirement: str) -> bool:
+    command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps", "--dest"]
+    with tempfile.TemporaryDirectory() as unused:
+        return subprocess.run([*command, unused, requirement], stderr=subprocess.DEVNULL, check=False).returncode == 0
 
 
 def run(*command: str) -> None:
     subprocess.run(command, check=True)
 
 
-def main() -> int:
+def main(torch: str | None = None) -> int:
     worst = 0
     with tempfile.TemporaryDirectory(prefix="cukiln-wheel-") as name:
         run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", name, str(ROOT))
         (wheel,) = Path(name).glob("*.whl")
         for python in filter(shutil.which, PYTHONS):
-            print(f"{wheel.name} with {python}", flush=True)  # noqa: T201
-            (Path(name) / python).mkdir()
-            worst = max(worst, check(python, wheel, Path(name) / python))
+            of_torch = torch if torch is not None and has(python, torch) else None
+            if of_torch != torch:
+                print(f"this package index has no {torch} for {python}: its tests are left out")  # noqa: T201
+            for part in parts(of_torch):
+                print(f"{wheel.name} with {python}: {part.tests}", flush=True)  # noqa: T201
+                with tempfile.TemporaryDirectory(dir=name) as folder:
+                    worst = max(worst, check(python, wheel, part, Path(folder)))
     return worst
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(*sys.argv[1:]))

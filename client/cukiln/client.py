@@ -10,19 +10,12 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from cukiln.errors import CukilnError
 from cukiln.events import Event, read_events, read_events_async
-from cukiln.operations import (
-    FRESH_SECONDS,
-    Follow,
-    Listing,
-    OnMissTerms,
-    Operation,
-    Operations,
-    Pause,
-    Prepared,
-    ProgressCallback,
-    Step,
-    job_path,
-)
+from cukiln.operations.files import FileOperations
+from cukiln.operations.jobs import JobOperations, ProgressCallback
+from cukiln.operations.lookups import LookupOperations, OnMissTerms, Prepared
+from cukiln.operations.service import ServiceOperations
+from cukiln.operations.state import FRESH_SECONDS
+from cukiln.operations.steps import Follow, Listing, Operation, Pause, Step, job_path
 from cukiln.settings import ClientSettings
 from cukiln.transport import ATTEMPTS, CALL_SECONDS, CONNECT_SECONDS, LOOKUP_SECONDS, AsyncTransport, Transport
 
@@ -82,7 +75,7 @@ def _awaited_list(
     return method
 
 
-class Client(Operations):
+class Client(JobOperations, ServiceOperations, FileOperations, LookupOperations):
     """A connection to the service at `url` (default: `CUKILN_URL`, the configuration file, else the local service).
 
     It does not stand in a caller's way: a lookup takes `lookup_budget` seconds at most, of them `connect_seconds` to
@@ -136,30 +129,30 @@ class Client(Operations):
         self._closed = True
         self._transport.close()
 
-    tune = _blocking(Operations._tune)
-    submit = _blocking(Operations._submit)
-    retry = _blocking(Operations._retry)
-    wait = _blocking(Operations._wait)
-    cancel = _blocking(Operations._cancel)
-    job = _blocking(Operations._job)
-    jobs = _blocking_list(Operations._jobs)
-    candidates = _blocking_list(Operations._candidates)
-    rejections = _blocking(Operations._rejections)
-    profile = _blocking_list(Operations._profile)
-    profile_pages = _blocking_list(Operations._profile_pages)
-    trace = _blocking(Operations._trace)
-    candidate = _blocking(Operations._candidate)
-    forget = _blocking(Operations._forget)
-    bundle = _blocking(Operations._bundle)
-    send_results = _blocking(Operations._send_results)
-    imports = _blocking_list(Operations._imports)
-    withdraw_import = _blocking(Operations._withdraw_import)
-    operators = _blocking(Operations._operators)
-    targets = _blocking(Operations._targets)
-    lookup = _blocking(Operations._lookup)
-    lookup_fields = _blocking(Operations._lookup_fields)
-    kernel = _blocking(Operations._kernel)
-    blob = _blocking(Operations._blob)
+    tune = _blocking(JobOperations._tune)
+    submit = _blocking(JobOperations._submit)
+    retry = _blocking(JobOperations._retry)
+    wait = _blocking(JobOperations._wait)
+    cancel = _blocking(JobOperations._cancel)
+    job = _blocking(JobOperations._job)
+    jobs = _blocking_list(JobOperations._jobs)
+    candidates = _blocking_list(JobOperations._candidates)
+    rejections = _blocking(JobOperations._rejections)
+    profile = _blocking_list(JobOperations._profile)
+    profile_pages = _blocking_list(JobOperations._profile_pages)
+    trace = _blocking(JobOperations._trace)
+    candidate = _blocking(ServiceOperations._candidate)
+    forget = _blocking(ServiceOperations._forget)
+    bundle = _blocking(ServiceOperations._bundle)
+    send_results = _blocking(ServiceOperations._send_results)
+    imports = _blocking_list(ServiceOperations._imports)
+    withdraw_import = _blocking(ServiceOperations._withdraw_import)
+    operators = _blocking(ServiceOperations._operators)
+    targets = _blocking(ServiceOperations._targets)
+    lookup = _blocking(LookupOperations._lookup)
+    lookup_fields = _blocking(LookupOperations._lookup_fields)
+    kernel = _blocking(FileOperations._kernel)
+    blob = _blocking(FileOperations._blob)
 
     def events(self, job_id: str, last_event_id: str | None = None) -> Iterator[Event]:
         """Yield what happens to the job until it ends, across broken connections."""
@@ -199,7 +192,7 @@ class Client(Operations):
                 raise
 
 
-class AsyncClient(Operations):
+class AsyncClient(JobOperations, ServiceOperations, FileOperations, LookupOperations):
     """`Client`, for asyncio: the same options and methods, which are awaited (`jobs`, `candidates`, `imports`,
     `profile` and `events` are iterated with `async for`)."""
 
@@ -246,30 +239,30 @@ class AsyncClient(Operations):
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._transport.close()
 
-    tune = _awaited(Operations._tune)
-    submit = _awaited(Operations._submit)
-    retry = _awaited(Operations._retry)
-    wait = _awaited(Operations._wait)
-    cancel = _awaited(Operations._cancel)
-    job = _awaited(Operations._job)
-    jobs = _awaited_list(Operations._jobs)
-    candidates = _awaited_list(Operations._candidates)
-    rejections = _awaited(Operations._rejections)
-    profile = _awaited_list(Operations._profile)
-    profile_pages = _awaited_list(Operations._profile_pages)
-    trace = _awaited(Operations._trace)
-    candidate = _awaited(Operations._candidate)
-    forget = _awaited(Operations._forget)
-    bundle = _awaited(Operations._bundle)
-    send_results = _awaited(Operations._send_results)
-    imports = _awaited_list(Operations._imports)
-    withdraw_import = _awaited(Operations._withdraw_import)
-    operators = _awaited(Operations._operators)
-    targets = _awaited(Operations._targets)
-    lookup = _awaited(Operations._lookup)
-    lookup_fields = _awaited(Operations._lookup_fields)
-    kernel = _awaited(Operations._kernel)
-    blob = _awaited(Operations._blob)
+    tune = _awaited(JobOperations._tune)
+    submit = _awaited(JobOperations._submit)
+    retry = _awaited(JobOperations._retry)
+    wait = _awaited(JobOperations._wait)
+    cancel = _awaited(JobOperations._cancel)
+    job = _awaited(JobOperations._job)
+    jobs = _awaited_list(JobOperations._jobs)
+    candidates = _awaited_list(JobOperations._candidates)
+    rejections = _awaited(JobOperations._rejections)
+    profile = _awaited_list(JobOperations._profile)
+    profile_pages = _awaited_list(JobOperations._profile_pages)
+    trace = _awaited(JobOperations._trace)
+    candidate = _awaited(ServiceOperations._candidate)
+    forget = _awaited(ServiceOperations._forget)
+    bundle = _awaited(ServiceOperations._bundle)
+    send_results = _awaited(ServiceOperations._send_results)
+    imports = _awaited_list(ServiceOperations._imports)
+    withdraw_import = _awaited(ServiceOperations._withdraw_import)
+    operators = _awaited(ServiceOperations._operators)
+    targets = _awaited(ServiceOperations._targets)
+    lookup = _awaited(LookupOperations._lookup)
+    lookup_fields = _awaited(LookupOperations._lookup_fields)
+    kernel = _awaited(FileOperations._kernel)
+    blob = _awaited(FileOperations._blob)
 
     def events(self, job_id: str, last_event_id: str | None = None) -> AsyncIterator[Event]:
         """Yield what happens to the job until it ends, across broken connections."""

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from cukiln.errors import NotLocked, UsageError
 from cukiln.job_request import encode
 from cukiln.local_cache import verify, write_atomically
-from cukiln.operations import record_bytes
+from cukiln.operations.record_memory import record_bytes
 from cukiln.types import FrontEntry, WinnerRecord
 
 LOCK_FILE = "cukiln.lock"  # in the current folder, unless CUKILN_LOCK names another

@@ -27,11 +27,11 @@ from codegen.operator import Operator
 from codegen.plan.verification_plan import Inputs, Kind
 
 # Raised when the cases change: old verdicts then no longer count.
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 REPEATS = 2
 
 # Of the seeds that one seed gives: what they are for.
-_REDUCED, _FULL, _FRESH = range(3)
+_REDUCED, _FULL, _FRESH, _LONG = range(4)
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,9 @@ def reduced_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Gpu
         launches = tuple(tuple(values) for values in operator.test_launches(kernel, problem))
         yield GpuCase(problem, "integer", exact, seeds[2 * number], launches, REPEATS, same_bits)
         yield GpuCase(problem, "normal", False, seeds[2 * number + 1], launches, REPEATS, same_bits)
+    long = operator.long_problems(kernel)
+    for (problem, values), own in zip(long, _seeds(seed, _LONG, len(long)), strict=True):
+        yield GpuCase(problem, "integer", exact, own, (tuple(values),), 1, same_bits)
 
 
 def full_cases(operator: Operator, candidate: Candidate, seed: int) -> Iterator[GpuCase]:

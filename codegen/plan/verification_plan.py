@@ -5,7 +5,8 @@ says what is run with them and judges what comes back:
 
 1. integers whose exact result is representable: equal, once per order of warps, inexact activations as identity;
 2. random normals against float64 within the operator's bound, the shipped activations;
-3. case 2 again in another order of warps: the same bits, because every element has one order of summation.
+3. case 2 again in another order of warps: the same bits, because every element has one order of summation;
+4. integers on a few long problems, once: with as many parts as candidates have, with many steps.
 
 Buffers, shared memory and padding are poisoned with NaN before a case runs, so that what was never written shows.
 """
@@ -30,7 +31,8 @@ Kind = Literal["integer", "normal"]
 Order = Literal["ascending", "descending", "seeded"]
 
 # Raised when the cases or the check of outputs change: old verdicts then no longer count.
-PLAN_SCHEMA = 2
+PLAN_SCHEMA = 3
+LONG = 1  # of the seeds that one seed gives: those of long problems
 EXACT_ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")
 # The second run must give the bits of the first.
 NORMAL_ORDERS: tuple[Order, ...] = ("descending", "seeded")
@@ -106,8 +108,8 @@ class OutputCheck:
     """How an output compares with the reference. `index` is the first wrong element, null where none is wrong.
 
     `max_error` is the largest |got - expected|, `error_bound` the bound at its place, `max_ratio` the largest share of
-    its bound that an error took (0 to 1 where nothing is wrong; of exact runs: 0 or infinity). NaN anywhere counts as
-    wrong.
+    its bound that an error took (0 to 1 where nothing is wrong; of exact runs: 0 or infinity). A NaN that is not
+    expected counts as wrong.
     """
 
     wrong: int
@@ -137,7 +139,7 @@ class OutputCheck:
 
 
 def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
-    """The cases of a kernel: for each problem first the exact one, then the approximate one.
+    """The cases of a kernel: for each problem first the exact one, then the approximate one; then long ones, exact.
 
     Exact runs use every combination of launch-time tunables and every order of warps. `seed` decides all inputs and all
     seeded orders.
@@ -157,11 +159,15 @@ def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
         launch = launches[number % len(launches)]
         repeats = tuple(Run(order, launch, normal_seed + i) for i, order in enumerate(NORMAL_ORDERS))
         yield Case(problem, "normal", False, normal_seed, repeats)
+    for number, (problem, values) in enumerate(operator.long_problems(kernel)):
+        own = int(np.random.SeedSequence([seed, LONG, number]).generate_state(1, np.uint32)[0])
+        yield Case(problem, "integer", True, own, (Run("seeded", tuple(values), own),))
 
 
 def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) -> OutputCheck:
     """Compare an output with float64 `expected`; `bound` is absolute, per element, infinite where anything is allowed
-    (an overflow of fp32, say). Exact: equal values (the sign of a zero aside) wherever the bound is finite.
+    (an overflow of fp32, say). Exact: equal values (the sign of a zero aside) wherever the bound is finite. Where
+    NaN is expected, NaN is right.
 
     All three are of one namespace, whichever; of a namespace without bfloat16 `got` is what `as_float64` makes of it.
     Where `expected` is int64, all are: then the distance is that on the ring Z/2^64, whose ends meet.
@@ -177,8 +183,9 @@ def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) 
         error = xp.abs(values - expected)
         # Infinities that agree have no difference; a NaN compares false and stays wrong.
         free = xp.isposinf(allowed)
-        right = (values == expected) | (error <= allowed) | free
-        error = xp.where((values == expected) | free, 0.0, error)
+        agrees = (values == expected) | ((values != values) & (expected != expected))
+        right = agrees | (error <= allowed) | free
+        error = xp.where(agrees | free, 0.0, error)
         ratio = xp.where(error == 0.0, 0.0, error / allowed)
     return _summary(right, error, allowed, ratio, lambda at: (float(values[at]), float(expected[at])))
 
@@ -228,6 +235,9 @@ def _place(number: Array, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def differing(first: Array, second: Array) -> int:
-    """How many elements of two outputs of one namespace differ in their bits."""
+    """How many elements of two outputs of one namespace differ in their bits; those of a NaN say nothing."""
     unsigned = np.dtype(f"u{first.dtype.itemsize}")
-    return int(namespace_of(first).count_nonzero(first.view(unsigned) != second.view(unsigned)))
+    differ = first.view(unsigned) != second.view(unsigned)
+    if np.dtype(first.dtype).kind not in "iub":
+        differ = differ & ((first == first) | (second == second))
+    return int(namespace_of(first).count_nonzero(differ))

@@ -1,6 +1,8 @@
 """What compiling is predicted to cost: the operators' estimates for each kernel, and what any file costs. That fixed
 cost is most of a small kernel's, so kernels share files, within the limits here."""
 
+from collections.abc import Iterable
+
 from codegen.kernel import Kernel
 from codegen.operators import operator
 
@@ -36,3 +38,14 @@ def files_that_pay(seconds: float, workers: int) -> int:
     while files < workers and seconds / files - seconds / (files + 1) > FIXED_SECONDS:
         files += 1
     return files
+
+
+def in_files(kernels: Iterable[Kernel], workers: int) -> list[tuple[Kernel, ...]]:
+    """Each kernel once, dealt out by length. As many files as pay for idle `workers`, or a multiple of that."""
+    longest_first = sorted(set(kernels), key=lambda kernel: (-kernel_seconds(kernel), kernel.id))
+    step = count = files_that_pay(sum(map(kernel_seconds, longest_first)), workers)
+    while len(part := longest_first[::count]) > 1:  # no other has more kernels or more seconds
+        if len(part) <= MAX_KERNELS and FIXED_SECONDS + sum(map(kernel_seconds, part)) <= MAX_SECONDS:
+            break
+        count += step
+    return [tuple(longest_first[first::count]) for first in range(min(count, len(longest_first)))]

@@ -1,7 +1,8 @@
 """The norms in float64, how far a kernel may be from them, and inputs whose results are exact.
 
 With u = 2^-24 and gamma(n) = n u / (1 - n u), a sum of n numbers in any order is off by gamma(n - 1) of the sum of
-their sizes at most (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 4.2). Two algorithms are
+their sizes at most (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 4.2), of random numbers
+by a multiple of the root of n (`summed_roundings`). Two algorithms are
 allowed for: the mean and then the squares of distances from it, and sums of distances from an element of the row and of
 their squares, which loses as much as that element is far from the mean; the bound is the larger one. Where fp32 holds
 every sum of a row, whatever its order, nothing is lost.
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from codegen.arrays import EXACT_SUM, Array, Float64, as_float64, namespace_of, whole_after
 from codegen.dtypes import dtype
-from codegen.epilogue_reference import TINY, Bounded, U, added, stored
+from codegen.epilogue_reference import TINY, Bounded, U, added, stored, summed_roundings
 from codegen.operator import InputKind
 from codegen.rows.problem import NormProblem, RowProblem
 
@@ -24,20 +25,24 @@ LARGEST_DRAWN = 2**22
 # Integers of a row of exact statistics are units times a power of two, the first of these with which fp32 rounds the
 # variance of 4 units² and epsilon to a power of four.
 UNITS = tuple(2.0**power for power in range(-8, 14))
-# Whole units that the mean of a row may be away from 0.
-LARGEST_MEAN = 4
+# Whole units that the mean of a row may be away from 0: what each dtype has of them.
+LARGEST_MEAN = {"float32": 8192, "float16": 2040, "bfloat16": 250}
 
 
 def make_inputs(
     problem: NormProblem, kind: InputKind, rng: np.random.Generator, *, centred: bool
 ) -> dict[str, npt.NDArray[np.generic]]:
     """`integer`: rows with exact mean squares, `centred`: about their mean, which is then a whole number of units.
-    `normal`: normals of another mean and another spread in each row."""
+    `normal`: normals of another mean and another spread in each row; in every third the spread is about the root of
+    epsilon, and the mean 0, so that epsilon counts."""
     rows, columns = random_shape(problem)
     if kind == "integer":
-        x = _exact_rows(rows, columns, unit_of(problem.epsilon), rng, centred=centred)
+        unit = unit_of(problem.epsilon)
+        x = _exact_rows(rows, columns, unit, largest_mean(problem, unit) if centred else 0, rng, centred=centred)
     else:
         centres, spreads = rng.normal(0.0, 2.0, (rows, 1)), rng.uniform(0.25, 4.0, (rows, 1))
+        if problem.epsilon > 0.0:
+            centres[::3], spreads[::3] = 0.0, spreads[::3] * math.sqrt(problem.epsilon)
         x = centres + spreads * rng.standard_normal((rows, columns), dtype=np.float32)
     made = {"x": repeated(problem, x)}
     for name in problem.vectors:
@@ -65,8 +70,15 @@ def unit_of(epsilon: float) -> float:
     return 0.0
 
 
+def largest_mean(problem: NormProblem, unit: float) -> int:
+    """Whole units: as many as the dtype has beside the row's own, and fp32 adds without rounding."""
+    # In units what float16 has, and what `whole_after` still takes for a whole number.
+    most = (65504.0 if problem.dtype == "float16" else 2.0**21) / (unit or 1.0) - 8.0
+    return max(0, min(LARGEST_MEAN[problem.dtype], int(most), 2**24 // problem.columns - 8))
+
+
 def _exact_rows(
-    rows: int, columns: int, unit: float, rng: np.random.Generator, *, centred: bool
+    rows: int, columns: int, unit: float, furthest: int, rng: np.random.Generator, *, centred: bool
 ) -> npt.NDArray[np.float64]:
     """The mean of the squares is 4 units² in each row: of pairs 2, -2, of fives 4, -1, -1, -1, -1 and, where the mean
     need not be 0, of fours 4, 0, 0, 0. Centred rows of one or three elements are constant: they have no such values."""
@@ -80,7 +92,9 @@ def _exact_rows(
             values += [2.0, -2.0] * ((columns - len(values)) // 2)
             if len(values) != columns:
                 values = [0.0] * columns
-            shift = float(rng.integers(-LARGEST_MEAN, LARGEST_MEAN, endpoint=True)) * (unit or 1.0)
+            # Every second row is as far away as can be: E[x²] - μ² then has nothing left of the variance.
+            away = furthest if row % 2 == 0 else int(rng.integers(0, min(furthest, 4), endpoint=True))
+            shift = float(rng.choice((-away, away))) * (unit or 1.0)
         else:
             values = [4.0, 0.0, 0.0, 0.0] * int(rng.integers(0, 3))
             values = (values if len(values) <= columns else []) + [2.0] * columns
@@ -120,7 +134,7 @@ def squares(x: Float64) -> Bounded:
     sums = _row_sums(x * x)
     mean = sums / columns
     shift, xp = whole_after(x), namespace_of(x)
-    error = gamma_of(columns + 3.0) * mean + TINY
+    error = gamma_of(summed_roundings(columns) + 3.0) * mean + TINY
     if shift is None:
         return Bounded(mean, error)
     exact = (sums * 4.0**shift <= EXACT_SUM) & _held(mean, sums, columns)
@@ -137,14 +151,14 @@ def statistics(x: Float64) -> tuple[Bounded, Bounded]:
     variance = all_squares / columns
     # From the mean: its error shifts every distance.
     size = _row_sums(xp.abs(x)) / columns
-    of_mean = gamma_of(columns + 1.0) * size
-    of_variance = gamma_of(columns + 4.0) * (variance + of_mean * of_mean) + of_mean * of_mean
+    of_mean = gamma_of(summed_roundings(columns) + 1.0) * size
+    of_variance = gamma_of(summed_roundings(columns) + 4.0) * (variance + of_mean * of_mean) + of_mean * of_mean
     # From the middle one of three elements.
     origin = _middle(x[:, :1], x[:, columns // 2 : columns // 2 + 1], x[:, columns - 1 : columns])
     shifted = x - origin
     apart, around = mean - origin, _row_sums(shifted * shifted) / columns
-    of_apart = gamma_of(columns + 3.0) * _row_sums(xp.abs(shifted)) / columns
-    of_around = gamma_of(columns + 6.0) * around
+    of_apart = gamma_of(summed_roundings(columns) + 3.0) * _row_sums(xp.abs(shifted)) / columns
+    of_around = gamma_of(summed_roundings(columns) + 6.0) * around
     of_variance_apart = of_around + (2.0 * xp.abs(apart) + of_apart) * of_apart + 3.0 * U * around
     of_mean = xp.maximum(of_mean, of_apart + U * (xp.abs(mean) + of_apart)) + TINY
     of_variance = xp.maximum(of_variance, of_variance_apart) + TINY

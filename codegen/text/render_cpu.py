@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from codegen.kernel import Kernel
 from codegen.operator import Operator
 from codegen.operators import operator
+from codegen.primitives import TURING_SUMS
 from codegen.text.render_group import functions_of, header_text, operator_names, operators_texts, slice_text
 
 # In order of use. The harness comes last: it needs Launch, and nothing needs it.
@@ -29,6 +30,7 @@ CPU_HEADERS = (
     "cpu/async_copy.h",
     "cpu/convert.h",
     "cpu/warp.h",
+    "cpu/tensor_sums.h",
     "cpu/matrix.h",
     "epilogue.cuh",
     "check_tensors.h",
@@ -41,7 +43,8 @@ CPU_HEADERS = (
 RUNTIME_HEADERS = tuple(
     path
     for path in CPU_HEADERS
-    if path not in ("cpu/convert.h", "cpu/warp.h", "cpu/matrix.h", "epilogue.cuh", "check_tensors.h")
+    if path
+    not in ("cpu/convert.h", "cpu/warp.h", "cpu/tensor_sums.h", "cpu/matrix.h", "epilogue.cuh", "check_tensors.h")
 )
 _DEFINES = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"
 _RUNTIME = "#define CUKILN_RUNTIME 1\n"
@@ -52,9 +55,10 @@ def render_runtime() -> str:
     return "".join([_DEFINES, _RUNTIME, *(_header(path, header_text(path)) for path in RUNTIME_HEADERS)])
 
 
-def render_cpu(kernels: Sequence[Kernel], *, runtime: bool = True) -> str:
-    """The C++ text; kernels in the order given. `runtime`: with what runs them, else to be linked with it."""
-    parts = [_DEFINES, _RUNTIME if runtime else ""]
+def render_cpu(kernels: Sequence[Kernel], *, runtime: bool = True, sums: int = TURING_SUMS) -> str:
+    """The C++ text; kernels in the order given. `runtime`: with what runs them, else to be linked with it. `sums`:
+    whose tensor cores add (`Target.tensor_sums`)."""
+    parts = [_DEFINES, f"#define CUKILN_TENSOR_SUMS {sums}\n", _RUNTIME if runtime else ""]
     parts += [_header(path, header_text(path)) for path in CPU_HEADERS]
     parts += [_header(name, text) for name, text in operators_texts(operator_names(kernels)).items()]
     for kernel in kernels:

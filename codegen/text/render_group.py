@@ -19,7 +19,7 @@ from codegen.identity import slice_id
 from codegen.kernel import Kernel
 from codegen.operator import LaunchBounds
 from codegen.operators import operator
-from codegen.primitives import confirmed_primitives, primitives
+from codegen.primitives import TURING_SUMS, confirmed_primitives, primitives
 
 DEVICE_HEADERS = (
     "launch.h",
@@ -170,10 +170,10 @@ def _constant(name: str, value: int | bool) -> str:
     raise TextError(f"{name} = {value!r} is no constant")
 
 
-def verified_label(operator_name: str) -> Literal["cpu", "cpu-unconfirmed"]:
-    """`cpu-unconfirmed` while `device/confirmed.json` lacks a primitive that the operator's kernels use, or has it with
-    another text than today's."""
-    return "cpu" if primitives_of(operator_name) <= confirmed_primitives() else "cpu-unconfirmed"
+def verified_label(operator_name: str, sums: int = TURING_SUMS) -> Literal["cpu", "cpu-unconfirmed"]:
+    """`cpu-unconfirmed` while `device/confirmed.json` lacks a primitive that the operator's kernels use, has it with
+    another text than today's, or of a GPU whose tensor cores add otherwise than those of `sums`."""
+    return "cpu" if primitives_of(operator_name) <= confirmed_primitives(sums) else "cpu-unconfirmed"
 
 
 @cache

@@ -5,6 +5,7 @@ Winner libraries export `winner_exports(kernel)`, group libraries `group_exports
 
 import re
 from collections.abc import Sequence
+from dataclasses import astuple
 
 from codegen.kernel import Candidate, Kernel
 from codegen.operator import Operator
@@ -110,19 +111,22 @@ def _launch_code(kernels: Sequence[Kernel]) -> list[str]:
 
 
 def kernel_block(
-    kernel: Kernel, first_function: int, launch: Sequence[int], *, for_tensors: bool, with_config: bool = True
+    kernel: Kernel, first_function: int, launch: Sequence[int], *, for_tensors: bool, on_cpu: bool = False
 ) -> str:
     """The kernel's Config and Binding. `for_tensors`: with the check of a call that is given tensors, which only
-    tvm-ffi's entries make. `with_config` is false where the kernel's own text, with its Config, stands before."""
+    tvm-ffi's entries make. `on_cpu`: the kernel's own text, with its Config, stands before, and what stands in tables
+    is checked too."""
     op: Operator = operator(kernel.operator)
     problem = op.test_problems(kernel)[0]
     space = f"::{op.namespace}"
     check = _CHECK.replace("SPACE", space) if for_tensors else ""
+    if on_cpu and (tables := op.tables(kernel)):
+        check = _CHECK_WITH_TABLES.replace("SPACE", space).replace("TABLES", _array(astuple(tables)))
     if for_tensors and (operand := op.transformed(kernel)):
         check += _TRANSFORM.replace("SPACE", space).replace("OPERAND", _quoted(operand))
     return f"""\
 namespace {kernel.namespace} {{
-{render_config(kernel) if with_config else ""}
+{"" if on_cpu else render_config(kernel)}
 struct Binding {{
   using Arguments = {space}::{op.arguments(kernel)};
   static constexpr int operands = {len(op.operands(problem))}, extents = {len(op.integers(problem))};
@@ -147,6 +151,14 @@ struct Binding {{
 _CHECK = """\
   static bool check(const cukiln::TensorView* tensors, int count, int64_t* extents, cukiln::Complaint complaint) {
     return SPACE::check<Config>(tensors, count, extents, complaint);
+  }
+"""
+
+
+_CHECK_WITH_TABLES = """\
+  static bool check(const cukiln::TensorView* tensors, int count, int64_t* extents, cukiln::Complaint complaint) {
+    return SPACE::check<Config>(tensors, count, extents, complaint) &&
+           cukiln::binding::check_tables(TABLES, tensors, complaint);
   }
 """
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from codegen.canonical import digest
 from codegen.errors import CodegenError
-from codegen.identity import PlanVersions, candidate_id, winner_key
+from codegen.identity import CUDA, PlanVersions, candidate_id, winner_key
 from codegen.kernel import Kernel
 from codegen.operator import Operator
 from codegen.operators import operator
@@ -49,16 +49,18 @@ Model = TypeVar("Model", bound=BaseModel)
 NOT_MEASURED = "not measured: the results hold nothing of it"
 
 
-def checked(request: ResultsRequest, plans: PlanVersions, clock: Clock | None = None) -> Import:
-    """What is to be imported. `plans`: those that count here. Raises Refused with all that is wrong."""
-    return _Checker(request, plans, (clock or Clock()).now()).all()
+def checked(request: ResultsRequest, plans: PlanVersions, clock: Clock | None = None, cuda: int = CUDA) -> Import:
+    """What is to be imported. `plans`: those that count here; `cuda`: what kernels are compiled by. Raises Refused
+    with all that is wrong."""
+    return _Checker(request, plans, (clock or Clock()).now(), cuda).all()
 
 
 class _Checker:
-    def __init__(self, request: ResultsRequest, plans: PlanVersions, now: float) -> None:
+    def __init__(self, request: ResultsRequest, plans: PlanVersions, now: float, cuda: int) -> None:
         self._request = request
         self._plans = plans
         self._now = now
+        self._cuda = cuda
         self._faults: list[Fault] = []
         self._slices: dict[Kernel, str] = {}
 
@@ -113,7 +115,7 @@ class _Checker:
             operator=kind.name,
             problem=problem.canonical(),
             target=target.name,
-            key=winner_key(problem.digest, target.name, self._request.device.name),
+            key=winner_key(problem.digest, target.name, self._request.device.name, self._cuda),
             search=search.canonical(),
             space_size=value.space_size,
             candidates=candidates,

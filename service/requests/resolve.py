@@ -18,7 +18,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from codegen.errors import CodegenError, InvalidSearch, SpaceTooLarge, UnknownTunable
-from codegen.identity import winner_key
+from codegen.identity import CUDA, winner_key
 from codegen.job_request import HEAD_FIELDS, JobRequest, ProblemHead
 from codegen.operator import Operator
 from codegen.operators import operator, operators
@@ -119,16 +119,19 @@ class Resolved:
     device_class: str
     search: Search
     key: str = ""
+    cuda: int = CUDA
 
 
 @dataclass(frozen=True)
 class Known:
     """What a request may name. `targets`: with a data sheet, and of a live toolchain where there is one. `devices`: the
-    classes with a live GPU, by compute capability as digits (`90`), in one order."""
+    classes with a live GPU, by compute capability as digits (`90`), in one order. `cuda`: what kernels are compiled
+    by."""
 
     default_target: str | None
     targets: Set[str]
     devices: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    cuda: int = CUDA
 
     def live_classes(self, target: str) -> Sequence[str]:
         """Those that run kernels of the target: of its very capability, `sm_90` and `sm_90a` alike. An emulation's run
@@ -217,7 +220,7 @@ _key = lru_cache(maxsize=REMEMBERED)(winner_key)
 
 
 def _key_on(problem: Resolved, device_class: str) -> str:
-    return _key(problem.problem.digest, problem.target, device_class)
+    return _key(problem.problem.digest, problem.target, device_class, problem.cuda)
 
 
 class _Resolver:
@@ -262,7 +265,8 @@ class _Resolver:
             fault = self._searches.fault(kind, problem, target, search, at if head.search else (), position)
             if fault is not None:
                 self._add_once(fault)
-        return Resolved(head.name or f"problem{position}", kind, problem, target, device_class or "", search)
+        name = head.name or f"problem{position}"
+        return Resolved(name, kind, problem, target, device_class or "", search, cuda=self._known.cuda)
 
     def _problem(self, value: dict[str, Any], at: Path) -> tuple[Operator, Problem] | None:
         field = (*at, "operator")

@@ -151,7 +151,7 @@ def retry_job(service: Service, job_id: str, under: SentUnder | None = None) -> 
         detail = "Each of its problems was tried as a whole and has its winner: there is nothing to try again."
         raise refuse("nothing-to-retry", detail, field="job")
     require_room(unfinished, service.settings.max_queued_jobs)  # before anything is forgotten
-    resolved = [_resolved(problem) for problem in problems]
+    resolved = [_resolved(problem, service.settings.cuda) for problem in problems]
     forget_limited(service.database, job_id)
     terms = NewJob(
         (),
@@ -173,11 +173,11 @@ def raised(outcome: Job | Exception) -> Job:
     return outcome
 
 
-def _resolved(row: JobProblem) -> Resolved:
+def _resolved(row: JobProblem, cuda: int) -> Resolved:
     kind = operator(row.operator)
     problem = kind.parse(row.problem)
-    key = winner_key(problem.digest, row.target, row.device_class)
-    return Resolved(row.name, kind, problem, row.target, row.device_class, Search.model_validate(row.search), key)
+    key, search = winner_key(problem.digest, row.target, row.device_class, cuda), Search.model_validate(row.search)
+    return Resolved(row.name, kind, problem, row.target, row.device_class, search, key, cuda)
 
 
 def _new_jobs(service: Service, bodies: Collection[bytes]) -> dict[bytes, NewJob | Exception]:
@@ -194,7 +194,7 @@ def _new_jobs(service: Service, bodies: Collection[bytes]) -> dict[bytes, NewJob
 def _read(service: Service, body: bytes, alive: Alive) -> NewJob:
     settings = service.settings
     request = read_request(JobRequest, read_json(body, settings.max_json_depth), settings.max_problems)
-    resolved = resolve_jobs(request, alive.known(settings.default_target), settings)
+    resolved = resolve_jobs(request, alive.known(settings.default_target, settings.cuda), settings)
     budget = request.budget.seconds if request.budget else None
     terms = NewJob(
         (),

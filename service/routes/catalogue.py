@@ -31,7 +31,7 @@ def get_operators() -> Response:
 def get_targets(service: ServiceDep) -> Response:
     """Architectures with their data sheets, the live toolchains that compile for them, and the GPUs that measure."""
     alive = service.alive(with_drained=True)
-    catalogue = alive.known(service.settings.default_target)
+    catalogue = alive.known(service.settings.default_target, service.settings.cuda)
     reports = [
         TargetReport(
             target=name,

@@ -8,7 +8,6 @@ offsets, see `codegen.neighbours.reaches_no_further`. All else of the answer is 
 bytes of workspace, the predicted time. What was measured of the neighbour is left out.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Mapping
@@ -17,9 +16,9 @@ from functools import lru_cache
 
 from codegen.errors import CodegenError
 from codegen.identity import library_id
-from codegen.kernel import Candidate, Kernel
+from codegen.kernel import Candidate
 from codegen.lower import lower
-from codegen.neighbours import Extents, distance, place_of, reaches_no_further
+from codegen.neighbours import NEAR_BYTES, Extents, distance, place_of, reaches_no_further
 from codegen.operator import Operator
 from codegen.operators import operator
 from codegen.predict.roofline import predict
@@ -27,7 +26,7 @@ from codegen.search.search import Search
 from codegen.targets import target as data_sheet
 from codegen.text.ptxas_report import Resources
 from codegen.text.render_group import slice_digest
-from codegen.text.render_library import render_library
+from codegen.text.winner_text import host_digest
 from cukiln.types import FrontEntry, TunedFor, WinnerRecord
 from service.requests.resolve import Resolved, Wanted
 from service.winner_cache import CachedWinner, WinnerCache
@@ -108,7 +107,9 @@ def _record(wanted: Wanted, lent: "_Lent", front: list[FrontEntry]) -> WinnerRec
         operator=asked.operator.name,
         problem=asked.problem.canonical(),
         target=asked.target,
+        emulates=data_sheet(asked.target).emulates,
         device_class=wanted.key_class,
+        cuda=theirs.cuda,
         ranked_by="predicted",
         front=front,
         searches=[],
@@ -125,7 +126,7 @@ def _record(wanted: Wanted, lent: "_Lent", front: list[FrontEntry]) -> WinnerRec
 
 def _nearest(session: Session, asked: Resolved) -> list[_Near]:
     """The nearest, whose offsets reach as far; of equally near ones first what was measured."""
-    rows = neighbours_of(session, place_of(asked.operator, asked.problem), asked.target, LOOKED_AT)
+    rows = neighbours_of(session, place_of(asked.operator, asked.problem), asked.target, LOOKED_AT, asked.cuda)
     own = Extents.of(asked.operator, asked.problem)
     near = []
     for row in rows:
@@ -193,7 +194,8 @@ def _candidates(asked: Resolved, theirs: WinnerRecord, policy: Policy) -> dict[s
         except CodegenError:  # a schedule of an earlier release, or that no schedule of this problem is
             continue
         for candidate in lowered.candidates:
-            if candidate.kernel.id == entry.kernel:
+            needed = asked.operator.cost(candidate.problem, candidate.schedule).workspace_bytes
+            if candidate.kernel.id == entry.kernel and (needed < NEAR_BYTES or needed <= entry.workspace_bytes):
                 candidates[entry.candidate] = candidate
     return candidates
 
@@ -201,15 +203,12 @@ def _candidates(asked: Resolved, theirs: WinnerRecord, policy: Policy) -> dict[s
 def _library(candidate: Candidate, entry: FrontEntry, target: str) -> str:
     """The id of the library that would be published for the candidate, by the toolchain of the neighbour's."""
     values = tuple(operator(candidate.kernel.operator).launch_values(candidate.schedule))
-    return library_id(_slice(candidate.kernel), _host(candidate.kernel, target, values), entry.toolchain, target)
+    host = _host(candidate.kernel, values, data_sheet(target))
+    return library_id(_slice(candidate.kernel), host, entry.toolchain, target)
 
 
 _slice = lru_cache(maxsize=4096)(slice_digest)
-
-
-@lru_cache(maxsize=4096)
-def _host(kernel: Kernel, target: str, launch: tuple[int, ...]) -> str:
-    return hashlib.sha256(render_library([kernel], target=target, launch=launch).encode()).hexdigest()
+_host = lru_cache(maxsize=4096)(host_digest)
 
 
 def _entry(candidate: Candidate, theirs: FrontEntry, asked: Resolved) -> FrontEntry:

@@ -62,7 +62,7 @@ def post_results(body: Body, request: Request, service: ServiceDep) -> Response:
     value = read_json(body, service.settings.max_json_depth)
     if b"\\u0000" in body:  # PostgreSQL keeps no text with a NUL in it
         raise refuse("malformed-json", "A string holds a NUL character. Send text.", allowed="text without NUL")
-    new = checked(read_body(ResultsRequest, value), gpu_plans(), service.database.clock)
+    new = checked(read_body(ResultsRequest, value), gpu_plans(), service.database.clock, service.settings.cuda)
     most = service.settings.max_queued_jobs
 
     def admit(session: Session) -> None:

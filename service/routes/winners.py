@@ -11,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.routing import Route
 
+from codegen.identity import under_cuda
 from cukiln.types import Lookups, PartialLookups, WinnerRecord
 from service.auth import admitted, may_call, needs, require_scope
 from service.context import Service, ServiceDep, service_of
@@ -167,4 +168,5 @@ class _Search:
             self._try({places[index]: key for index, (_, key) in others.items()})
 
     def _elsewhere(self, place: int, after: str) -> Elsewhere:
-        return Elsewhere(self._wanted[place].asked.problem.digest, self._wanted[place].target, after)
+        asked = self._wanted[place].asked
+        return Elsewhere(under_cuda(asked.problem.digest, asked.cuda), self._wanted[place].target, after)

@@ -60,7 +60,9 @@ class Settings(BaseSettings):
     workers: int = Field(0, ge=0, le=1024, description="0: one per core")
     operator_path: str = Field("", alias="OPERATOR_PATH", description="trusted operator folders, separated by colons")
     nvcc: str | None = Field(None, description="default: of the PyPI wheels, else of PATH")
+    cuda: int = Field(13, ge=12, le=13, description="whose compiler and driver; 12: nvcc 12, else NVRTC 12")
     host_compiler: str | None = Field(None, alias="CUKILN_CXX", description="default: g++")
+    pid_namespaces: bool = Field(True, description="of compilers and kernels, where the machine allows them")
     tool_folders: str = Field("", description="that compilers may read, by colons")
     default_target: str | None = Field(
         None, alias="CUKILN_TARGET", pattern=r"^sm_[0-9]{2,3}[af]?$", description="default: requests name one"

@@ -14,7 +14,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Select, Text, bindparam, cast, func, insert, select
 from sqlalchemy.dialects.postgresql import JSONB
 
-from codegen.identity import problem_digest
+from codegen.identity import CUDA, problem_digest, under_cuda
 from codegen.neighbours import Place, stored_place
 from cukiln.types import WinnerRecord
 from storage.database.session import Session, clock_of
@@ -34,7 +34,8 @@ Stamp = tuple[int, str]
 
 @dataclass(frozen=True)
 class Elsewhere:
-    """A problem (by digest) on a target, to be found on the first device class, by name, that comes after `after`."""
+    """A problem (by digest, `under_cuda`) on a target, to be found on the first device class, by name, that comes after
+    `after`."""
 
     problem: str
     target: str
@@ -125,11 +126,11 @@ class Neighbour:
     problem: str
 
 
-def neighbours_of(session: Session, place: Place, target: str, at_most: int) -> list[Neighbour]:
-    """Of the records of this signature those of the next sizes: at most so many to either side."""
+def neighbours_of(session: Session, place: Place, target: str, at_most: int, cuda: int = CUDA) -> list[Neighbour]:
+    """Of the records of this signature and CUDA those of the next sizes: at most so many to either side."""
     row = core(WinnerRow).c
     query = select(row.key, row.device_class, cast(row.problem, Text)).where(
-        row.signature == place.signature, row.target == target
+        row.signature == under_cuda(place.signature, cuda), row.target == target
     )
     larger = query.where(row.size >= place.size).order_by(row.size, row.key).limit(at_most)
     smaller = query.where(row.size < place.size).order_by(row.size.desc(), row.key).limit(at_most)
@@ -147,15 +148,15 @@ def publish_winner(session: Session, record: WinnerRecord, *, attempt: str) -> N
         return
     revision = 1 if row is None else row.revision + 1
     revised = _as_json(record.model_copy(update={"revision": revision, "updated_at": now}))
-    place = stored_place(record.operator, record.problem)
+    place, measured = stored_place(record.operator, record.problem), problem_digest(record.problem)
     values = {
         "revision": revision,
         "operator": record.operator,
         "target": record.target,
         "device_class": record.device_class,
         "problem": record.problem,
-        "measured_problem": None if is_predicted(record.device_class) else problem_digest(record.problem),
-        "signature": place and place.signature,
+        "measured_problem": None if is_predicted(record.device_class) else under_cuda(measured, record.cuda),
+        "signature": place and under_cuda(place.signature, record.cuda),
         "size": place and place.size,
         "record": revised,
         "searches": record.searches,

@@ -7,6 +7,7 @@ from sqlalchemy import Row, RowMapping, select
 
 from codegen.operators import operator
 from codegen.search.schedule import Schedule
+from codegen.targets import target
 from codegen.text.render_group import verified_label
 from cukiln.types import (
     CandidateFacts,
@@ -119,7 +120,9 @@ def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
 def _verified(row: RowMapping, proof: Verdict) -> Verified:
     """Not verified on a GPU where the CPU found it right and a GPU found it wrong."""
     on_gpu = proof.venue == GPU and proof.verdict == "ok"
-    return "gpu" if on_gpu or not is_predicted(row["device_class"]) else verified_label(row["operator"])
+    if on_gpu or not is_predicted(row["device_class"]):
+        return "gpu"
+    return verified_label(row["operator"], target(row["target"]).tensor_sums)
 
 
 def _tflops(row: RowMapping) -> float | None:

@@ -166,12 +166,20 @@ def compile_failures(session: Session, ids: list[str]) -> dict[str, tuple[str, s
     return {build: (state, telling_line(log or "") or None) for build, state, log in rows}
 
 
-def cpu_verdicts(session: Session, ids: list[str], plans: PlanVersions) -> dict[str, tuple[str, str | None]]:
-    """Verdict and message of the builds whose slice was verified on the CPU."""
+def cpu_verdicts(session: Session, ids: list[str], versions: "Versions") -> dict[str, tuple[str, str | None]]:
+    """Verdict and message of the builds whose slice was verified on the CPU, as their target's tensor cores add."""
+    others = versions.other_cpu_plans
+    valid = [
+        BuildRow.target.not_in(list(others)) & VerdictRow.plan_version.in_(set(versions.cpu_plans.values())),
+        *(
+            (BuildRow.target == name) & VerdictRow.plan_version.in_(set(plans.values()))
+            for name, plans in others.items()
+        ),
+    ]
     rows = session.execute(
         select(BuildRow.id, VerdictRow.verdict, VerdictRow.message)
         .join(VerdictRow, VerdictRow.subject == BuildRow.slice)
-        .where(VerdictRow.venue == CPU, VerdictRow.plan_version.in_(set(plans.values())))
+        .where(VerdictRow.venue == CPU, or_(*valid))
         .where(BuildRow.id.in_(ids), BuildRow.state == "ok")
     )
     return {build: (verdict, message) for build, verdict, message in rows}
@@ -286,12 +294,14 @@ def _stored_of_code(
 @dataclass(frozen=True)
 class Versions:
     """Which stored results of a build are valid: verdicts of these verification plans, times under `drivers`, today's
-    by device class, and what no limit ended that is larger now: `limits` by stage or device kind, then by name."""
+    by device class, and what no limit ended that is larger now: `limits` by stage or device kind, then by name.
+    `other_cpu_plans`: of the targets whose tensor cores add otherwise than Turing's, by target."""
 
     cpu_plans: PlanVersions
     gpu_plans: PlanVersions
     drivers: Mapping[str, str]
     limits: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    other_cpu_plans: Mapping[str, PlanVersions] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -325,7 +335,7 @@ def apply_known_verdicts(
 
     for ids in chunks(set(build_ids)):
         touched += give_verdicts(session, compile_failures(session, ids), condition, left())
-        proved = cpu_verdicts(session, ids, versions.cpu_plans)
+        proved = cpu_verdicts(session, ids, versions)
         touched += give_verdicts(session, proved, condition & of_problems(asks_predicted()), left())
         touched += give_findings(session, ids, versions.gpu_plans, versions.drivers, condition, left())
     return add_next_steps(session, touched), most is not None and len(touched) >= most

@@ -1,8 +1,10 @@
-"""The CPU emulations of mma have every element where the PTX ISA manual says, and round as cpu/matrix.h says."""
+"""The CPU emulations of mma have every element where the PTX ISA manual says, and add as cpu/tensor_sums.h says."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 import ml_dtypes
@@ -111,17 +113,35 @@ def test_mma_takes_every_element_of_b_from_its_lane_and_register(name: str, emul
         np.testing.assert_array_equal(multiply(emulations, name, a, b, d).astype(np.float64), a @ b)
 
 
-def in_ascending_k(a: Matrix, b: Matrix, d: Matrix, half: bool) -> Matrix:
-    """Exact products, one rounding to float32 per addition, and one more to float16 where d is in float16."""
-    total = d.astype(np.float32)
-    for k in range(a.shape[2]):
-        total = total + a[:, :, k, None] * b[:, None, k, :]
-        total = total.astype(np.float16).astype(np.float32) if half else total
-    return total
+def exactly(number: float) -> tuple[Fraction, int]:
+    """A number and the exponent of its significand in [1, 2)."""
+    return Fraction(number), math.frexp(number)[1] - 1
+
+
+def added_by_tensor_cores(d: float, products: list[tuple[float, float]], lowest: int, half: bool) -> float:
+    """One block of cpu/tensor_sums.h on Turing, Ampere or Ada, in fractions. `lowest`: the exponent of the operands'
+    subnormal numbers."""
+    special = [x * y for x, y in products if not (math.isfinite(x) and math.isfinite(y))]
+    if special or not math.isfinite(d):
+        return sum(special, 0.0 if math.isfinite(d) else d)
+    terms = []
+    for x, y in products:
+        (left, of_left), (right, of_right) = exactly(x), exactly(y)
+        if left * right != 0:
+            terms.append((left * right, max(of_left, lowest) + max(of_right, lowest)))
+    if d != 0:
+        terms.append((Fraction(d), max(exactly(d)[1], -14 if half else -126)))
+    unit = Fraction(2) ** (max([-20 if half else -132, *(exponent for _, exponent in terms)]) - 24)
+    total = sum(math.trunc(value / unit) for value, _ in terms) * unit
+    if total == 0:
+        return 0.0
+    exponent = math.frexp(float(total))[1] - 1  # exact: of few bits
+    step = Fraction(2) ** (max(exponent, -14) - 10 if half else max(exponent, -126) - 23)
+    return float(round(total / step) * step if half else math.trunc(total / step) * step) + 0.0
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_mma_adds_in_ascending_k_with_one_rounding_each(name: str, emulations: CpuEmulations) -> None:
+def test_mma_adds_blocks_of_aligned_and_truncated_products(name: str, emulations: CpuEmulations) -> None:
     """Bit by bit, on numbers of all sizes, subnormal ones, infinities and NaN."""
     kind, mma = KINDS[name], MMA[name]
     words = numbers(kind)(np.random.default_rng(5))
@@ -130,16 +150,24 @@ def test_mma_adds_in_ascending_k_with_one_rounding_each(name: str, emulations: C
     operands = []
     for part, fragment in ((a_words, mma.a), (b_words, mma.b)):
         truncated = part & np.uint32(0xFFFFE000) if kind.operand == "tf32" else part
-        operands.append(collected(from_words(truncated, kind.operand), fragment).astype(np.float32))
-    d = collected(from_words(d_words, kind.sum), mma.d)
-    with np.errstate(all="ignore"):
-        expected = in_ascending_k(*operands, d, kind.sum == "float16")
+        operands.append(collected(from_words(truncated, kind.operand), fragment).astype(np.float64))
+    d = collected(from_words(d_words, kind.sum), mma.d).astype(np.float64)
     outputs = emulations.run(mma_check(name), words).reshape(len(words), LANES, -1)
-    result = collected(from_words(outputs, kind.sum), mma.d).astype(np.float32)
-    some_nan = np.isnan(expected)
-    assert 0 < some_nan.sum() < some_nan.size / 2 and np.isinf(expected).any()
-    np.testing.assert_array_equal(np.isnan(result), some_nan)
-    np.testing.assert_array_equal(result.view(np.uint32)[~some_nan], expected.view(np.uint32)[~some_nan])
+    result = collected(from_words(outputs, kind.sum), mma.d).astype(np.float64)
+    lowest, block = (-14 if kind.operand == "float16" else -126), (4 if kind.operand == "tf32" else 8)
+    (a, b), nans = operands, 0
+    for at in np.random.default_rng(6).integers((0, 0, 0), (len(words), 16, 8), (1500, 3)):
+        tile, row, column = at
+        expected = float(d[tile, row, column])
+        for first in range(0, a.shape[2], block):
+            pairs = zip(a[tile, row, first : first + block], b[tile, first : first + block, column], strict=True)
+            products = [(float(x), float(y)) for x, y in pairs]
+            expected = added_by_tensor_cores(expected, products, lowest, kind.sum == "float16")
+        nans += math.isnan(expected)
+        got = float(result[tile, row, column])
+        assert got == expected or (math.isnan(got) and math.isnan(expected)), (name, at, got, expected)
+        assert math.copysign(1, got) == math.copysign(1, expected) or math.isnan(got)
+    assert 0 < nans < 1500 / 2
 
 
 def one_element(emulations: CpuEmulations, name: str, a: list[float], b: list[float], d: float) -> Any:
@@ -158,21 +186,23 @@ def test_tf32_loses_the_13_lowest_bits_of_its_operands(emulations: CpuEmulations
     assert one_element(emulations, name, [1.0], [2 - 2.0**-23], 2.0**-20) == 2 - 2.0**-10 + 2.0**-20  # not those of d
 
 
-def test_partial_sums_are_rounded_in_the_order_of_k(emulations: CpuEmulations) -> None:
+def test_a_block_is_truncated_to_24_bits_below_its_largest_exponent(emulations: CpuEmulations) -> None:
     name = "mma_m16n8k16_f16"
     ones = [1.0, 1.0, 1.0, 1.0]
-    assert one_element(emulations, name, ones, ones, 2.0**24) == 2.0**24  # each 1 is lost
-    assert (
-        one_element(emulations, name, [1.0, 1.0, 4096.0], [1.0, 1.0, 4096.0], 0.0) == 2.0**24 + 2
-    )  # the ones come first
+    assert one_element(emulations, name, ones, ones, 2.0**24) == 2.0**24 + 4
+    assert one_element(emulations, name, [0.5] * 4, ones, 2.0**24) == 2.0**24  # each half is lost
+    assert one_element(emulations, name, [1.0, -1.0, 4096.0], [1.0, 2.0**-10, 4096.0], 0.0) == 2.0**24  # 2^-10 is, too
+    # The second block of 8 is another addition, whose sum is truncated toward zero.
+    eighth = [0.0] * 8 + [1.0]
+    assert one_element(emulations, name, eighth, eighth, -(2.0**24) - 2) == -(2.0**24) - 0
+    assert one_element(emulations, name, [0.25] * 8 + [1.0], [1.0] * 9, 2.0**24) == 2.0**24
 
 
-def test_sums_in_half_are_rounded_to_half_at_once(emulations: CpuEmulations) -> None:
+def test_sums_in_half_are_rounded_to_the_nearest_after_each_block(emulations: CpuEmulations) -> None:
     name = "mma_m16n8k16_f16_f16"
-    assert (
-        one_element(emulations, name, [1.0, 1.0, 1.0], [1.0, 1.0, 1.0], 2048.0) == 2048.0
-    )  # ties to even, three times
-    assert one_element(emulations, name, [1.0, 1.0, 2.0], [1.0, 1.0, 1.0], 2049.0 - 1.0) == 2050.0
+    ones = [1.0] * 16
+    assert one_element(emulations, name, [1.0, 1.0, 1.0], ones, 2048.0) == 2052.0  # 2051 is a tie, to even
+    assert one_element(emulations, name, [1.0] + [0.0] * 7 + [1.0], ones, 2048.0) == 2048.0  # twice a tie
     assert one_element(emulations, name, [256.0], [256.0], 0.0) == np.inf
 
 
@@ -193,11 +223,16 @@ def test_infinities_and_nan_spread_as_ieee_754_says(name: str, emulations: CpuEm
 
 
 @pytest.mark.parametrize("name", FLOATS)
-def test_a_negative_zero_stays_one_among_negative_zeros(name: str, emulations: CpuEmulations) -> None:
+def test_a_sum_that_is_zero_is_positive_and_a_nan_the_canonical_one(name: str, emulations: CpuEmulations) -> None:
     k = MMA[name].a.columns
     a, b, d = np.full((1, 16, k), -0.0), np.full((1, k, 8), 1.0), np.full((1, 16, 8), -0.0)
-    assert np.signbit(multiply(emulations, name, a, b, d)).all()
-    assert not np.signbit(multiply(emulations, name, a, b, np.zeros((1, 16, 8)))).any()
+    assert not np.signbit(multiply(emulations, name, a, b, d)).any()
+    nan = multiply(emulations, name, np.full_like(a, -np.nan), b, d)
+    assert (
+        (nan.view(np.uint16) == 0x7FFF).all()
+        if KINDS[name].sum == "float16"
+        else (nan.view(np.uint32) == 0x7FFFFFFF).all()
+    )
 
 
 def test_int8_sums_wrap_around(emulations: CpuEmulations) -> None:

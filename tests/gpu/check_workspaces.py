@@ -7,11 +7,15 @@ Exit status: 0 all is as it should be, 1 something is not, 2 there is no GPU.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import importlib.util
+import json
 import sys
 import tempfile
 import threading
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,28 +26,40 @@ from codegen.operators import operator
 from codegen.search.search import Search
 from codegen.targets import targets
 from cukiln.workspace_pool import POOL
-from workers.compile.toolchain import find_toolchain
-from workers.gpu.interface import GpuMissing, list_devices
+from workers.gpu.driver import require_driver
+from workers.gpu.interface import Device, GpuMissing, list_devices
 from workers.processes.processes import Limits, Processes
-from workers.steps.winner_library import build_winner
 
 MODULE = "workers.cuda.cupy_gpu"
 RIGHT, WRONG, NO_GPU = 0, 1, 2
-SHAPE = {"m": 384, "n": 256, "k": 4096, "layout": "nt"}
-WAYS = {"tile_k": [32], "split": ["workspace"], "split_k": [8]}
+REQUEST = json.loads(Path(__file__).with_name("workspaces.json").read_bytes())
+SHAPE = {field: value for field, value in REQUEST["problems"][0].items() if field != "name"}
 CALLS, THREADS, STREAMS = 200, 4, 2
 LIMITS = Limits(wall_seconds=120, cpu_seconds=120, memory_bytes=4 << 30, output_bytes=64 << 20)
 
 
-def split_kernel(capability: tuple[int, int]) -> cukiln.Kernel:
-    problem = operator("matmul").parse({"operator": "matmul", "dtype": "float16", **SHAPE})
-    sheet = next(target for target in targets().values() if target.capability == 10 * capability[0] + capability[1])
-    (candidate, *_) = lower(problem, sheet, Search.model_validate({"tunables": WAYS})).candidates
+def split_library(device: Device) -> bytes:
+    """Compiled here. Raises DriverTooOld."""
+    # Where a library is given there is neither a compiler nor what the server needs.
+    from storage.config.settings import load_settings
+    from workers.compile.toolchain import toolchain_of
+    from workers.steps.winner_library import build_winner
+
+    problem = operator("matmul").parse(SHAPE)
+    sheet = next(
+        target for target in targets().values() if target.capability == 10 * device.capability[0] + device.capability[1]
+    )
+    (candidate, *_) = lower(problem, sheet, Search.model_validate(REQUEST["search"])).candidates
     processes = Processes()
     try:
-        library = build_winner(candidate, sheet, find_toolchain(processes), processes, LIMITS).library
+        toolchain = toolchain_of(load_settings(), processes)
+        require_driver([device], toolchain.cuda)
+        return build_winner(candidate, sheet, toolchain, processes, LIMITS).library
     finally:
         processes.close()
+
+
+def split_kernel(library: bytes) -> cukiln.Kernel:
     with tempfile.TemporaryDirectory() as folder:
         return cukiln.load(library, sha256=hashlib.sha256(library).hexdigest(), cache_dir=folder)
 
@@ -142,15 +158,18 @@ def check_torch(kernel: cukiln.Kernel) -> str:
     return f"2 × {CALLS} calls, {needed} bytes of PyTorch's on each stream"
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--library", type=Path, help="of workspaces.json's problem; default: it is compiled here")
+    chosen = parser.parse_args(arguments)
     try:
-        capability = list_devices(MODULE)[0].capability
+        device = list_devices(MODULE)[0]
+        kernel = split_kernel(chosen.library.read_bytes() if chosen.library else split_library(device))
     except GpuMissing as error:
         print(f"{error}; nothing was checked", file=sys.stderr)
         return NO_GPU
     import cupy
 
-    kernel = split_kernel(capability)
     wrong = 0
     for name, check in (
         ("workspaces of threads", lambda: check_threads(kernel, cupy)),

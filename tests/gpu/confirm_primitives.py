@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from codegen.primitives import CONFIRMED, primitive_digest, primitives
+from codegen.primitives import CONFIRMED, primitive_digest, primitives, tensor_sums
 from tests.gpu.primitive_checks import CHECKS, Check, Comparison
 from tests.gpu.run_primitives import (
     ORDERS,
@@ -30,6 +30,7 @@ from tests.gpu.run_primitives import (
     build_cubin,
     nvcc_version,
     runs_on,
+    why_no_kernel_loads,
 )
 
 CONFIRMS, DIFFERS, NO_GPU = 0, 1, 2
@@ -141,8 +142,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             except RunFailed as error:
                 print(f"{error}; nothing is confirmed. --cpu-only runs the CPU twins alone", file=sys.stderr)
                 return NO_GPU
+            if why := why_no_kernel_loads(gpu.cuda, nvcc_version()):
+                print(f"{why}; nothing is confirmed", file=sys.stderr)
+                return NO_GPU
             gpu.load(build_cubin([check for check in CHECKS if runs_on(check, gpu.arch)], gpu.arch, folder))
-            return confirm(gpu, CpuEmulations(CHECKS, folder), nvcc_version(), chosen.result)
+            emulations = CpuEmulations(CHECKS, folder, sums=tensor_sums(gpu.arch))
+            return confirm(gpu, emulations, nvcc_version(), chosen.result)
         except BuildFailed as error:
             print(error, file=sys.stderr)
             return DIFFERS

@@ -18,18 +18,20 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from codegen.primitives import TURING_SUMS
 from tests.gpu.primitive_checks import Check
 from tests.gpu.primitive_inputs import Words
 
 DEVICE = Path(__file__).resolve().parents[2] / "codegen" / "device"
 KERNELS = Path(__file__).with_name("primitive_kernels.cuh")
+NVRTC = Path(__file__).resolve().parents[2] / "workers" / "compile" / "nvrtc" / "driver.py"
 # Those of codegen/text/render_group.py and codegen/text/render_cpu.py without what is not of primitives, and their
 # flags; tests/device/test_confirm_primitives.py compares them.
 DEVICE_HEADERS = ("launch.h", "device.cuh", "convert.cuh", "warp.cuh", "async_copy.cuh", "matrix.cuh")
 CPU_HEADERS = (
     "cpu/fiber.h", "cpu/memory.h", "cpu/scheduler.h", "cpu/counts.h", "cpu/sites.h", "cpu/race.h", "cpu/banks.h",
     "cpu/watch.h", "cpu/collective.h", "cpu/barriers.h", "launch.h", "cpu/twin.h", "cpu/async_copy.h", "cpu/convert.h",
-    "cpu/warp.h", "cpu/matrix.h", "cpu/grid.h", "cpu/harness.h",
+    "cpu/warp.h", "cpu/tensor_sums.h", "cpu/matrix.h", "cpu/grid.h", "cpu/harness.h",
 )  # fmt: skip
 CPU_FLAGS = (
     "-std=c++17", "-O1", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden",
@@ -90,13 +92,16 @@ def _texts(headers: Sequence[str]) -> str:
     return "".join(_header(name, (DEVICE / name).read_text(encoding="utf-8")) for name in headers)
 
 
-def cpu_text(checks: Sequence[Check], kernels: Path = KERNELS) -> str:
-    """The C++ of all checks for g++."""
+def cpu_text(checks: Sequence[Check], kernels: Path = KERNELS, sums: int = TURING_SUMS) -> str:
+    """The C++ of all checks for g++; `sums`: whose tensor cores add."""
     wrappers = "\n".join(
         f"void {check.function}(const Arguments arguments) {{ {check.kernel}(arguments); }}" for check in checks
     )
     entries = ", ".join(f"call_kernel<Arguments, {check.function}>" for check in checks)
-    defines = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n#define CUKILN_RUNTIME 1\n"
+    sums_of = f"#define CUKILN_TENSOR_SUMS {sums}\n"
+    defines = (
+        f"{sums_of}#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n#define CUKILN_RUNTIME 1\n"
+    )
     entry = _CPU_ENTRY.format(wrappers=wrappers, entries=entries, count=len(checks))
     return defines + _texts(CPU_HEADERS) + _header(kernels.name, kernels.read_text(encoding="utf-8")) + entry
 
@@ -126,10 +131,11 @@ def _compile(command: Sequence[str], folder: Path) -> None:
 
 
 class CpuEmulations:
-    """All checks' kernels, built for the CPU in `folder`, run under the race detector."""
+    """All checks' kernels, built for the CPU in `folder`, run under the race detector. `sums`: whose tensor cores
+    add."""
 
-    def __init__(self, checks: Sequence[Check], folder: Path, kernels: Path = KERNELS) -> None:
-        (folder / "primitives.cpp").write_text(cpu_text(checks, kernels), encoding="utf-8")
+    def __init__(self, checks: Sequence[Check], folder: Path, kernels: Path = KERNELS, sums: int = TURING_SUMS) -> None:
+        (folder / "primitives.cpp").write_text(cpu_text(checks, kernels, sums), encoding="utf-8")
         _compile([os.environ.get("CUKILN_CXX", "g++"), *CPU_FLAGS, "primitives.cpp", "-o", "primitives.so"], folder)
         self._functions = {check.name: index for index, check in enumerate(checks)}
         self._library = ctypes.CDLL(str(folder / "primitives.so"))
@@ -166,26 +172,61 @@ def find_nvcc() -> str:
     """The one that CUKILN_NVCC names, else that of the PyPI wheels, else the one in PATH. Raises BuildFailed."""
     if named := os.environ.get("CUKILN_NVCC"):
         return named
-    spec = importlib.util.find_spec("nvidia")
-    for place in (spec.submodule_search_locations or []) if spec else []:
-        if compilers := sorted(Path(place).glob("cu*/bin/nvcc"), reverse=True):
-            return str(compilers[0])
+    if not _is_for_cuda_12() and (compilers := _in_wheels("cu*/bin/nvcc")):
+        return str(compilers[0])
     if found_in_path := shutil.which("nvcc"):
         return found_in_path
     raise BuildFailed(f"no nvcc: name one with CUKILN_NVCC; neither in the wheels of {sys.prefix} nor in PATH")
+
+
+def _is_for_cuda_12() -> bool:
+    return os.environ.get("CUKILN_CUDA") == "12"
+
+
+def _in_wheels(pattern: str) -> list[Path]:
+    spec = importlib.util.find_spec("nvidia")
+    places = (spec.submodule_search_locations or []) if spec else []
+    return [path for place in places for path in sorted(Path(place).glob(pattern), reverse=True)]
+
+
+def find_ptxas() -> str | None:
+    """Where CUDA 12 is asked for, no nvcc is named, and the wheels hold NVRTC with ptxas: that ptxas."""
+    if not _is_for_cuda_12() or os.environ.get("CUKILN_NVCC"):
+        return None
+    both = _in_wheels("cuda_nvrtc/lib/libnvrtc.so.12"), _in_wheels("cuda_nvcc/bin/ptxas")
+    return str(both[1][0]) if all(both) else None
+
+
+def device_command(arch: str, source: str, cubin: str) -> list[str]:
+    """From a file to its cubin. Raises BuildFailed."""
+    if ptxas := find_ptxas():
+        head = [sys.executable, str(NVRTC), "--nvrtc", str(_in_wheels("cuda_nvrtc/lib/libnvrtc.so.12")[0])]
+        return [*head, "--ptxas", ptxas, "--target", arch, "--time", "phases.csv", "-o", cubin, source]
+    code = f"arch={arch.replace('sm_', 'compute_')},code={arch}"
+    return [find_nvcc(), "-gencode", code, *DEVICE_FLAGS, "-o", cubin, source]
+
+
+def why_no_kernel_loads(driver: int, compiler: str) -> str | None:
+    """Of a driver for that CUDA (1000 × major + 10 × minor) and a compiler's version; None where kernels load."""
+    major = compiler.partition(".")[0]
+    if not major.isdigit() or not 0 < driver < 1000 * int(major):
+        return None
+    here = f"the driver is for CUDA {driver // 1000}.{driver % 1000 // 10}, and kernels are compiled by CUDA {compiler}"
+    return f"{here}: install a newer driver (580 or later for 13, 525 for 12), or give CUDA=12"
 
 
 def build_cubin(checks: Sequence[Check], arch: str, folder: Path) -> Path:
     """nvcc's code for one architecture. Raises BuildFailed."""
     source, cubin = folder / "primitives.cu", folder / f"primitives_{arch}.cubin"
     source.write_text(device_text(checks), encoding="utf-8")
-    code = f"arch={arch.replace('sm_', 'compute_')},code={arch}"
-    _compile([find_nvcc(), "-gencode", code, *DEVICE_FLAGS, "-o", cubin.name, source.name], folder)
+    _compile(device_command(arch, source.name, cubin.name), folder)
     return cubin
 
 
 def nvcc_version() -> str:
-    words = subprocess.run([find_nvcc(), "--version"], capture_output=True, text=True, timeout=240).stdout
+    words = subprocess.run(
+        [find_ptxas() or find_nvcc(), "--version"], capture_output=True, text=True, timeout=240
+    ).stdout
     return words.split(" V")[-1].split()[0] if " V" in words else "unknown"
 
 
@@ -209,7 +250,7 @@ class CupyGpu:
         self._cupy = cupy
         self._module: Any = None
         self.arch = f"sm_{properties['major']}{properties['minor']}"
-        driver = cupy.cuda.runtime.driverGetVersion()
+        driver = self.cuda = int(cupy.cuda.runtime.driverGetVersion())
         self.description = {
             "device": properties["name"].decode(),
             "driver": f"{driver // 1000}.{driver % 1000 // 10}",

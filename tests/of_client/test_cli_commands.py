@@ -447,7 +447,7 @@ def test_a_key_that_nobody_knows_is_one_line(cukiln: Run, scripted: ScriptedServ
         (["retry"], "JOB"),
         (["candidates"], "JOB"),
         (["accuracy"], "JOB"),
-        (["export-bundle"], "JOB"),
+        (["export-bundle"], "JOB|FILE"),
         (["fetch", "--out", "out"], "KEY|FILE"),
         (["fetch", "key", "--out"], "--out"),
         (["import-results"], "FOLDER|FILE"),

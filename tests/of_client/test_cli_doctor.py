@@ -142,13 +142,16 @@ def test_the_compilers_that_are_named_are_the_ones_that_are_looked_at(
 ) -> None:
     compiler = tmp_path / "my-g++"
     compiler.symlink_to(str(shutil.which("g++")))
-    nvcc = find_toolchain().nvcc
+    nvcc = find_toolchain().device_compiler.path
     monkeypatch.setenv("CUKILN_CXX", str(compiler))
     monkeypatch.setenv("CUKILN_NVCC", str(nvcc))
     monkeypatch.setenv("OPERATOR_PATH", str(FAULTY))
     found = findings()
     assert (found["g++"].state, found["g++"].detail) == ("found", str(compiler))
-    assert found["nvcc"].state == "found" and f"({nvcc})" in found["nvcc"].detail
+    assert (
+        found["nvcc"].state == "found"
+        and f"({nvcc}), for a driver of release 580 or later (CUDA 13)" in found["nvcc"].detail
+    )
     assert found["operators"].state == "found"
 
 
@@ -224,15 +227,15 @@ def test_gpus_that_are_not_to_be_used_need_nothing(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("version", "needed", "state"),
-    [(13000, 13, "found"), (13020, 13, "found"), (14000, 13, "found"), (12090, 13, "optional"), (12090, None, "found")],
+    [(13000, 13, "found"), (13020, 13, "found"), (14000, 13, "found"), (12090, 13, "optional"), (12000, 12, "found")],
 )
-def test_a_driver_must_load_what_nvcc_makes(version: int, needed: int | None, state: str, tmp_path: Path) -> None:
+def test_a_driver_must_load_what_nvcc_makes(version: int, needed: int, state: str, tmp_path: Path) -> None:
     found = driver(needed, driver_library(tmp_path, version=version))
     assert found.state == state
     assert f"for CUDA {version // 1000}.{version % 1000 // 10}" in found.detail
     assert (found.todo is None) == (state == "found")
     if found.todo:
-        assert f"release {FIRST_DRIVERS[13]} or later" in found.todo
+        assert f"release {FIRST_DRIVERS[13]} or later" in found.todo and "CUKILN_CUDA=12" in found.todo
 
 
 def test_a_driver_without_a_version_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -243,7 +246,7 @@ def test_a_package_is_found_by_its_distribution() -> None:
     assert package("numpy", "num(py)?", "").detail.startswith("numpy ")
     found = package("cupy", "no-such-package", "without it nothing is measured on the GPU")
     assert (found.state, found.detail) == ("optional", "not installed; without it nothing is measured on the GPU")
-    assert found.todo == "install it: pip install --constraint constraints.txt --group gpu"
+    assert found.todo == "install it: pip install --constraint constraints.txt --group gpu (for CUDA 12: gpu-cuda12)"
 
 
 def test_who_has_a_gpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,10 +27,10 @@ from cukiln import (
     ServiceUnreachable,
     UnexpectedAnswer,
     UsageError,
-    operations,
 )
 from cukiln.client import Client
-from cukiln.operations import LARGEST_LOOKUP
+from cukiln.operations import record_memory
+from cukiln.operations.lookups import LARGEST_LOOKUP
 from cukiln.settings import DEFAULT_URL, ClientSettings
 from cukiln.transport import delay
 from tests.support.fixtures.client import ScriptedService, closed_port, job_json, problem_json, record_json
@@ -335,7 +335,7 @@ def test_a_client_keeps_what_was_most_recently_used_in_memory(
         results = [{"name": None, "key": f"{p['m']:064x}", "record": record_json()} for p in problems]
         return JSONResponse({"results": results, "hits": len(results), "misses": 0})
 
-    monkeypatch.setattr(operations, "REMEMBERED_LOOKUPS", 2)
+    monkeypatch.setattr(record_memory, "REMEMBERED_LOOKUPS", 2)
     scripted.on("POST", "/v1/lookups", all_hits)
     client = client_of(scripted.url)
     read: list[str] = []

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from cukiln import gpu, operations
+from cukiln import gpu
 from cukiln.client import Client
 from cukiln.gpu import Gpus, find_gpus, local_target
+from cukiln.operations import jobs, lookups
 from tests.support.fixtures.client import MATMUL, ScriptedService, hits, job_json
 
 BARE = {name: value for name, value in MATMUL.items() if name != "target"}
@@ -52,7 +53,8 @@ def test_the_target_of_a_capability(
 def test_requests_name_the_gpu_of_the_machine_unless_they_name_another(
     scripted: ScriptedService, client_of: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "local_target", lambda: "sm_90a")
+    for module in (jobs, lookups):
+        monkeypatch.setattr(module, "local_target", lambda: "sm_90a")
     scripted.on("POST", "/v1/lookups", hits())
     scripted.on("POST", "/v1/jobs", job_json("queued"))
     client = client_of(scripted.url)
@@ -68,7 +70,7 @@ def test_requests_name_the_gpu_of_the_machine_unless_they_name_another(
 def test_without_a_gpu_the_service_is_left_to_refuse(
     scripted: ScriptedService, client_of: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(operations, "local_target", lambda: None)
+    monkeypatch.setattr(jobs, "local_target", lambda: None)
     scripted.on("POST", "/v1/jobs", job_json("queued"))
     client_of(scripted.url).tune([BARE], wait=False)
     assert "target" not in scripted.seen[0].json

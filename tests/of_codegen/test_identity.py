@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 
 from codegen.canonical import LARGEST_INTEGER, canonical_json, digest
 from codegen.errors import CannotKey
-from codegen.identity import build_id, candidate_id, kernel_id, library_id, signature_id, slice_id, winner_key
+from codegen.identity import (
+    build_id,
+    candidate_id,
+    kernel_id,
+    library_id,
+    signature_id,
+    slice_id,
+    under_cuda,
+    winner_key,
+)
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
@@ -262,3 +271,12 @@ LIBRARY = {"slice_digest": "a" * 64, "host": "b" * 64, "toolchain": "c" * 64, "t
 @pytest.mark.parametrize("axis", LIBRARY)
 def test_library_id_differs_on(axis: str) -> None:
     assert library_id(**LIBRARY) != library_id(**{**LIBRARY, axis: "d" * 64})
+
+
+def test_winners_of_each_cuda_have_keys_of_their_own_and_those_of_13_the_keys_that_they_had() -> None:
+    parts = ("0" * 64, "sm_90a", "predicted:sm_90a")
+    assert winner_key(*parts) == winner_key(*parts, 13) == digest(
+        "winner", 1, problem=parts[0], architecture=parts[1], device_class=parts[2]
+    )  # fmt: skip
+    assert winner_key(*parts, 12) != winner_key(*parts)
+    assert under_cuda("1" * 64, 13) == "1" * 64 != under_cuda("1" * 64, 12) != under_cuda("2" * 64, 12)

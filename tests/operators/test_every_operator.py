@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,15 @@ __all__ = ["client"]
 FOLDER = Path(__file__).parent
 PACKAGED = sorted(name for name, op in operators().items() if str(op.folder).startswith(str(ROOT / "codegen")))
 MODULES = sorted(path for path in FOLDER.glob("*/test_*.py") if path.stem == f"test_{path.parent.name}")
-DECLARED: dict[str, Declarations] = {
-    declared.operator: declared
-    for path in MODULES
-    for declared in importlib.import_module(f"tests.operators.{path.parent.name}.{path.stem}").DECLARED
-}
+
+
+def declared_in(modules: Sequence[Path]) -> list[Declarations]:
+    """Of all modules that have any."""
+    imported = [importlib.import_module(f"tests.operators.{path.parent.name}.{path.stem}") for path in modules]
+    return [declared for module in imported for declared in getattr(module, "DECLARED", ())]
+
+
+DECLARED: dict[str, Declarations] = {declared.operator: declared for declared in declared_in(MODULES)}
 WITH_JOBS = [name for name, declared in DECLARED.items() if declared.job is not None]
 
 
@@ -91,8 +96,7 @@ Asked = dict[tuple[str, int], Kernel]
 
 def for_the_sanitizers() -> Asked:
     """Of all modules, those that have a part of an operator too."""
-    modules = [f"tests.operators.{path.parent.name}.{path.stem}" for path in sorted(FOLDER.glob("*/test_*.py"))]
-    declarations = [one for module in modules for one in getattr(importlib.import_module(module), "DECLARED", ())]
+    declarations = declared_in(sorted(FOLDER.glob("*/test_*.py")))
     proofs = [declared.proofs for declared in declarations if declared.proofs is not None]
     kernels = dict.fromkeys(kernel for each in proofs for kernel in each.sanitized())
     return {(kernel.operator, number): kernel for number, kernel in enumerate(kernels)}

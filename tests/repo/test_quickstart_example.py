@@ -18,11 +18,11 @@ from benchmarks.shapes import public_shape
 from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.predict.compile_cost import in_files
 from codegen.search.search import Search
 from codegen.targets import target
 from tests.support.fixtures.client import ScriptedService, job_json, problem_json, record_json
 from tests.support.run.places import ROOT
-from workers.offline.compile_ahead import in_files
 
 EXAMPLES = ROOT / "examples"
 QUICKSTART = json.loads((EXAMPLES / "quickstart.json").read_text())

@@ -172,7 +172,7 @@ class FileCompiler:
     def _run(self, command: Sequence[str], phase: str | None = None) -> Finished:
         run = partial(self._run_once, command, phase)
         finished = once_more(run) if self.alone else run()
-        name = Path(command[0]).name
+        name = self.toolchain.device_compiler.name if phase == "nvcc" else Path(command[0]).name
         match finished.cause:
             case "cancelled":
                 raise CompileCancelled("cancelled")
@@ -197,9 +197,15 @@ class FileCompiler:
         self.wall_seconds += finished.wall_seconds
         self.cpu_seconds += finished.cpu_seconds
         self.peak_memory_bytes = max(self.peak_memory_bytes, finished.peak_memory_bytes)
-        shown = " ".join([Path(command[0]).name, *command[1:]])
-        self.log += f"$ {shown}\n{finished.text()}"
+        self.log += f"$ {self._shown(command, phase)}\n{finished.text()}"
         return finished
+
+    def _shown(self, command: Sequence[str], phase: str | None) -> str:
+        """Without the folders of this machine's compilers."""
+        device = self.toolchain.device_compiler
+        if phase == "nvcc":
+            return " ".join([device.name, *command[len(device.program) :]])
+        return " ".join([Path(command[0]).name, *command[1:]])
 
     def _nvcc_phases(self, start: float, wall_seconds: float) -> list[Phase]:
         """The call's steps one after the other, as nvcc runs them, then `nvcc`: what it took beside them, with the

@@ -6,9 +6,9 @@ import gzip
 import re
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
@@ -114,20 +114,6 @@ def compile_group(
     if not left:
         why, hung = "", False
     return GroupOutcome(outcomes, artifact, left, why, wall_seconds, cpu_seconds, tuple(phases), hung)
-
-
-def compile_to_the_end(kernels: Sequence[Kernel], *rest: Any) -> Iterator[GroupOutcome]:
-    """`compile_group` of these kernels, of the halves of what that leaves, and of each kernel that those leave or that
-    a limit of time left."""
-    outcome = compile_group(kernels, *rest)
-    yield outcome
-    if outcome.hung:
-        yield from (compile_group([kernel], *rest) for kernel in outcome.left)
-        return
-    for half in filter(None, (outcome.left[::2], outcome.left[1::2])):
-        of_half = compile_group(half, *rest)
-        yield of_half
-        yield from (compile_group([kernel], *rest) for kernel in of_half.left)
 
 
 def _culprits(kernels: tuple[Kernel, ...], fault: CompileFault) -> dict[str, KernelOutcome]:

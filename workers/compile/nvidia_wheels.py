@@ -1,4 +1,4 @@
-"""Where the `nvidia` wheels of this Python lie, and the nvcc that they may hold."""
+"""Where the `nvidia` wheels of this Python lie, and the compilers that they may hold."""
 
 import importlib.util
 import sys
@@ -18,4 +18,13 @@ def nvcc_in(folders: Iterable[Path]) -> Path | None:
     for folder in folders:
         for nvcc in sorted(folder.glob("cu*/bin/nvcc"), reverse=True):
             return nvcc
+    return None
+
+
+def nvrtc_in(folders: Iterable[Path]) -> tuple[Path, Path] | None:
+    """NVRTC's library and ptxas of CUDA 12, of the first folder that holds both."""
+    for folder in folders:
+        library, ptxas = folder / "cuda_nvrtc/lib/libnvrtc.so.12", folder / "cuda_nvcc/bin/ptxas"
+        if library.is_file() and ptxas.is_file():
+            return library, ptxas
     return None

@@ -1,22 +1,30 @@
-"""Find the compilers and say what they are: nvcc, g++, tvm-ffi's C header."""
+"""Find the compilers and say what they are: nvcc, or NVRTC and ptxas where there is none; g++; tvm-ffi's C header."""
 
+import hashlib
 import importlib.metadata
 import importlib.util
-import platform
+import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from codegen.canonical import digest
+from codegen.identity import CUDA
 from codegen.targets import Target, targets
-from workers.compile.nvidia_wheels import nvcc_in, wheel_folders
+from codegen.text.render_emulation import EMULATION_FLAGS
+from workers.compile.nvidia_wheels import nvcc_in, nvrtc_in, wheel_folders
+from workers.compile.nvrtc import driver
 from workers.processes.processes import InfrastructureError, Limits, ProcessError, Processes, ProgramMissing
 
+if TYPE_CHECKING:  # what measures elsewhere has no pydantic-settings
+    from storage.config.settings import Settings
+
+TOOLKITS = Path("/usr/local")  # where NVIDIA's packages install them
 TOOLCHAIN_VERSION = 1  # of the digest's schema
 # --time's file and ptxas' report do not change the code; they are here because the build's log is part of what is kept.
 DEVICE_FLAGS = ("-cubin", "-std=c++17", "-O3", "-Xptxas", "-v")
@@ -34,22 +42,6 @@ LINK_FLAGS = (
     "-lpthread",
     "-ldl",
 )
-# Of a library of target cpu, which runs on other machines than this one too: no -march=native. Not of the toolchain's
-# digest: no build depends on them. The other flags are those of verification (`workers.cpu.build`): -O2 compiles 1.8
-# times as long and gains nothing (a 64 × 64 × 64 matmul's kernel at 512 × 512 × 512).
-EMULATION_FLAGS = (
-    "-std=c++17",
-    "-O1",
-    "-ftree-vectorize",
-    *(("-mavx2", "-mfma") if platform.machine() == "x86_64" else ()),
-    "-ffp-contract=off",
-    "-fPIC",
-    "-fvisibility=hidden",
-    "-fno-exceptions",
-    "-fno-rtti",
-    "-fno-threadsafe-statics",  # one thread at a time runs kernels, and the guards would need libstdc++
-    "-Wno-unknown-pragmas",
-)
 _QUESTION = Limits(wall_seconds=30, cpu_seconds=30, memory_bytes=2 << 30, output_bytes=1 << 20)
 _INSTALL = "`make run` installs it from PyPI wheels, or name one with CUKILN_NVCC"
 
@@ -59,14 +51,72 @@ class ToolchainMissing(ProcessError):
 
 
 @dataclass(frozen=True)
-class Toolchain:
-    """One compiler stack. `versions` are pairs (part, version); `gpu_codes` is what `nvcc --list-gpu-code` says."""
+class Nvcc:
+    """`path`: the program."""
 
-    nvcc: Path
+    path: Path
+
+    name = "nvcc"
+
+    @property
+    def program(self) -> list[str]:
+        return [str(self.path)]
+
+    def describe(self) -> list[str]:
+        """What the code depends on beside the version."""
+        return list(DEVICE_FLAGS)
+
+    def command(self, host_compiler: Path, target: str, source: str, cubin: str, phases: str) -> list[str]:
+        """The device pass alone. `code=sm_…`: `-arch=sm_…` adds a second pass."""
+        architecture = f"arch={target.replace('sm_', 'compute_')},code={target}"
+        head = [*self.program, "-ccbin", str(host_compiler), "-gencode", architecture]
+        return [*head, *DEVICE_FLAGS, "--keep", "--keep-dir", ".", "--time", phases, "-o", cubin, source]
+
+
+@dataclass(frozen=True)
+class Nvrtc:
+    """NVRTC with ptxas, which a program of this project runs as nvcc is run. `path`: the library. `named`: that
+    program, with both, in place of the one here."""
+
+    path: Path
+    ptxas: Path
+    named: str | None = None
+
+    name = "nvrtc"
+
+    def describe(self) -> list[str]:
+        """What the code depends on beside the versions: flags of both, and the text before every file."""
+        prelude = hashlib.sha256(driver.PRELUDE.read_bytes()).hexdigest()
+        return [*driver.NVRTC_FLAGS, f"prelude={prelude}", "ptxas", *driver.PTXAS_FLAGS]
+
+    @property
+    def program(self) -> list[str]:
+        """It needs Python's own library alone: without its packages it starts in 20 ms."""
+        if self.named:
+            return [self.named]
+        head = [sys.executable, "-I", "-S", driver.__file__]
+        return [*head, "--nvrtc", str(self.path), "--ptxas", str(self.ptxas)]
+
+    def command(self, host_compiler: Path, target: str, source: str, cubin: str, phases: str) -> list[str]:
+        """As of `Nvcc`; without a host compiler."""
+        return [*self.program, "--target", target, "--time", phases, "-o", cubin, source]
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """One compiler stack. `versions` are pairs (part, version), the device compiler's first; `gpu_codes` is what
+    `nvcc --list-gpu-code` says."""
+
+    device_compiler: Nvcc | Nvrtc
     host_compiler: Path
     tvm_ffi_include: Path
     versions: tuple[tuple[str, str], ...]
     gpu_codes: tuple[str, ...]
+
+    @property
+    def cuda(self) -> int:
+        """The major release of CUDA whose driver the cubins need."""
+        return int(dict(self.versions)[self.device_compiler.name].partition(".")[0])
 
     @property
     def digest(self) -> str:
@@ -77,15 +127,12 @@ class Toolchain:
         """What goes into the digest and what people are shown."""
         return {
             "versions": dict(self.versions),
-            "flags": {"device": list(DEVICE_FLAGS), "host": list(HOST_FLAGS), "link": list(LINK_FLAGS)},
+            "flags": {"device": self.device_compiler.describe(), "host": list(HOST_FLAGS), "link": list(LINK_FLAGS)},
         }
 
     def device_command(self, target: str, source: str, cubin: str, phases: str) -> list[str]:
-        """nvcc's device pass alone, without paths, which would reach the cubin. `code=sm_…`: `-arch=sm_…` adds a second
-        pass."""
-        architecture = f"arch={target.replace('sm_', 'compute_')},code={target}"
-        head = [str(self.nvcc), "-ccbin", str(self.host_compiler), "-gencode", architecture]
-        return [*head, *DEVICE_FLAGS, "--keep", "--keep-dir", ".", "--time", phases, "-o", cubin, source]
+        """From a file to its cubin, with its PTX beside it; without paths, which would reach the cubin."""
+        return self.device_compiler.command(self.host_compiler, target, source, cubin, phases)
 
     def program_command(self, source: str, output: str) -> list[str]:
         """g++ on a small host program that is run once: not optimised."""
@@ -105,32 +152,38 @@ class Toolchain:
 
 
 def find_toolchain(
-    processes: Processes | None = None, *, nvcc: str | None = None, host_compiler: str | None = None
+    processes: Processes | None = None,
+    *,
+    nvcc: str | None = None,
+    host_compiler: str | None = None,
+    cuda: int | None = None,
 ) -> Toolchain:
-    """The named compilers, else nvcc of the wheels or of PATH, and g++ (0.1 s). Raises ToolchainMissing."""
+    """The named compilers, else nvcc of the wheels or of PATH, and g++ (0.1 s). `cuda`: of that major release, 13 or
+    newer, or 12, of which NVRTC will do; null for any. Raises ToolchainMissing."""
     if processes is None:
         with closing(Processes()) as processes:
-            return find_toolchain(processes, nvcc=nvcc, host_compiler=host_compiler)
+            return find_toolchain(processes, nvcc=nvcc, host_compiler=host_compiler, cuda=cuda)
     try:
-        nvcc_path = _find_nvcc(nvcc)
         host = host_compiler or "g++"
         host_path = shutil.which(host)
         if host_path is None:
             missing = f"CUKILN_CXX names {host}, which is not an executable file" if host_compiler else "no g++ in PATH"
             raise ToolchainMissing(f"no host compiler: {missing}; install g++ (Debian, Ubuntu: apt-get install g++)")
-        nvcc_words = _ask(processes, nvcc_path, "--version")
-        release = re.search(r"V(\d+\.\d+\.\d+)", nvcc_words)
-        if release is None:
-            raise ToolchainMissing(f"{nvcc_path} --version says no version: {nvcc_words.strip()[:200]}; {_INSTALL}")
-        versions = (
-            ("nvcc", release[1]),
-            ("host_compiler", _ask(processes, Path(host_path), "--version").splitlines()[0]),
+        compiler, versions, codes = _find_device_compiler(processes, nvcc, cuda)
+        others = (
+            ("host_compiler", _ask(processes, [host_path, "--version"]).splitlines()[0]),
             ("tvm_ffi", importlib.metadata.version("apache-tvm-ffi")),
         )
-        codes = tuple(re.findall(r"^sm_\d+\w?$", _ask(processes, nvcc_path, "--list-gpu-code"), re.MULTILINE))
-        return Toolchain(nvcc_path, Path(host_path), tvm_ffi_include(), versions, codes)
+        gpu_codes = tuple(re.findall(r"^sm_\d+\w?$", codes, re.MULTILINE))
+        return Toolchain(compiler, Path(host_path), tvm_ffi_include(), (*versions, *others), gpu_codes)
     except ProgramMissing as error:
         raise ToolchainMissing(f"{error}; {_INSTALL}") from error
+
+
+def toolchain_of(settings: "Settings", processes: Processes | None = None) -> Toolchain:
+    """The compilers that the settings name. Raises ToolchainMissing."""
+    named = {"nvcc": settings.nvcc, "host_compiler": settings.host_compiler}
+    return find_toolchain(processes, **named, cuda=settings.cuda)
 
 
 def supported_targets(toolchain: Toolchain) -> tuple[Target, ...]:
@@ -141,18 +194,67 @@ def supported_targets(toolchain: Toolchain) -> tuple[Target, ...]:
     return tuple(sheet for sheet in targets().values() if sheet.architecture in codes)
 
 
-def _find_nvcc(named: str | None) -> Path:
+def _find_device_compiler(
+    processes: Processes, named: str | None, cuda: int | None
+) -> tuple[Nvcc | Nvrtc, tuple[tuple[str, str], ...], str]:
+    """With its versions, and what it says of architectures. Raises ToolchainMissing."""
+    others = []
+    for path in _nvccs(named, cuda):
+        version = _version_of(processes, path)
+        major = int(version.partition(".")[0])
+        if cuda is None or (major == cuda if cuda < CUDA else major >= CUDA):
+            return Nvcc(path), (("nvcc", version),), _ask(processes, [str(path), "--list-gpu-code"])
+        others.append(f"{path} is of CUDA {version}")
+    if named:
+        other = CUDA if cuda == 12 else 12
+        raise ToolchainMissing(
+            f"CUKILN_NVCC names an nvcc of another CUDA than CUKILN_CUDA ({cuda}): {others[0]}; name another one, or "
+            f"set CUKILN_CUDA to {other}: kernels of both are kept apart, because they need other drivers"
+        )
+    if cuda == 12:
+        return _find_nvrtc(processes, others)
+    beside = f" ({'; '.join(others)}: CUKILN_CUDA=12 compiles with it)" if others else ""
+    raise ToolchainMissing(f"no nvcc: neither in the wheels of {sys.prefix} nor in PATH{beside}; {_INSTALL}")
+
+
+def _nvccs(named: str | None, cuda: int | None) -> Iterator[Path]:
+    """The named one alone; else that of the wheels, which is of CUDA 13, and that of PATH; else a toolkit's."""
     if named:
         path = shutil.which(named)
         if path is None:
             raise ToolchainMissing(f"CUKILN_NVCC names {named}, which is not an executable file; {_INSTALL}")
-        return Path(path)
-    if (of_wheels := nvcc_in(wheel_folders())) is not None:
-        return of_wheels
-    path = shutil.which("nvcc")
-    if path is None:
-        raise ToolchainMissing(f"no nvcc: neither in the wheels of {sys.prefix} nor in PATH; {_INSTALL}")
-    return Path(path)
+        yield Path(path)
+        return
+    if cuda != 12 and (of_wheels := nvcc_in(wheel_folders())) is not None:
+        yield of_wheels
+    if (path := shutil.which("nvcc")) is not None:
+        yield Path(path)
+    if cuda == 12:
+        yield from (nvcc for nvcc in sorted(TOOLKITS.glob("cuda-12*/bin/nvcc")) if os.access(nvcc, os.X_OK))
+
+
+def _find_nvrtc(processes: Processes, others: Sequence[str]) -> tuple[Nvrtc, tuple[tuple[str, str], ...], str]:
+    places = nvrtc_in(wheel_folders())
+    if places is None:
+        beside = f" ({'; '.join(others)})" if others else ""
+        raise ToolchainMissing(
+            f"no compiler of CUDA 12: no nvcc of it in PATH or {TOOLKITS}{beside}, no NVRTC with ptxas in the wheels "
+            f"of {sys.prefix}; `CUDA=12 make run` installs these (the dependency group toolchain-cuda12)"
+        )
+    compiler = Nvrtc(*places)
+    versions = tuple(
+        (part, importlib.metadata.version(package))
+        for part, package in (("nvrtc", "nvidia-cuda-nvrtc-cu12"), ("ptxas", "nvidia-cuda-nvcc-cu12"))
+    )
+    return compiler, versions, _ask(processes, [*compiler.program, "--list-gpu-code"])
+
+
+def _version_of(processes: Processes, nvcc: Path) -> str:
+    words = _ask(processes, [str(nvcc), "--version"])
+    release = re.search(r"V(\d+\.\d+\.\d+)", words)
+    if release is None:
+        raise ToolchainMissing(f"{nvcc} --version says no version: {words.strip()[:200]}; {_INSTALL}")
+    return release[1]
 
 
 def tvm_ffi_include() -> Path:
@@ -164,13 +266,13 @@ def tvm_ffi_include() -> Path:
     raise ToolchainMissing("no tvm/ffi/c_api.h: apache-tvm-ffi is missing; `make run` installs it")
 
 
-def _ask(processes: Processes, program: Path, question: str) -> str:
+def _ask(processes: Processes, question: Sequence[str]) -> str:
     with processes.private_folder("ask") as folder:
-        finished = processes.run([str(program), question], cwd=folder, limits=_QUESTION)
+        finished = processes.run(question, cwd=folder, limits=_QUESTION)
     if reason := finished.infrastructure_failure():
         raise InfrastructureError(reason)
     if not finished.ok:
         raise ToolchainMissing(
-            f"{program} {question} failed with {finished.returncode}: {finished.text().strip()[-200:]}"
+            f"{' '.join(question)} failed with {finished.returncode}: {finished.text().strip()[-200:]}"
         )
     return finished.stdout.decode("utf-8", "replace")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.kernel import Kernel
+from codegen.primitives import TURING_SUMS
 from codegen.text.render_cpu import render_cpu, render_runtime
 from workers.compile.toolchain import Toolchain
 from workers.processes.job_files import read_bytes, write_bytes, write_text
@@ -65,11 +66,12 @@ def build_cpu(
     folder: Path,
     sanitize: bool = False,
     counting: bool = False,
+    sums: int = TURING_SUMS,
     cancel: threading.Event | None = None,
 ) -> CpuBuild:
     """Compile all kernels into as few libraries in `folder` as succeed. `limits` hold for each g++. With `counting` a
     library counts what its kernels do (`CpuLibrary.counts`), and is slower for it. The first build of a process is
-    longer by that of the runtime, and so are its seconds.
+    longer by that of the runtime, and so are its seconds. `sums`: whose tensor cores add (`Target.tensor_sums`).
 
     A group that fails is split: the kernels that g++ names go alone, else it is halved. Raises InfrastructureError
     where the machine failed and not a kernel.
@@ -94,7 +96,7 @@ def build_cpu(
         number = len(build.libraries) + len(build.errors) + len(waiting)
         library = folder / f"group_{number}_{group[0].namespace}.so"
         source = library.with_suffix(".cpp")
-        write_text(source, render_cpu(group, runtime=False))
+        write_text(source, render_cpu(group, runtime=False, sums=sums))
         argv = [str(toolchain.host_compiler), *flags, "-o", library.name, source.name, RUNTIME, "-lm"]
         # Of one kernel: only where it crashes again is that the kernel's.
         finished = once_more(partial(run, argv)) if len(group) == 1 else run(argv)

@@ -12,14 +12,14 @@ from pydantic import ValidationError
 
 from codegen.errors import CodegenError
 from codegen.job_request import JobRequest, asked_problem, name_of
-from codegen.kernel import Candidate, Kernel
+from codegen.kernel import Kernel
 from codegen.lower import lower
 from codegen.plan.verification_plan import EXACT_ORDERS as ORDERS
 from codegen.plan.verification_plan import Part
 from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError
-from workers.compile.toolchain import ToolchainMissing, find_toolchain
+from workers.compile.toolchain import ToolchainMissing, toolchain_of
 from workers.cpu.verify import CpuVerdict, verify_on_cpu
 from workers.processes.processes import ProcessError, fenced_processes
 
@@ -50,20 +50,21 @@ def prove(request: Mapping[str, Any], options: Options) -> int:
     try:
         settings = load_settings()
         load_operator_path(settings)
-        kernels = list(dict.fromkeys(candidate.kernel for candidate in _candidates(request, options, settings)))
+        kernels = list(dict.fromkeys(_kernels(request, options, settings)))
         verdicts = _verify(kernels, options, settings)
     except (CodegenError, ProcessError, SettingsError, ToolchainMissing, ValidationError, WrongUse) as error:
         sys.stderr.write(f"cukiln prove: {error}\n")
         return WRONG_USE
-    for kernel, verdict in zip(kernels, verdicts, strict=True):
+    for (kernel, _), verdict in zip(kernels, verdicts, strict=True):
         sys.stdout.write(_json(kernel, verdict) if options.as_json else report(kernel, verdict))
     if options.part != Part() and not options.as_json:
         sys.stdout.write("A part of the test plan was run: nothing is proved by that.\n")
     return RIGHT if all(verdict.verdict == "ok" for verdict in verdicts) else WRONG
 
 
-def _candidates(request: Mapping[str, Any], options: Options, settings: Settings) -> Iterator[Candidate]:
-    """Those of every problem that is asked for; raises WrongUse, CodegenError, ValidationError."""
+def _kernels(request: Mapping[str, Any], options: Options, settings: Settings) -> Iterator[tuple[Kernel, int]]:
+    """Those of every problem that is asked for, and whose tensor cores add; raises WrongUse, CodegenError,
+    ValidationError."""
     parsed = JobRequest.model_validate(dict(request))
     wanted = [place for place, each in enumerate(parsed.problems) if options.problem in (None, name_of(each, place))]
     if not wanted:
@@ -75,23 +76,29 @@ def _candidates(request: Mapping[str, Any], options: Options, settings: Settings
         lowered = lower(problem.problem, problem.target, search)
         if lowered.why_empty:
             raise WrongUse(f"{problem.name}: {lowered.why_empty}")
-        yield from lowered.candidates
+        yield from ((candidate.kernel, problem.target.tensor_sums) for candidate in lowered.candidates)
 
 
-def _verify(kernels: Sequence[Kernel], options: Options, settings: Settings) -> list[CpuVerdict]:
+def _verify(kernels: Sequence[tuple[Kernel, int]], options: Options, settings: Settings) -> list[CpuVerdict]:
+    """The verdicts, in the order of the kernels, each with whose tensor cores add."""
+    verdicts: dict[tuple[str, int], CpuVerdict] = {}
     with closing(fenced_processes(settings)) as processes:
-        toolchain = find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
-        return verify_on_cpu(
-            kernels,
-            toolchain,
-            processes,
-            settings.limits("verify"),
-            seed=options.seed,
-            sanitize=options.sanitize,
-            # Where standard output is one object for each kernel, nothing else may stand in it.
-            on_print=sys.stderr.write if options.as_json else sys.stdout.write,
-            part=options.part,
-        )
+        toolchain = toolchain_of(settings, processes)
+        for sums in dict.fromkeys(sums for _, sums in kernels):
+            judged = verify_on_cpu(
+                [kernel for kernel, its in kernels if its == sums],
+                toolchain,
+                processes,
+                settings.limits("verify"),
+                seed=options.seed,
+                sanitize=options.sanitize,
+                sums=sums,
+                # Where standard output is one object for each kernel, nothing else may stand in it.
+                on_print=sys.stderr.write if options.as_json else sys.stdout.write,
+                part=options.part,
+            )
+            verdicts |= {(verdict.kernel_id, sums): verdict for verdict in judged}
+    return [verdicts[kernel.id, sums] for kernel, sums in kernels]
 
 
 def report(kernel: Kernel, verdict: CpuVerdict) -> str:

@@ -21,6 +21,7 @@ from codegen.kernel import Kernel
 from codegen.operators import operator, operators
 from codegen.plan import verification_plan
 from codegen.plan.verification_plan import Part
+from codegen.primitives import TURING_SUMS
 from codegen.text import render_cpu
 from storage.config.own_modules import module_of, operator_texts
 from workers.compile.toolchain import Toolchain
@@ -60,23 +61,23 @@ class CpuVerdict:
     cpu_seconds: float = 0.0
 
 
-def cpu_plans(*, sanitize: bool = False) -> PlanVersions:
+def cpu_plans(*, sanitize: bool = False, sums: int = TURING_SUMS) -> PlanVersions:
     """By operator the digest of everything but the kernel that gives a CPU verdict its meaning: the CPU emulation and
     the harness, the plan, how it is run and built (also whether under the sanitizers: what was verified without them is
     then verified again), and the Python of the operator with all that it imports (reduced problems, inputs,
-    references, bounds)."""
+    references, bounds). `sums`: whose tensor cores added (`Target.tensor_sums`)."""
     own = operators()
-    return _cpu_plans(tuple((name, module_of(own[name])) for name in sorted(own)), sanitize)
+    return _cpu_plans(tuple((name, module_of(own[name])) for name in sorted(own)), sanitize, sums)
 
 
 @cache
-def _cpu_plans(modules: tuple[tuple[str, str], ...], sanitize: bool) -> PlanVersions:
+def _cpu_plans(modules: tuple[tuple[str, str], ...], sanitize: bool, sums: int) -> PlanVersions:
     emulation = resources.files("codegen") / "device" / "cpu"
     shared = {p.name: p.read_text(encoding="utf-8") for p in emulation.iterdir() if p.name.endswith(".h")}
     shared |= {module.__name__: inspect.getsource(module) for module in (verification_plan, render_cpu)}
     for name in ("run.py", "cpu_check.py", "library.py"):
         shared[name] = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    flags = [*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ())]
+    flags = [*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ()), f"tensor sums {sums}"]
     schema = verification_plan.PLAN_SCHEMA
     return {
         name: digest("cpu_plan", schema, operator=name, texts={**shared, **operator_texts(module)}, flags=flags)
@@ -92,6 +93,7 @@ def verify_on_cpu(
     *,
     seed: int,
     sanitize: bool = False,
+    sums: int = TURING_SUMS,
     cancel: threading.Event | None = None,
     on_result: Callable[[CpuVerdict], None] | None = None,
     on_print: Callable[[str], object] | None = None,
@@ -102,8 +104,9 @@ def verify_on_cpu(
     """The verdicts of `kernels`, one each in their order; of those done so far where `cancel` was set.
 
     `limits` hold for each process that is started (g++ or a child), the two kernel limits for the whole plan of one
-    kernel. `on_result` is called as soon as a verdict is there, `on_print` with what kernels printed once their child
-    has ended. `part`: of the test plan, after which a kernel does not count as verified. Raises InfrastructureError.
+    kernel. `sums`: whose tensor cores add (`Target.tensor_sums`). `on_result` is called as soon as a verdict is there,
+    `on_print` with what kernels printed once their child has ended. `part`: of the test plan, after which a kernel
+    does not count as verified. Raises InfrastructureError.
     """
     kernels = tuple(dict.fromkeys(kernels))
     verdicts: dict[str, CpuVerdict] = {}
@@ -121,7 +124,9 @@ def verify_on_cpu(
             on_result(verdict)
 
     with processes.private_folder("cpu") as folder:
-        build = build_cpu(kernels, toolchain, processes, limits, folder=folder, sanitize=sanitize, cancel=cancel)
+        build = build_cpu(
+            kernels, toolchain, processes, limits, folder=folder, sanitize=sanitize, sums=sums, cancel=cancel
+        )
         for kernel_id, (words, details) in build.errors.items():
             keep(CpuVerdict(kernel_id, "compile_error", words, details))
         children = _CpuChildren(

@@ -28,9 +28,11 @@ from codegen.problem import Problem
 from workers.cuda import state as gpu_state
 from workers.cuda.cupy_timer import GraphTimer
 from workers.cuda.library_entries import LibraryEntries
+from workers.gpu.driver import FIRST_DRIVERS
 from workers.gpu.interface import (
     Device,
     DeviceArray,
+    DriverTooOld,
     GpuError,
     GpuFault,
     GpuMissing,
@@ -41,22 +43,23 @@ from workers.gpu.interface import (
 from workers.gpu.tensors import Operands, on_device
 from workers.vendor import attention as vendor_attention
 from workers.vendor import convolution as vendor_convolution
-from workers.vendor import matmul as vendor_matmul
 from workers.vendor import reduction as vendor_reduction
+from workers.vendor import vector_matmul
 
 # The vendor's library for each operator; what is not here has none.
 VENDORS: Mapping[str, Callable[[Any, Problem, Mapping[str, npt.NDArray[Any]], int], Sequence[VendorCall]]] = {
-    "matmul": vendor_matmul.offers,
+    "matmul": vector_matmul.offers,
     "conv2d": vendor_convolution.offers,
     "conv2d_dgrad": vendor_convolution.offers,
     "conv2d_wgrad": vendor_convolution.offers,
     "reduce": vendor_reduction.offers,
     "attention": vendor_attention.offers,
 }
-INSTALL = "pip install --constraint constraints.txt --group gpu"
+INSTALL = "pip install --constraint constraints.txt --group gpu (for CUDA 12: gpu-cuda12)"
 # The messages for what a machine without a usable GPU answers (CUDA runtime API, cudaError_t).
+OLD_DRIVER = 35
 NO_GPU = {
-    35: "the NVIDIA driver is missing or older than CuPy's CUDA; install a driver of CUDA 13 (580 or later)",
+    35: "the NVIDIA driver is missing; install one (580 or later for CUDA 13, 525 or later for 12)",
     100: "this machine has no NVIDIA GPU, or CUDA_VISIBLE_DEVICES hides it",
     46: "the GPU is in exclusive use by another process",
 }
@@ -321,6 +324,13 @@ def _missing(cupy: Any) -> Iterator[None]:
     try:
         yield
     except cupy.cuda.runtime.CUDARuntimeError as error:
+        driver, own = cupy.cuda.runtime.driverGetVersion(), cupy.cuda.runtime.runtimeGetVersion()
+        if int(error.status) == OLD_DRIVER and driver > 0:  # 0: there is none
+            raise DriverTooOld(
+                f"the NVIDIA driver is for CUDA {driver // 1000}.{driver % 1000 // 10}, and CuPy is for CUDA "
+                f"{own // 1000}: install a driver of release {FIRST_DRIVERS.get(own // 1000, 'for it')} or later, or "
+                f"use CUDA=12 make serve, which takes 525 or later ({error})"
+            ) from error
         raise GpuMissing(f"{NO_GPU.get(int(error.status), 'the GPU cannot be used')} ({error})") from error
 
 

@@ -13,8 +13,8 @@ from codegen.plan.verification_plan import check_output
 from cukiln.types import Comparison, Contender, VendorResult
 from workers.cpu.cpu_check import number
 from workers.gpu.interface import Gpu, GpuError, GpuFault, LaunchRefused, VendorCall
-from workers.gpu.libraries import call_of
-from workers.gpu.measure import Say, candidates_of, libraries_of
+from workers.gpu.libraries import Libraries, call_of
+from workers.gpu.measure import Say, candidates_of
 from workers.gpu.samplers import Compared, RotatingSampler, alone, compare_samplers, rough_us, samplers
 from workers.gpu.sampling import Placed, sample_until_tight
 from workers.gpu.steadiness import unsteady
@@ -68,14 +68,14 @@ class _Vendor:
 
 
 class ComparisonTask:
-    """Of candidates that all are of one problem. `say` gets the lines; `touched`: what the GPU worked for last, as the
-    cause of a death."""
+    """Of candidates that all are of one problem. `libraries` hold their kernels; `say` gets the lines; `touched`: what
+    the GPU worked for last, as the cause of a death."""
 
-    def __init__(self, gpu: Gpu, task: GpuTask, say: Say) -> None:
+    def __init__(self, gpu: Gpu, task: GpuTask, libraries: Libraries, say: Say) -> None:
         self.gpu, self._task, self._say = gpu, task, say
         self._candidates = candidates_of(task)
         self._paths = {entry.candidate: entry.library for entry in task.candidates}
-        self._libraries = libraries_of(gpu, task, self._candidates)
+        self._libraries = libraries
         self._references = References(gpu, self._beat)
         first = next(iter(self._candidates.values()))
         self._problem, self._operator = first.problem, operator(first.problem.operator)

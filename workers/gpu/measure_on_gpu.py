@@ -10,13 +10,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from storage.config.own_modules import CHILD
 from workers.cpu.verify import CHILD_ENVIRONMENT, MAX_WORDS
-from workers.gpu.interface import Device, GpuMissing
+from workers.gpu.child_life import Life, Listeners, end_words, ended_early
+from workers.gpu.interface import Device, DriverTooOld, GpuMissing
 from workers.gpu.lease import LeaseRefused, make_folder
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
 from workers.processes.cause import MACHINE_SIGNALS
@@ -40,24 +41,24 @@ class GpuGone(InfrastructureError):
 @dataclass(frozen=True)
 class Outcome:
     """What a task came to. `results`: of a measure task one per candidate, in the task's order; of a compare task those
-    of candidates that were found wrong. Both hold what was done so far where `cancel` was set. `comparison` is
-    `cukiln.types.Comparison` as JSON; None where no candidate was left, and of a measure task. Seconds are of all
+    of candidates that were found wrong. `comparisons`: of a compare task, by problem, `cukiln.types.Comparison` as
+    JSON; None where no candidate was left. All hold what was done so far where `cancel` was set. Seconds are of all
     children, the wait for the lease included."""
 
     device: Device | None
     results: list[CandidateResult]
-    comparison: dict[str, Any] | None
+    comparisons: dict[str, dict[str, Any] | None]
     wall_seconds: float
     cpu_seconds: float
 
 
 def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
-    """The GPUs that `module` finds, asked in a child. Raises GpuMissing, InfrastructureError."""
+    """The GPUs that `module` finds, asked in a child. Raises GpuMissing (also DriverTooOld), InfrastructureError."""
     answers, finished = _ask(module, processes, limits)
     if finished.ended_by is not None:
         raise GpuMissing(f"listing the GPUs reached its limit on {finished.ended_by}; does nvidia-smi answer?")
     if "gone" in answers:
-        raise GpuMissing(answers["gone"])
+        raise (DriverTooOld if answers.get("too_old") else GpuMissing)(answers["gone"])
     if "devices" not in answers:
         raise InfrastructureError(f"listing the GPUs failed: {finished.text().strip()[-MAX_WORDS:]}")
     return [Device.from_dict(device) for device in answers["devices"]]
@@ -98,23 +99,25 @@ def run_gpu_task(
     cache: Path,
     cancel: threading.Event | None = None,
     on_result: Callable[[CandidateResult], None] | None = None,
+    on_comparison: Callable[[str, dict[str, Any] | None], None] | None = None,
     silence_seconds: float = 60.0,
 ) -> Outcome:
-    """One verdict for every candidate of a measure task; of a compare task, the comparison of those that are still
-    right.
+    """One verdict for every candidate of a measure task; of a compare task, for each problem the comparison of its
+    candidates that are still right.
 
     `limits` hold for each child, from when it has the GPU. `cache`: what the GPU's own kernels compile to. `on_result`
-    is called as soon as a result is there, and again where it turns out to be forged. A child that says nothing for
-    `silence_seconds` hangs. Raises GpuGone where the GPU does not answer a new child either, and InfrastructureError
-    where the machine failed.
+    is called as soon as a result is there, and again where it turns out to be forged; `on_comparison` with a problem
+    and its comparison, once nothing can show it to be forged. A child that says nothing for `silence_seconds` hangs.
+    Raises GpuGone where the GPU does not answer a new child either, InfrastructureError where the machine failed.
     """
     with processes.private_folder("gpu") as folder:
-        children = _GpuChildren(task, processes, limits, folder, cache, cancel, on_result, silence_seconds)
+        heard = Listeners(on_result, on_comparison)
+        children = _GpuChildren(task, processes, limits, folder, cache, cancel, heard, silence_seconds)
         began = time.monotonic()
         children.run()
         wall = time.monotonic() - began
     done = [children.results[entry.candidate] for entry in task.candidates if entry.candidate in children.results]
-    return Outcome(children.device, done, children.comparison, wall, children.cpu_seconds)
+    return Outcome(children.device, done, children.comparisons, wall, children.cpu_seconds)
 
 
 def child_environment(cache: Path | None = None) -> dict[str, str]:
@@ -145,26 +148,6 @@ def shared_folders(task: GpuTask, *more: Path) -> list[Path]:
 
 
 @dataclass
-class _Life:
-    """What one child has done. `running`: what it touches now. `doing`: what it said last of what takes long. `failed`:
-    its own message where Python failed. `garbage`: a line that is not the child's own. `forger`: the candidate whose
-    result may be forged as well."""
-
-    ready: bool = False
-    running: str | None = None
-    running_since: float = 0.0
-    doing: str = ""
-    judged: list[str] = field(default_factory=list)
-    compared: bool = False
-    gone: str | None = None
-    failed: str | None = None
-    garbage: str | None = None
-    forger: str | None = None
-    heard: float = field(default_factory=time.monotonic)
-    reported_cpu: float = 0.0
-
-
-@dataclass
 class _GpuChildren:
     """Runs one child after the other until the task is done."""
 
@@ -174,34 +157,35 @@ class _GpuChildren:
     folder: Path
     cache: Path
     cancel: threading.Event | None
-    on_result: Callable[[CandidateResult], None] | None
+    listeners: Listeners
     silence_seconds: float
 
     def __post_init__(self) -> None:
         self._environment = child_environment(self.cache)
         self._writes = shared_folders(self.task, self.cache)
         self._waiting = {entry.candidate: entry for entry in self.task.candidates}
-        self._vendor_missing: str | None = None
+        self._vendor_missing: dict[str, str] = {}  # by problem
         self._again: Counter[str] = Counter()  # whose child ended for no reason that is surely theirs
         self._in_doubt = False  # the last child ended badly: the next one must find the GPU in order
-        self._compared = False
         self.device: Device | None = None
         self.results: dict[str, CandidateResult] = {}
-        self.comparison: dict[str, Any] | None = None
+        self.comparisons: dict[str, dict[str, Any] | None] = {}
         self.cpu_seconds = 0.0
 
     def run(self) -> None:
-        while self._waiting and not self._compared and not (self.cancel and self.cancel.is_set()):
+        while self._waiting and not (self.cancel and self.cancel.is_set()):
             life, finished = self._one_child()
             self.cpu_seconds += finished.cpu_seconds
             if self.cancel and self.cancel.is_set():
+                if life.garbage is None:
+                    self._report_compared(life)
                 return
             if life.garbage is None and finished.ended_by == "cancelled":
                 return
             self._settle(life, finished)
 
-    def _one_child(self) -> tuple[_Life, Finished]:
-        life, key = _Life(), new_key()
+    def _one_child(self) -> tuple[Life, Finished]:
+        life, key = Life(), new_key()
         hear = Hearing(key)
         argv = [sys.executable, "-m", CHILD, self._request()]
         with self.processes.stream(
@@ -233,7 +217,7 @@ class _GpuChildren:
             self.task,
             candidates=tuple(self._waiting.values()),
             best_us=self._best(),
-            vendor=self.task.vendor and self._vendor_missing is None,
+            without_vendor=tuple(self._vendor_missing),
         )
         path = self.folder / "task.json"
         write_text(path, json.dumps(rest.to_json()))
@@ -249,7 +233,7 @@ class _GpuChildren:
                 best[entry.problem] = min(median, best.get(entry.problem, median))
         return best
 
-    def _receive(self, answer: Mapping[str, Any], life: _Life) -> str:
+    def _receive(self, answer: Mapping[str, Any], life: Life) -> str:
         """The kind of an answer. Raises KeyError, TypeError or ValueError where it is none of the child's."""
         ((kind, value),) = answer.items()
         if life.garbage is not None:
@@ -261,7 +245,10 @@ class _GpuChildren:
         elif kind == "start":
             if value not in self._waiting and value != VENDOR:
                 raise ValueError(value)
+            self._report_compared(life)
             life.running, life.running_since = value, time.monotonic()
+            if value != VENDOR:
+                life.problem = self._waiting[value].problem
         elif kind == "candidate":
             result = CandidateResult(**value)
             if result.candidate in life.judged:
@@ -275,10 +262,7 @@ class _GpuChildren:
             life.reported_cpu += result.verify_cpu + result.measure_cpu
             self._keep(result)
         elif kind == "comparison":
-            life.running = None
-            self._compared, self.comparison = True, value
-            if value is not None and self._vendor_missing is not None:
-                self.comparison = {**value, "vendor_missing": self._vendor_missing}
+            self._take_comparison(value["problem"], value["result"], life)
         elif kind == "gone":
             life.gone = str(value)
         elif kind == "failed":
@@ -289,7 +273,24 @@ class _GpuChildren:
             raise ValueError(kind)
         return str(kind)
 
-    def _suspect(self, line: bytes, life: _Life) -> None:
+    def _take_comparison(self, problem: str, comparison: dict[str, Any] | None, life: Life) -> None:
+        own = [entry.candidate for entry in self._waiting.values() if entry.problem == problem]
+        if self.task.kind != "compare" or not (own or problem == life.problem) or problem in self.comparisons:
+            raise ValueError(problem)
+        if comparison is not None and problem in self._vendor_missing:
+            comparison = {**comparison, "vendor_missing": self._vendor_missing[problem]}
+        life.running, life.compared, life.has_compared = None, problem, True
+        self.comparisons[problem] = comparison
+        for candidate in own:
+            del self._waiting[candidate]
+
+    def _report_compared(self, life: Life) -> None:
+        """The last comparison was the child's own: what came after it makes sense."""
+        problem, life.compared = life.compared, None
+        if problem is not None and self.listeners.on_comparison is not None:
+            self.listeners.on_comparison(problem, self.comparisons[problem])
+
+    def _suspect(self, line: bytes, life: Life) -> None:
         """Code under test has written a line. Where no candidate is running, that of the last result is suspected, and
         it may well be the forged one, since the child's own lines make no sense after it."""
         life.garbage = line[:200].decode("utf-8", "replace")
@@ -302,10 +303,10 @@ class _GpuChildren:
 
     def _report(self, result: CandidateResult) -> None:
         self.results[result.candidate] = result
-        if self.on_result is not None:
-            self.on_result(result)
+        if self.listeners.on_result is not None:
+            self.listeners.on_result(result)
 
-    def _settle(self, life: _Life, finished: Finished) -> None:
+    def _settle(self, life: Life, finished: Finished) -> None:
         """What the end of a child says. Raises GpuGone and InfrastructureError."""
         words = finished.stderr.decode("utf-8", "replace").strip()[-MAX_WORDS:]
         if life.failed is not None:
@@ -314,27 +315,31 @@ class _GpuChildren:
             self._never_ready(life, finished, words)
             return
         if finished.ok and life.running is None:
-            if not life.judged and not self._compared:
-                raise _ended_early(life, finished, words)
+            if not life.judged and not life.has_compared:
+                raise ended_early(life, finished, words)
+            self._report_compared(life)
             return
         self._in_doubt = True
-        if self._compared and life.garbage is not None:
+        if life.compared is not None and life.garbage is not None:
             raise InfrastructureError(f"code under test wrote into the pipe of the comparison: {life.garbage!r}")
+        self._report_compared(life)
         if life.forger is not None:
             forged, why = self.results[life.forger], f"wrote into the pipe to its parent: {life.garbage!r}"
             self._report(replace(forged, verdict="runtime_error", message=why, measurement=None, tainted=True))
             return  # a candidate that runs now is tried again
         silent = time.monotonic() - life.heard >= self.silence_seconds
         if self.task.kind == "compare" and finished.ended_by is not None and life.garbage is None and not silent:
+            if life.has_compared:
+                return
             raise InfrastructureError(f"the comparison reached its limit on {finished.ended_by}")
         # A child that used up its limits over many candidates says nothing about the last one: it is tried again,
         # unless the child fell silent over it.
         if finished.ended_by is not None and life.garbage is None and life.judged and not silent:
             return
         if life.running is None:
-            if self._compared or life.judged:
+            if life.has_compared or life.judged:
                 return
-            raise _ended_early(life, finished, words)
+            raise ended_early(life, finished, words)
         # Killed by the machine? Late for its own time, or for that of what came before it? Look again.
         killed = finished.ended_by is None and -finished.returncode in MACHINE_SIGNALS
         late = finished.ended_by in ("wall", "cpu") and life.garbage is None and not silent
@@ -345,27 +350,27 @@ class _GpuChildren:
         if killed and life.garbage is None:
             verdict = "skipped"  # and not remembered
         if life.running == VENDOR:
-            self._vendor_missing = f"the vendor's library did not survive: {message}"
+            self._vendor_missing[life.problem] = f"the vendor's library did not survive: {message}"
             return
         wall = time.monotonic() - life.running_since
         cpu = max(0.0, finished.cpu_seconds - life.reported_cpu)
         details = self.limits.as_details(finished.ended_by)
         self._keep(CandidateResult(life.running, verdict, message, details, None, wall, cpu, tainted=True))
 
-    def _never_ready(self, life: _Life, finished: Finished, words: str) -> None:
+    def _never_ready(self, life: Life, finished: Finished, words: str) -> None:
         """Not ready is bad luck once, and a GPU that is gone where the child before had ended badly too."""
         silent = time.monotonic() - life.heard >= self.silence_seconds
         if life.gone is None and finished.ended_by is not None and not silent:
             return  # the limits were reached while another process had the GPU
         if self._in_doubt:
-            reason = life.gone or _end_words(finished, words)
+            reason = life.gone or end_words(finished, words)
             name = f"{self.device.name} {self.device.uuid}" if self.device else self.task.device
             raise GpuGone(
                 f"the GPU {name} does not answer a new process: {reason}; look at nvidia-smi and the kernel log"
             )
         self._in_doubt = True
 
-    def _death(self, life: _Life, finished: Finished, words: str) -> tuple[str, str]:
+    def _death(self, life: Life, finished: Finished, words: str) -> tuple[str, str]:
         """The verdict of what a child died of, and its message."""
         if life.garbage is not None:
             return "runtime_error", f"wrote into the pipe to its parent: {life.garbage!r}"
@@ -373,20 +378,4 @@ class _GpuChildren:
             return "run_timeout", f"still running after {time.monotonic() - life.running_since:.1f} s"
         if finished.ended_by is not None:
             return "runtime_error", f"reached the limit on {finished.ended_by}"
-        return "runtime_error", _end_words(finished, words)
-
-
-def _end_words(finished: Finished, words: str) -> str:
-    cause = f": {words}" if words else ""
-    if finished.ended_by is not None:
-        return f"it was silent, or reached its limit on {finished.ended_by}, after {finished.wall_seconds:.1f} s{cause}"
-    if finished.returncode < 0:
-        return f"the process ended with signal {-finished.returncode}{cause}"
-    return f"the process ended with exit status {finished.returncode}{cause}"
-
-
-def _ended_early(life: _Life, finished: Finished, words: str) -> InfrastructureError:
-    """Of a child that ran no code under test."""
-    doing = f" while {life.doing}" if life.doing else ""
-    end = _end_words(finished, words)
-    return InfrastructureError(f"the child that uses the GPU ended before its task{doing}: {end}")
+        return "runtime_error", end_words(finished, words)

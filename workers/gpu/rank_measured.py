@@ -42,6 +42,11 @@ def contenders(points: Iterable[Point]) -> list[Point]:
     return thinned([point for point in ordered if point.candidate in wanted], MOST_CONTENDERS)
 
 
+def finalists(operator: Operator, right: Iterable[tuple[Candidate, float]]) -> list[str]:
+    """The ids of those that are compared, of candidates of one problem with their times alone."""
+    return [point.candidate for point in contenders(point_of(operator, candidate, us) for candidate, us in right)]
+
+
 def timed(alone: Mapping[str, tuple[float, Measurement | None]], comparison: Comparison | None) -> dict[str, Timed]:
     """Each candidate's time: from the comparison where it took part, else as it was measured alone."""
     times = {

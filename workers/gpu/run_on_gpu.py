@@ -21,10 +21,10 @@ import numpy as np
 from codegen.operators import load_operators, operators
 from cukiln.counted import counted
 from workers.gpu.compare import ComparisonTask, Harmed
-from workers.gpu.interface import Gpu, GpuError, GpuFault, LoadFailed, list_devices, open_gpu, warm_up
+from workers.gpu.interface import DriverTooOld, Gpu, GpuError, GpuFault, LoadFailed, list_devices, open_gpu, warm_up
 from workers.gpu.lease import take_lease
 from workers.gpu.leftovers import thread_names
-from workers.gpu.measure import MeasureTask, Say
+from workers.gpu.measure import MeasureTask, Say, candidates_of, libraries_of
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
 from workers.processes.child_protocol import Saying
 
@@ -78,12 +78,22 @@ def _check_health(gpu: Gpu) -> None:
 
 
 def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
-    comparing = ComparisonTask(gpu, task, say)
+    """Problem by problem, until one may have damaged this process."""
+    libraries = libraries_of(gpu, task, candidates_of(task))
+    for key in task.problems:
+        own = task.of_problem(key)
+        if own.candidates and not _compared(ComparisonTask(gpu, own, libraries, say), key, say):
+            return
+
+
+def _compared(comparing: ComparisonTask, key: str, say: Say) -> bool:
+    """Compare a problem's candidates; whether this process may go on with the next problem."""
+    gpu = comparing.gpu
     wrong: Sequence[CandidateResult]
     last: list[dict[str, Any]] = []
     try:
         try:
-            last = [{"comparison": comparing.run()}]
+            last = [{"comparison": {"problem": key, "result": comparing.run()}}]
         except (GpuError, Harmed):
             raise
         except Exception:
@@ -99,6 +109,7 @@ def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
         wrong = error.wrong
     for message in [*({"candidate": asdict(result)} for result in wrong), *last]:
         say(message)
+    return bool(last)
 
 
 def main() -> NoReturn:
@@ -109,7 +120,7 @@ def main() -> NoReturn:
             try:
                 say({"devices": [device.as_dict() for device in list_devices(arguments[1])]})
             except GpuError as error:
-                say({"gone": str(error)})
+                say({"gone": str(error), "too_old": isinstance(error, DriverTooOld)})
         else:
             run_task(GpuTask.from_json(json.loads(Path(arguments[0]).read_text(encoding="utf-8"))), say)
     except GpuFault as error:

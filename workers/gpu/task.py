@@ -4,12 +4,13 @@ Lines, each marked (`workers.processes.child_protocol`): `{"waiting": holder}` w
 `{"ready": {"device": …, "state": …, "threads": …}}` once it is ours and has computed something right, `{"start":
 candidate}` before anything of a candidate is run (`VENDOR`: of the vendor's library), `{"beat": what}` where something
 takes long, `{"candidate": CandidateResult}` after it,
-`{"comparison": Comparison}` at the end of a compare task, null where no candidate was left to compare. Or
+`{"comparison": {"problem": key, "result": Comparison}}` of each problem of a compare task, null where no candidate was
+left to compare. Or
 `{"gone": message}`: there is no such GPU, or it computes nothing right; `{"failed": message}`: the child itself failed.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from codegen.operators import operator
@@ -32,13 +33,13 @@ class TaskCandidate:
 
 @dataclass(frozen=True)
 class GpuTask:
-    """`measure`: verify and time each candidate. `compare`: time all candidates, which are right and belong to the one
-    problem, against each other and the vendor's library, in one process.
+    """`measure`: verify and time each candidate. `compare`: problem by problem, time all its candidates, which are
+    right, against each other and the vendor's library, in one process.
 
     `gpu` names the module that drives the device (see `workers.gpu.interface`), `device` its UUID, `lease` the file
     that is locked while it is used. `problems` are canonical, by any key; `operators`: see `operator_folders`.
     `best_us`: the best time so far by problem; one that is clearly slower is dropped early. `seconds`: of one
-    candidate's samples. `vendor`: whether to compare with the vendor's library.
+    candidate's samples. `vendor`: whether to compare with the vendor's library; not in the problems `without_vendor`.
     """
 
     kind: TaskKind
@@ -52,13 +53,20 @@ class GpuTask:
     best_us: Mapping[str, float] = field(default_factory=dict)
     seconds: float = 0.3
     vendor: bool = True
+    without_vendor: tuple[str, ...] = ()
+
+    def of_problem(self, key: str) -> "GpuTask":
+        """The part of a compare task that is of one of its problems."""
+        own = tuple(entry for entry in self.candidates if entry.problem == key)
+        return replace(self, candidates=own, vendor=self.vendor and key not in self.without_vendor)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> "GpuTask":
-        return GpuTask(**{**data, "candidates": tuple(TaskCandidate(**entry) for entry in data["candidates"])})
+        candidates = tuple(TaskCandidate(**entry) for entry in data["candidates"])
+        return GpuTask(**{**data, "candidates": candidates, "without_vendor": tuple(data["without_vendor"])})
 
 
 def operator_folders(problems: Iterable[Mapping[str, Any]]) -> dict[str, str]:

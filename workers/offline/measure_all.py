@@ -1,13 +1,11 @@
-"""Compile what is not compiled, verify and time every candidate, compare the best: the loop of a stand-alone run.
+"""Verify and time every candidate, compare the best: the loop of a stand-alone run over the engine that the service's
+steps use too (`workers.gpu.engine`).
 
-Problem by problem, so that a child makes each problem's inputs and references once; kernels are compiled ahead, in the
-same order. Where there is a budget, all problems have their best predicted candidates measured and compared before any
-has the rest. What is found is in the journal before the next thing begins.
+Problem by problem, so that a child makes each problem's inputs and references once. Where there is a budget, all
+problems have their best predicted candidates measured and compared before any has the rest. What is found is in the
+journal before the next thing begins.
 """
 
-import argparse
-import os
-import secrets
 import sys
 import threading
 import time
@@ -19,21 +17,21 @@ from typing import Any
 
 from codegen.kernel import Candidate
 from cukiln.counted import counted
-from storage.config.files import gpu_lock_folder
 from storage.config.limits import MEASURE_LIMITS
-from workers.compile.toolchain import Toolchain
-from workers.gpu.lease import lease_file
-from workers.gpu.measure_on_gpu import GpuGone, run_gpu_task
-from workers.gpu.rank_measured import contenders, point_of
-from workers.gpu.task import GpuTask, TaskCandidate, TaskKind, operator_folders
-from workers.offline.compile_ahead import CompileAhead
-from workers.offline.measured import CompiledHere, Conditions, Journal, results_of, right_of, write_results
+from workers.gpu.child_life import Listeners
+from workers.gpu.engine import Engine
+from workers.gpu.measure_on_gpu import GpuGone
+from workers.gpu.rank_measured import finalists
+from workers.gpu.task import CandidateResult, TaskCandidate, TaskKind
+from workers.offline.measured import Journal, results_of, right_of, write_results
 from workers.offline.work import Built, Work, WorkProblem, predicted_us
-from workers.processes.processes import InfrastructureError, Processes
+from workers.processes.processes import InfrastructureError
 
 # Candidates of one child, whole problems where they fit: its start takes seconds, as long as a few candidates. With a
 # budget comparisons come after fewer, so that little is measured in vain.
 MOST_IN_TASK, MOST_BUDGETED = 512, 128
+# A child has more candidates than one of the service's; one that hangs is noticed by its silence.
+LIMITS = replace(MEASURE_LIMITS, wall_seconds=max(MEASURE_LIMITS.wall_seconds, 10.0 * MOST_IN_TASK))
 SECONDS_BETWEEN_FILES = 20.0  # results.json is written anew: the journal beside it has everything at once
 # With a budget: of each problem so many candidates, the best predicted, before any problem has more; then all.
 BUDGETED_ROUNDS: tuple[int | None, ...] = (4, 16, 64, None)
@@ -47,32 +45,20 @@ def say(words: str) -> None:
     sys.stdout.flush()
 
 
-def lease_of(uuid: str) -> Path:
-    """The file that each process on this machine locks while using the GPU, services too."""
-    return lease_file(gpu_lock_folder(os.environ.get("CUKILN_GPU_LOCKS")).absolute(), uuid)
-
-
 @dataclass
 class Run:
-    """One run over `work`. `options`: of the command line; `deadline`: by `time.monotonic()`. `cancel` ends it early:
-    what is known by then stays."""
+    """One run over `work`, whose results are in `out`. `deadline`: by `time.monotonic()`. `cancel` ends it early: what
+    is known by then stays."""
 
     work: Work
-    conditions: Conditions
-    options: argparse.Namespace
-    processes: Processes
-    toolchain: Toolchain | None
+    journal: Journal
+    engine: Engine
+    out: Path
     deadline: float | None
     cancel: threading.Event
 
     def __post_init__(self) -> None:
-        self.out: Path = self.options.out
-        self.journal = Journal(self.out, self.conditions)
-        self._compiled = CompiledHere(self.out)
         self._written = 0.0
-        for build, built in self._compiled.load().items():
-            if self.work.waiting.pop(build, None) is not None:
-                self.work.builds[build] = built
 
     def everything(self) -> bool:
         """Measure and compare all there is; whether nothing is left. Raises GpuGone and other InfrastructureErrors."""
@@ -81,40 +67,26 @@ class Run:
         if self.deadline is not None:
             timer.start()
         ordered = in_turns(self.work.problems)
-        ahead = CompileAhead(
-            self.work,
-            ordered,
-            self._compiled,
-            toolchain=self.toolchain,
-            processes=self.processes,
-            workers=self.options.workers,
-            cancel=self.cancel,
-            say=say,
-        )
         try:
             for most in BUDGETED_ROUNDS if self.deadline is not None else (None,):
-                self._round(ordered, most, ahead)
+                self._round(ordered, most)
             return not self.cancel.is_set() and not any(
                 self._is_open(problem, candidate) for problem in ordered for candidate in problem.candidates
             )
         finally:
             timer.cancel()
-            # Whatever ended the loop, the compilers must end too: a thread pool waits for its threads.
-            self.cancel.set()
-            ahead.close()
 
     def results(self, *, complete: bool) -> dict[str, Any]:
-        return results_of(self.work, self.journal, self.conditions, complete=complete)
+        return results_of(self.work, self.journal, complete=complete)
 
-    def _round(self, problems: Sequence[WorkProblem], most: int | None, ahead: CompileAhead) -> None:
+    def _round(self, problems: Sequence[WorkProblem], most: int | None) -> None:
         """Of each problem the `most` best predicted, all without it: measured, then compared with the vendor's."""
         left = deque(problems)
-        while left and ahead.until(left[0].builds.values()):
+        room = MOST_IN_TASK if self.deadline is None else MOST_BUDGETED
+        while left and not self.cancel.is_set():
             chunk: list[WorkProblem] = []
             wanted: dict[tuple[str, str | None], Entry] = {}
-            room = MOST_IN_TASK if self.deadline is None else MOST_BUDGETED
-            # As many whole problems as a child takes, of those that are compiled by now.
-            while left and self.work.waiting.keys().isdisjoint(left[0].builds.values()):
+            while left:  # as many whole problems as a child takes
                 entries = {(entry[1].id, entry[2].code_digest): entry for entry in self._next(left[0], most)}
                 if chunk and len(wanted) + len(entries) > room:
                     break
@@ -122,9 +94,7 @@ class Run:
                 # Of problems that share a candidate the first one has it measured for all.
                 wanted |= {key: entry for key, entry in entries.items() if key not in wanted}
             self._measure(list(wanted.values()))
-            for problem in chunk:
-                if not self.cancel.is_set():
-                    self._compare(problem)
+            self._compare(chunk)
             self._write()
 
     def _next(self, problem: WorkProblem, most: int | None) -> list[Entry]:
@@ -132,9 +102,7 @@ class Run:
         standing = [
             (problem, candidate, built)
             for candidate in problem.candidates
-            if (built := self.work.built(problem, candidate)) is not None
-            and built.state == "ok"
-            and candidate.id not in problem.left_out
+            if (built := self.work.built(problem, candidate)).state == "ok" and candidate.id not in problem.left_out
         ]
         # The best first: one that is clearly slower than the best so far is dropped after a few samples.
         standing.sort(key=lambda entry: predicted_us(entry[1], entry[2], problem.target))
@@ -143,9 +111,9 @@ class Run:
     def _is_open(self, problem: WorkProblem, candidate: Candidate) -> bool:
         """Whether the candidate is to be verified still."""
         built = self.work.built(problem, candidate)
-        if candidate.id in problem.left_out or (built is not None and built.state != "ok"):
+        if candidate.id in problem.left_out or built.state != "ok":
             return False
-        return built is None or self.journal.result(candidate.id, built.code_digest) is None
+        return self.journal.result(candidate.id, built.code_digest) is None
 
     def _measure(self, wanted: Sequence[Entry]) -> None:
         for first in range(0, len(wanted), MOST_IN_TASK):
@@ -157,74 +125,75 @@ class Run:
             right = sum(result is not None and result["verdict"] == "ok" for result in results)
             say(f"{counted(len(some), 'candidate')} measured, {right} of them right")
 
-    def _run(self, kind: TaskKind, entries: Sequence[Entry]) -> dict[str, Any] | None:
-        """`entries` come problem by problem. Each result is in the journal at once; returns the comparison, if any."""
+    def _run(self, kind: TaskKind, entries: Sequence[Entry]) -> None:
+        """`entries` come problem by problem. Each result is in the journal at once."""
         proven = self.journal.proven()
         code_of = {candidate.id: built.code_digest for _, candidate, built in entries}
         own = {problem.problem.digest: problem for problem, _, _ in entries}
-        problems = {key: problem.problem.canonical() for key, problem in own.items()}
-        task = GpuTask(
+        names = {key: [candidate.id for problem, candidate, _ in entries if problem is own[key]] for key in own}
+
+        def keep_comparison(key: str, comparison: dict[str, Any] | None) -> None:
+            self.journal.add_comparison(names[key], comparison)
+            say(f"{own[key].name}: {len(names[key])} compared{_vendor_words(comparison)}")
+            self._write(at_least=SECONDS_BETWEEN_FILES)
+
+        def keep_result(result: CandidateResult) -> None:
+            self.journal.add(result, code_of[result.candidate])
+            self._write(at_least=SECONDS_BETWEEN_FILES)
+
+        candidates = [
+            TaskCandidate(
+                candidate.id,
+                problem.problem.digest,
+                candidate.schedule.as_dict(),
+                str(built.library),
+                built.code_digest in proven,
+            )
+            for problem, candidate, built in entries
+        ]
+        self.engine.run(
             kind,
-            gpu=self.options.gpu_module,
-            device=self.conditions.device.uuid,
-            lease=str(lease_of(self.conditions.device.uuid)),
-            operators=operator_folders(problems.values()),
-            seed=secrets.randbits(48),
-            problems=problems,
-            candidates=tuple(
-                TaskCandidate(
-                    candidate.id,
-                    problem.problem.digest,
-                    candidate.schedule.as_dict(),
-                    str(built.library),
-                    built.code_digest in proven,
-                )
-                for problem, candidate, built in entries
-            ),
-            best_us={key: min(us for us, _, _ in right) for key in own if (right := self._right(own[key]))},
-            seconds=self.options.seconds,
+            {key: problem.problem.canonical() for key, problem in own.items()},
+            candidates,
+            {key: min(us for us, _, _ in right) for key in own if (right := self._right(own[key]))},
+            Listeners(keep_result, keep_comparison),
+            self.cancel,
         )
-        outcome = run_gpu_task(
-            task,
-            self.processes,
-            replace(MEASURE_LIMITS, wall_seconds=max(MEASURE_LIMITS.wall_seconds, 10.0 * len(entries))),
-            cache=self.out / "cache",
-            cancel=self.cancel,
-            on_result=lambda result: self.journal.add(result, code_of[result.candidate]),
-        )
-        return outcome.comparison
 
     def _right(self, problem: WorkProblem) -> list[tuple[float, Candidate, Built]]:
         return right_of(problem, self.work, self.journal)
 
-    def _compare(self, problem: WorkProblem) -> None:
-        # A finalist that turns out wrong leaves the next ones to be compared; each round has one less.
-        while not self.cancel.is_set() and (chosen := self._contenders(problem)):
-            names = [candidate.id for _, candidate, _ in chosen]
-            if self.journal.was_compared(names):
-                break
+    def _compare(self, problems: Sequence[WorkProblem]) -> None:
+        """All of them in one child. A finalist that turns out wrong leaves the next ones to be compared."""
+        while not self.cancel.is_set() and (chosen := self._to_compare(problems)):
             try:
-                comparison = self._run("compare", chosen)
+                self._run("compare", [entry for entries in chosen.values() for entry in entries])
             except GpuGone:
                 raise
-            except InfrastructureError as error:  # their own medians rank them then
-                say(f"{problem.name}: {error}")
-                comparison = None
-            if self.cancel.is_set() and comparison is None:
-                return
-            self.journal.add_comparison(names, comparison)
-            say(f"{problem.name}: {len(names)} compared{_vendor_words(comparison)}")
-            if time.monotonic() - self._written > SECONDS_BETWEEN_FILES:
-                self._write()
+            except InfrastructureError as error:
+                if len(chosen) == 1:  # their own medians rank them then
+                    ((_, entries),) = chosen.items()
+                    say(f"{entries[0][0].name}: {error}")
+                    self.journal.add_comparison([candidate.id for _, candidate, _ in entries], None)
+                    continue
+                for key in chosen:  # that of one problem failed; each has another try by itself
+                    self._compare([problem for problem in problems if problem.problem.digest == key])
 
-    def _contenders(self, problem: WorkProblem) -> list[Entry]:
-        right = {candidate.id: (us, candidate, built) for us, candidate, built in self._right(problem)}
-        chosen = contenders(point_of(problem.operator, candidate, us) for us, candidate, _ in right.values())
-        return [(problem, *right[point.candidate][1:]) for point in chosen]
+    def _to_compare(self, problems: Iterable[WorkProblem]) -> dict[str, list[Entry]]:
+        """The finalists of those that are not compared yet, by problem: two names of one are compared once."""
+        chosen: dict[str, list[Entry]] = {}
+        for problem in problems:
+            right = {candidate.id: (us, candidate, built) for us, candidate, built in self._right(problem)}
+            names = finalists(problem.operator, ((candidate, us) for us, candidate, _ in right.values()))
+            if names and not self.journal.was_compared(names):
+                chosen.setdefault(problem.problem.digest, [(problem, *right[name][1:]) for name in names])
+        return chosen
 
-    def _write(self) -> None:
-        write_results(self.out, self.results(complete=False))
-        self._written = time.monotonic()
+    def _write(self, *, at_least: float = 0.0) -> None:
+        """Where so many seconds have passed since the last time."""
+        if time.monotonic() - self._written >= at_least:
+            write_results(self.out, self.results(complete=False))
+            self._written = time.monotonic()
 
 
 def _vendor_words(comparison: Mapping[str, Any] | None) -> str:

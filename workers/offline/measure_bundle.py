@@ -1,12 +1,12 @@
-"""Tune on a machine that has a GPU and nothing else: no network, no Redis, no database, no service.
+"""Measure on a machine that has a GPU and nothing else: no network, compiler, Redis, database or service.
 
-`python -m workers.offline.measure_bundle WHAT` verifies and times every candidate of WHAT on this machine's GPU: a
-folder that `cukiln export-bundle` wrote, or a job request (the body of POST /v1/jobs), which is then lowered and
-compiled here too. What it finds stands in OUT/results.json, which `cukiln import-results` hands to a service. The same
-command goes on with a run that was killed. docs/measuring-elsewhere.md says how it is used.
+`python -m workers.offline.measure_bundle BUNDLE` verifies and times on this machine's GPU every candidate in a folder
+that `cukiln export-bundle` wrote, and compares the best with the vendor's library. What it finds stands in
+OUT/results.json, which `cukiln import-results` hands to a service. The same command continues a run that was killed.
+docs/measuring-elsewhere.md says how it is used.
 
-Exit status: 0 every problem has a winner and nothing is left; 1 something failed or is left; 2 wrong use, or no GPU or
-compiler to work with; 130 interrupted.
+Exit status: 0 every problem has a winner and nothing is left; 1 something failed or is left; 2 wrong use, or no GPU to
+work with; 130 interrupted.
 """
 
 import argparse
@@ -26,23 +26,16 @@ from typing import Any
 from codegen.errors import CodegenError
 from codegen.operators import load_operators
 from cukiln.counted import counted
+from storage.config.files import gpu_lock_folder
 from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
 from storage.config.own_modules import CHILD, gpu_plans
-from workers.compile.toolchain import Toolchain, ToolchainMissing, find_toolchain, supported_targets
-from workers.gpu.interface import Device, GpuMissing, choose_device
+from workers.gpu.driver import require_driver
+from workers.gpu.engine import Engine
+from workers.gpu.interface import GpuMissing, choose_device
 from workers.gpu.measure_on_gpu import child_environment, probe
-from workers.offline.measure_all import Run, say
-from workers.offline.measured import Conditions, write_results
-from workers.offline.work import (
-    RequestError,
-    Work,
-    default_target_of,
-    read_bundle,
-    read_request_file,
-    require_capability,
-    work_of_bundle,
-    work_of_request,
-)
+from workers.offline.measure_all import LIMITS, Run, say
+from workers.offline.measured import Conditions, Journal, write_results
+from workers.offline.work import BundleError, Work, read_bundle, require_capability, work_of_bundle
 from workers.processes.processes import InfrastructureError, ProcessError, Processes
 
 DONE, LEFT, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
@@ -54,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _resolve(options)
     try:
         load_operators([Path(folder) for folder in options.operator_path.split(os.pathsep) if folder])
-        with closing(Processes()) as processes:
+        with closing(Processes(namespaces=not options.no_pid_namespaces)) as processes:
             return measure(options, processes)
-    except (CodegenError, GpuMissing, RequestError, ToolchainMissing) as error:
+    except (CodegenError, GpuMissing, BundleError) as error:
         sys.stderr.write(f"measure_bundle: {error}\n")
         return WRONG_USE
     except (OSError, ProcessError) as error:
@@ -67,22 +60,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def measure(options: argparse.Namespace, processes: Processes) -> int:
     """Do all of it; the exit status."""
     began = time.monotonic()
-    if not options.what.exists():
-        raise RequestError(f"{options.what} is not there: name a folder of `cukiln export-bundle` or a request file")
     processes.keep_warm(CHILD, child_environment())
     device = choose_device(probe(options.gpu_module, processes, MEASURE_LIMITS), options.device)
     say(f"{device.name}, {device.uuid}, driver {device.driver}")
-    work, toolchain = _work(options, device, processes)
+    what: Path = options.what
+    work = work_of_bundle(read_bundle(what), what, name=options.problem, limit=options.limit)
+    require_driver([device], cuda_of(work))
     require_capability(work, device.capability, device.name)
     out: Path = options.out
-    conditions = Conditions(device, gpu_plans(problem.problem.operator for problem in work.problems))
     candidates = sum(len(problem.candidates) for problem in work.problems)
+    say(f"{counted(len(work.problems), 'problem')}, {counted(candidates, 'candidate')}")
     whole, failure, cancel = False, "", threading.Event()
     with _stopping(cancel) as stopped:
+        journal = Journal(out, Conditions(device, gpu_plans(problem.problem.operator for problem in work.problems)))
+        engine = Engine(
+            options.gpu_module,
+            device,
+            locks=lock_folder(),
+            cache=out / "cache",
+            processes=processes,
+            limits=LIMITS,
+            seconds=options.seconds,
+        )
         deadline = None if options.budget is None else began + options.budget
-        run = Run(work, conditions, options, processes, toolchain, deadline, cancel)
-        counts = counted(len(work.problems), "problem"), counted(candidates, "candidate")
-        say(f"{', '.join(counts)}, {counted(len(work.waiting), 'kernel')} to compile")
+        run = Run(work, journal, engine, out, deadline, cancel)
         try:
             whole = run.everything()
         except InfrastructureError as error:
@@ -99,35 +100,24 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     return DONE if whole and won and not failure else LEFT
 
 
-def _work(options: argparse.Namespace, device: Device, processes: Processes) -> tuple[Work, Toolchain | None]:
-    what: Path = options.what
-    if what.is_dir():
-        return work_of_bundle(read_bundle(what), what, name=options.problem, limit=options.limit), None
-    request = read_request_file(what)
-    toolchain = find_toolchain(processes, nvcc=options.nvcc, host_compiler=options.cxx)
-    target = default_target_of(device.capability)
-    work = work_of_request(request, target, toolchain, name=options.problem, limit=options.limit)
-    supported = {target.name for target in supported_targets(toolchain)}
-    for problem in work.problems:
-        if problem.target.name not in supported:
-            raise ToolchainMissing(
-                f"{toolchain.nvcc} makes no code for {problem.target.name}, which {problem.name} needs"
-            )
-    return work, toolchain
+def lock_folder() -> Path:
+    """Of the files that each process on this machine locks while using a GPU, services too."""
+    return gpu_lock_folder(os.environ.get("CUKILN_GPU_LOCKS")).absolute()
+
+
+def cuda_of(work: Work) -> int:
+    """The newest major release of CUDA among the compilers of the kernels; 0 where none is recorded."""
+    versions = [made_by.get("versions", {}) for made_by in work.toolchains.values()]
+    compilers = [version[name] for version in versions for name in ("nvcc", "nvrtc") if name in version]
+    return max((int(version.partition(".")[0]) for version in compilers), default=0)
 
 
 def _resolve(options: argparse.Namespace) -> None:
-    """Relative paths become absolute: compilers and the children that measure run in folders of their own."""
+    """Relative paths become absolute: the children that measure run in folders of their own."""
     options.what = options.what.absolute()
-    what = options.what
-    default = what / "measured" if what.is_dir() else what.with_name(f"{what.stem}-measured")
-    options.out = (options.out or default).absolute()
+    options.out = (options.out or options.what / "measured").absolute()
     folders = options.operator_path.split(os.pathsep)
     options.operator_path = os.pathsep.join(str(Path(folder).absolute()) for folder in folders if folder)
-    for name in ("nvcc", "cxx"):
-        program = getattr(options, name)
-        if program and os.sep in program:  # else it is looked for in PATH
-            setattr(options, name, str(Path(program).absolute()))
 
 
 @contextlib.contextmanager
@@ -151,27 +141,23 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m workers.offline.measure_bundle", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("what", type=Path, metavar="WHAT", help="a folder of `cukiln export-bundle`, or a request file")
-    parser.add_argument(
-        "--out", type=Path, help="folder of the results; default: WHAT/measured, WHAT-measured of a file"
-    )
+    parser.add_argument("what", type=Path, metavar="BUNDLE", help="a folder of `cukiln export-bundle`")
+    parser.add_argument("--out", type=Path, help="folder of the results; default: BUNDLE/measured")
     parser.add_argument("--gpu-module", default="workers.cuda.cupy_gpu", help="what drives the GPU")
     parser.add_argument("--device", default="0", help="UUID or number of the GPU; default: the first")
-    parser.add_argument("--seconds", type=_positive, default=MEASURE_SECONDS, help="of one candidate's samples at most")
+    parser.add_argument("--seconds", type=positive, default=MEASURE_SECONDS, help="of one candidate's samples at most")
     parser.add_argument("--problem", metavar="NAME", help="this problem alone")
     parser.add_argument("--limit", type=int, metavar="N", help="candidates of each problem: the best predicted")
-    parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), help="that compile side by side")
-    parser.add_argument("--budget", type=_positive, metavar="SECONDS", help="then it ends; the same command goes on")
-    parser.add_argument("--nvcc", default=os.environ.get("CUKILN_NVCC"), help="default: of the wheels, else of PATH")
-    parser.add_argument("--cxx", default=os.environ.get("CUKILN_CXX"), help="default: g++")
+    parser.add_argument("--no-pid-namespaces", action="store_true", help="where the driver does not work in one")
+    parser.add_argument("--budget", type=positive, metavar="SECONDS", help="then it ends; the same command goes on")
     parser.add_argument("--operator-path", default=os.environ.get("OPERATOR_PATH", ""), help="trusted operator folders")
     options = parser.parse_args(arguments)
-    if options.workers < 1 or (options.limit is not None and options.limit < 1):
-        parser.error("--workers and --limit must be 1 or more")
+    if options.limit is not None and options.limit < 1:
+        parser.error("--limit must be 1 or more")
     return options
 
 
-def _positive(text: str) -> float:
+def positive(text: str) -> float:
     value = float(text)
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text} is not a positive number of seconds")

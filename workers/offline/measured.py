@@ -2,13 +2,11 @@
 
 ```
 FOLDER/measured.jsonl   one line for each candidate and comparison, synced as soon as it is known
-FOLDER/compiled.jsonl   one line for each group that was compiled here, with its library in FOLDER/lib
 FOLDER/results.json     all of it with the problems: what `cukiln import-results` sends
 ```
 Lines belong to the run that stands before them; a later run takes over those of the same product, driver and test plan.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -22,10 +20,10 @@ from codegen.identity import PlanVersions
 from codegen.kernel import Candidate
 from workers.gpu.interface import Device
 from workers.gpu.task import CandidateResult
-from workers.offline.work import Built, Work, WorkProblem, library_path, predicted
+from workers.offline.work import Built, Work, WorkProblem, predicted
 
 SCHEMA = 1
-JOURNAL_FILE, COMPILED_FILE, RESULTS_FILE = "measured.jsonl", "compiled.jsonl", "results.json"
+JOURNAL_FILE, RESULTS_FILE = "measured.jsonl", "results.json"
 NOT_MEASURED = "not measured: the run was not finished"
 
 
@@ -42,10 +40,12 @@ class Conditions:
 
 
 class Journal:
-    """Results of candidates, by candidate and code digest, and comparisons, by the candidates that were compared."""
+    """Results of candidates, by candidate and code digest, and comparisons, by the candidates that were compared. Their
+    lines are `{"run": key, …}` at the beginning of each run, `{"result": …}` and `{"compared": names, …}`."""
 
     def __init__(self, folder: Path, conditions: Conditions) -> None:
         folder.mkdir(parents=True, exist_ok=True)
+        self.conditions = conditions
         self._path = folder / JOURNAL_FILE
         self._results: dict[tuple[str, str], dict[str, Any]] = {}
         self.comparisons: dict[tuple[str, ...], dict[str, Any] | None] = {}
@@ -86,47 +86,13 @@ class Journal:
             self.comparisons[tuple(line["compared"])] = line["comparison"]
 
 
-class CompiledHere:
-    """Groups that this folder's runs compiled, by build: a rerun compiles only the rest."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._path = folder / COMPILED_FILE
-
-    def load(self) -> dict[str, Built]:
-        """What can be used again: compile failures, and builds whose library is there as it was written."""
-        builds: dict[str, Built] = {}
-        whole: dict[str, bool] = {}
-        for line in read_lines(self._path):
-            digest = line["library"]
-            path = library_path(self._folder, digest) if digest else None
-            if path is not None and digest not in whole:
-                whole[digest] = path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
-            if path is None or whole[digest]:
-                builds[line["build"]] = Built(
-                    line["state"], line["message"], line["code_digest"], line["resources"], path, line["toolchain"]
-                )
-        return builds
-
-    def keep_library(self, data: bytes) -> Path:
-        path = library_path(self._folder, hashlib.sha256(data).hexdigest())
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data)
-        return path
-
-    def add(self, builds: Mapping[str, Built]) -> None:
-        for build, made in builds.items():
-            library = made.library.stem if made.library else None
-            append_line(self._path, {"build": build, **asdict(made), "library": library})
-
-
-def results_of(work: Work, journal: Journal, conditions: Conditions, *, complete: bool) -> dict[str, Any]:
+def results_of(work: Work, journal: Journal, *, complete: bool) -> dict[str, Any]:
     """The content of results.json: every candidate of every problem, also those without a verdict."""
     return {
         "schema": SCHEMA,
         "complete": complete,
-        "device": conditions.device.as_dict(),
-        "plan_versions": dict(conditions.plan_versions),
+        "device": journal.conditions.device.as_dict(),
+        "plan_versions": dict(journal.conditions.plan_versions),
         "written_at": time.time(),
         "toolchains": dict(work.toolchains),
         "problems": [_problem(problem, work, journal) for problem in work.problems],
@@ -142,9 +108,9 @@ def _problem(problem: WorkProblem, work: Work, journal: Journal) -> dict[str, An
                 "candidate": candidate.id,
                 "schedule": candidate.schedule.as_dict(),
                 "kernel": candidate.kernel.id,
-                "toolchain": built.toolchain if built else None,
-                "code_digest": built.code_digest if built else None,
-                "resources": dict(built.resources) if built and built.resources else None,
+                "toolchain": built.toolchain,
+                "code_digest": built.code_digest,
+                "resources": dict(built.resources) if built.resources else None,
                 "prediction": predicted(candidate, built, problem.target),
                 **_judged(candidate.id, built, problem, journal),
             }
@@ -161,12 +127,12 @@ def _problem(problem: WorkProblem, work: Work, journal: Journal) -> dict[str, An
     return {**problem.said, "candidates": candidates, "comparison": comparisons[-1] if comparisons else None}
 
 
-def _judged(candidate: str, built: Built | None, problem: WorkProblem, journal: Journal) -> dict[str, Any]:
+def _judged(candidate: str, built: Built, problem: WorkProblem, journal: Journal) -> dict[str, Any]:
     """Verdict, message, details and times; `skipped` where there is none, with the reason."""
     none: dict[str, Any] = {"details": {}, "measurement": None, "seconds": {}}
-    if built is not None and built.state != "ok":
+    if built.state != "ok":
         return {"verdict": built.state, "message": built.message, **none}
-    result = journal.result(candidate, built.code_digest) if built else None
+    result = journal.result(candidate, built.code_digest)
     if result is None:
         return {"verdict": "skipped", "message": problem.left_out.get(candidate, NOT_MEASURED), **none}
     seconds = {
@@ -192,8 +158,7 @@ def right_of(problem: WorkProblem, work: Work, journal: Journal) -> list[tuple[f
     return [
         (float(result["measurement"]["median_us"]), candidate, built)
         for candidate in problem.candidates
-        if (built := work.built(problem, candidate))
-        and (result := journal.result(candidate.id, built.code_digest))
+        if (result := journal.result(candidate.id, (built := work.built(problem, candidate)).code_digest))
         and result["verdict"] == "ok"
         and result["measurement"]
     ]

@@ -1,4 +1,4 @@
-"""What a stand-alone measuring run has before it: problems with their candidates, from a request, or from a bundle that
+"""What a stand-alone measuring run has before it: problems with their candidates, from a bundle that
 `cukiln export-bundle` wrote:
 
 ```
@@ -8,7 +8,6 @@ FOLDER/lib/<sha256>.so      the group libraries that hold the candidates' kernel
 """
 
 import hashlib
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,10 +18,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from codegen.errors import CodegenError
-from codegen.identity import build_id
-from codegen.job_request import AskedProblem, JobRequest, asked_problem, name_of
 from codegen.kernel import Candidate, Kernel
-from codegen.lower import lower
 from codegen.operator import Operator
 from codegen.operators import operator
 from codegen.plan.generator import generator
@@ -32,8 +28,6 @@ from codegen.search.schedule import Schedule
 from codegen.targets import Target, architectures
 from codegen.targets import target as find_target
 from codegen.text.ptxas_report import Resources
-from codegen.text.render_group import slice_digest
-from workers.compile.toolchain import Toolchain
 
 SCHEMA = 1
 BUNDLE_FILE, LIBRARIES = "bundle.json", "lib"
@@ -42,8 +36,8 @@ MAX_WORDS = 5  # of what is wrong with a file, how much is said
 Digest = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
-class RequestError(Exception):
-    """The request or the bundle cannot be measured; the message says which part of it is wrong and what to do."""
+class BundleError(Exception):
+    """The bundle cannot be measured; the message says which part of it is wrong and what to do."""
 
 
 class Part(BaseModel):
@@ -93,18 +87,18 @@ class Bundle(Part):
 
 
 def read_bundle(folder: Path) -> Bundle:
-    """The bundle in `folder`, with every library that it names looked at. Raises RequestError."""
+    """The bundle in `folder`, with every library that it names looked at. Raises BundleError."""
     path = folder / BUNDLE_FILE
     try:
         bundle = Bundle.model_validate_json(path.read_bytes())
     except FileNotFoundError as error:
-        raise RequestError(
+        raise BundleError(
             f"{path} is not there: `cukiln export-bundle` did not write {folder}, or not to its end; export it again"
         ) from error
     except OSError as error:
-        raise RequestError(f"cannot read {path}: {error.strerror}") from error
+        raise BundleError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
-        raise RequestError(f"{path} is not a bundle of schema {SCHEMA}: {words_of(error)}") from error
+        raise BundleError(f"{path} is not a bundle of schema {SCHEMA}: {words_of(error)}") from error
     for digest in sorted(
         {candidate.library for problem in bundle.problems for candidate in problem.candidates if candidate.library}
     ):
@@ -117,13 +111,13 @@ def library_path(folder: Path, digest: str) -> Path:
 
 
 def require_library(path: Path, digest: str) -> None:
-    """Raises RequestError where the file is not there or holds other bytes: a library is code that runs."""
+    """Raises BundleError where the file is not there or holds other bytes: a library is code that runs."""
     try:
         actual = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
-        raise RequestError(f"{path}: {error.strerror}; copy the whole folder again, or export it again") from error
+        raise BundleError(f"{path}: {error.strerror}; copy the whole folder again, or export it again") from error
     if actual != digest:
-        raise RequestError(
+        raise BundleError(
             f"{path} holds bytes with the digest {actual}: the file is damaged; copy it or export it again"
         )
 
@@ -165,108 +159,31 @@ class WorkProblem:
     left_out: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(frozen=True)
 class Work:
-    """`builds`: those that are done; `waiting`: those to compile, by build. Both change while the run continues."""
+    """`builds`: what became of each, by its id."""
 
     problems: list[WorkProblem]
-    toolchains: dict[str, Mapping[str, Any]]
-    builds: dict[str, Built] = field(default_factory=dict)
-    waiting: dict[str, tuple[Kernel, Target]] = field(default_factory=dict)
+    toolchains: Mapping[str, Mapping[str, Any]]
+    builds: Mapping[str, Built]
 
-    def built(self, problem: WorkProblem, candidate: Candidate) -> Built | None:
-        return self.builds.get(problem.builds[candidate.id])
-
-
-def read_request_file(path: Path) -> dict[str, Any]:
-    """The JSON object in a request file. Raises RequestError."""
-    try:
-        request = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RequestError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise RequestError(f"{path} is not JSON: {error}") from error
-    if not isinstance(request, dict):
-        raise RequestError(f"{path} is not a JSON object")
-    return request
-
-
-def work_of_request(
-    request: Mapping[str, Any],
-    default_target: str,
-    toolchain: Toolchain,
-    *,
-    name: str | None = None,
-    limit: int | None = None,
-) -> Work:
-    """Its problems, or the one called `name`; of each at most the `limit` best predicted. Raises RequestError."""
-    try:
-        parsed = JobRequest.model_validate(dict(request))
-    except ValidationError as error:
-        raise RequestError(f"not a job request: {words_of(error)}") from error
-    problems: list[WorkProblem] = []
-    waiting: dict[str, tuple[Kernel, Target]] = {}
-    for position, fields in enumerate(parsed.problems):
-        own_name = name_of(fields, position)
-        if name in (None, own_name):
-            with _faults_of(own_name):
-                problem = asked_problem(parsed, position, default_target)
-                problems.append(_lowered(parsed, problem, limit, toolchain, waiting))
-    _require_distinct(problems, name)
-    return Work(problems, {toolchain.digest: toolchain.describe()}, waiting=waiting)
+    def built(self, problem: WorkProblem, candidate: Candidate) -> Built:
+        return self.builds[problem.builds[candidate.id]]
 
 
 @contextmanager
 def _faults_of(name: str) -> Iterator[None]:
-    """What is wrong with a problem becomes a RequestError that names it."""
+    """What is wrong with a problem becomes a BundleError that names it."""
     try:
         yield
     except ValidationError as error:
-        raise RequestError(f"{name}: {words_of(error)}") from error
+        raise BundleError(f"{name}: {words_of(error)}") from error
     except (CodegenError, KeyError) as error:
-        raise RequestError(f"{name}: {error}") from error
-
-
-def _lowered(
-    request: JobRequest,
-    asked: AskedProblem,
-    limit: int | None,
-    toolchain: Toolchain,
-    waiting: dict[str, tuple[Kernel, Target]],
-) -> WorkProblem:
-    name, target, search = asked.name, asked.target, asked.search
-    if limit is not None:
-        search = search.model_copy(update={"keep": min(limit, search.keep or limit)})
-    lowered = lower(asked.problem, target, search, request.workspace_limit_bytes, deterministic=request.deterministic)
-    if lowered.why_empty:
-        raise RequestError(f"{name}: {lowered.why_empty}")
-    build_of = {}
-    for kernel in dict.fromkeys(candidate.kernel for candidate in lowered.candidates):
-        build_of[kernel] = build_id(kernel.id, slice_digest(kernel), toolchain.digest, target.name)
-        waiting[build_of[kernel]] = (kernel, target)
-    return WorkProblem(
-        name=name,
-        operator=asked.operator,
-        problem=asked.problem,
-        target=target,
-        said={
-            "name": name,
-            "operator": asked.operator.name,
-            "problem": asked.problem.canonical(),
-            "target": target.name,
-            "search": search.canonical(),
-            "generator": generator(asked.operator.name),
-            "workspace_limit_bytes": request.workspace_limit_bytes,
-            "deterministic": request.deterministic,
-            "space_size": lowered.space_size,
-        },
-        candidates=lowered.candidates,
-        builds={candidate.id: build_of[candidate.kernel] for candidate in lowered.candidates},
-    )
+        raise BundleError(f"{name}: {error}") from error
 
 
 def work_of_bundle(bundle: Bundle, folder: Path, *, name: str | None = None, limit: int | None = None) -> Work:
-    """What a bundle holds: everything compiled. `limit`: the best predicted of each problem. Raises RequestError."""
+    """What a bundle holds. `limit`: the best predicted of each problem. Raises BundleError."""
     builds: dict[str, Built] = {}
     problems = []
     for entry in bundle.problems:
@@ -274,13 +191,13 @@ def work_of_bundle(bundle: Bundle, folder: Path, *, name: str | None = None, lim
             with _faults_of(entry.name):
                 problems.append(_limited(_bundled(entry, bundle, folder, builds), builds, limit))
     _require_distinct(problems, name)
-    return Work(problems, dict(bundle.toolchains), builds=builds)
+    return Work(problems, bundle.toolchains, builds)
 
 
 def _bundled(entry: BundleProblem, bundle: Bundle, folder: Path, builds: dict[str, Built]) -> WorkProblem:
     kind = operator(entry.operator)
     if entry.generator != generator(kind.name):
-        raise RequestError(
+        raise BundleError(
             f"{entry.name}: another release of cukiln exported the bundle (generator {entry.generator[:12]}, this "
             f"checkout has {generator(kind.name)[:12]}); measure it with the checkout that the service runs"
         )
@@ -289,7 +206,7 @@ def _bundled(entry: BundleProblem, bundle: Bundle, folder: Path, builds: dict[st
     for listed in entry.candidates:
         candidate = Candidate(parsed, Schedule.of(listed.schedule), Kernel.from_json(bundle.kernels[listed.kernel]))
         if candidate.id != listed.candidate or candidate.kernel.id != listed.kernel:
-            raise RequestError(f"{entry.name}: candidate {listed.candidate} is not that of its problem and schedule")
+            raise BundleError(f"{entry.name}: candidate {listed.candidate} is not that of its problem and schedule")
         candidates.append(candidate)
         build_of[candidate.id] = listed.build
         library = library_path(folder, listed.library) if listed.library else None
@@ -318,9 +235,9 @@ def _limited(problem: WorkProblem, builds: Mapping[str, Built], limit: int | Non
     return replace(problem, left_out={**problem.left_out, **left_out})
 
 
-def predicted(candidate: Candidate, built: Built | None, target: Target) -> dict[str, Any] | None:
+def predicted(candidate: Candidate, built: Built, target: Target) -> dict[str, Any] | None:
     """The estimate of a candidate whose build stands."""
-    if built is None or built.state != "ok" or not built.resources:
+    if built.state != "ok" or not built.resources:
         return None
     return predict(candidate, Resources.from_dict(dict(built.resources)), target).as_dict()
 
@@ -334,26 +251,26 @@ def predicted_us(candidate: Candidate, built: Built, target: Target) -> tuple[fl
 def _require_distinct(problems: Iterable[WorkProblem], name: str | None) -> None:
     names = [problem.name for problem in problems]
     if not names:
-        raise RequestError(f"no problem is called {name!r}" if name else "there is no problem")
+        raise BundleError(f"no problem is called {name!r}" if name else "there is no problem")
     if twice := sorted({own for own in names if names.count(own) > 1}):
-        raise RequestError(f"several problems are called {twice[0]!r}: results are distinguished by name")
+        raise BundleError(f"several problems are called {twice[0]!r}: results are distinguished by name")
 
 
 def require_capability(work: Work, capability: tuple[int, int], device: str) -> None:
-    """Code for one architecture does not run on another. Raises RequestError."""
+    """Code for one architecture does not run on another. Raises BundleError."""
     for problem in work.problems:
         if problem.target.emulates is not None or divmod(problem.target.capability, 10) != capability:
-            raise RequestError(
+            raise BundleError(
                 f"{problem.name} is compiled for {problem.target.name}, but {device} has compute capability "
                 f"{capability[0]}.{capability[1]}; measure on a GPU of that architecture, or name another target"
             )
 
 
 def default_target_of(capability: tuple[int, int]) -> str:
-    """Of the targets with a GPU's capability the architecture-specific one, which can do more. Raises RequestError."""
+    """Of the targets with a GPU's capability the architecture-specific one, which can do more. Raises BundleError."""
     fitting = sorted(name for name, sheet in architectures().items() if divmod(sheet.capability, 10) == capability)
     if not fitting:
-        raise RequestError(
+        raise BundleError(
             f"no target has compute capability {capability[0]}.{capability[1]}; there are: {', '.join(architectures())}"
         )
     return fitting[-1]

@@ -30,6 +30,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from uuid import uuid4
@@ -103,7 +104,8 @@ _MEANS = "workers.processes.fence.means"
 
 class Processes:
     """Starts programs under limits. `secrets`: files and folders that no child may touch; `reads`: folders that every
-    one may read beside the system's.
+    one may read beside the system's. `namespaces`: of a child's own, where the machine allows them; else its tree is
+    found through a sub-reaper.
 
     All private folders live in one folder of this object. A shell that holds the other end of a pipe removes it as soon
     as this process is gone, however it went: a SIGKILLed worker leaves no temporary files.
@@ -115,8 +117,10 @@ class Processes:
         root: Path | None = None,
         secrets: Sequence[Path] = (),
         reads: Sequence[Path] = (),
+        namespaces: bool = True,
     ) -> None:
         self._parent = root
+        self._namespaces = namespaces
         self._secrets = tuple(secrets)
         self._reads = tuple(reads)
         self._lock = threading.RLock()
@@ -132,7 +136,8 @@ class Processes:
         """What a run is fenced in with on this machine. Tried once. Raises ProcessError."""
         with self._lock:
             if self._means is None:
-                self._means = self._find_means()
+                found = self._find_means()
+                self._means = found if self._namespaces else replace(found, namespaces="", network=False, proc=False)
             return self._means
 
     def run(
@@ -371,7 +376,7 @@ def fenced_processes(settings: Settings) -> Processes:
     for folder in reads:
         if not folder.is_dir():
             raise SettingsError(f"CUKILN_TOOL_FOLDERS names {folder}, which is not a folder: correct or remove it")
-    return Processes(secrets=secrets_of(settings), reads=reads)
+    return Processes(secrets=secrets_of(settings), reads=reads, namespaces=settings.pid_namespaces)
 
 
 def _environment() -> dict[str, str]:

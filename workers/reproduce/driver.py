@@ -24,6 +24,8 @@ from workers.compile.nvidia_wheels import nvcc_in, wheel_folders
 from workers.processes.cause import cause_of, signed
 
 AGREES, DIFFERS, CANNOT = "AGREES ", "DIFFERS", "CANNOT "
+NVRTC = "nvrtc/nvrtc"
+"""In the folder of a candidate that NVRTC compiled: what is run in nvcc's place."""
 CHILD_SECONDS = 600.0  # of the process that runs the kernel
 MAX_WORDS = 1500  # characters of what a tool said that are shown
 # What no second run can repeat, because it comes from the machine and its limits.
@@ -52,20 +54,28 @@ class Report:
 
 @dataclass(frozen=True)
 class Compiler:
-    """A program of build.sh: the variable that names it, and where it was found. `version`: of nvcc alone."""
+    """A program of build.sh: the variable that names it, and where it was found. `version`: of nvcc, or of what is run
+    in its place, alone; `kind`: which; `named`: how a person names another one."""
 
     variable: str
     program: str
     found_in: str
     version: str | None = None
+    kind: str = "nvcc"
+    named: str = "NVCC=..."
 
     @property
     def is_there(self) -> bool:
         return shutil.which(self.program) is not None
 
 
-def find_nvcc() -> Compiler:
-    """As the service looks for it: the one that NVCC names, else that of this Python's wheels, else that of PATH."""
+def find_nvcc(folder: Path) -> Compiler:
+    """As the service looks for it: the one that NVCC names, else that of this Python's wheels, else that of PATH. Of a
+    candidate that NVRTC compiled, the folder's own program, with what NVRTC and PTXAS name, else with the wheels'."""
+    if (own := folder / NVRTC).is_file():
+        os.environ.setdefault("PYTHON", sys.executable)
+        where = "with what NVRTC and PTXAS name, else with this Python's wheels"
+        return Compiler("NVCC", str(own), where, _release(str(own)), "nvrtc", "NVRTC=... PTXAS=...")
     named, of_wheels = os.environ.get("NVCC"), nvcc_in(wheel_folders())
     if named:
         program, where = named, "named by NVCC"
@@ -73,8 +83,12 @@ def find_nvcc() -> Compiler:
         program, where = str(of_wheels), "in this Python's wheels"
     else:
         program, where = shutil.which("nvcc") or "nvcc", "in PATH"
+    return Compiler("NVCC", program, where, _release(program))
+
+
+def _release(program: str) -> str | None:
     release = re.search(r"V(\d+\.\d+\.\d+)", _words_of(program))
-    return Compiler("NVCC", program, where, release[1] if release else None)
+    return release[1] if release else None
 
 
 def _words_of(program: str) -> str:
@@ -101,7 +115,7 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     facts, recipe = (json.loads((folder / name).read_text(encoding="utf-8")) for name in ("facts.json", "recipe.json"))
     report = Report()
     named = os.environ.get("CXX")
-    nvcc, cxx = find_nvcc(), Compiler("CXX", named or "g++", "named by CXX" if named else "in PATH")
+    nvcc, cxx = find_nvcc(folder), Compiler("CXX", named or "g++", "named by CXX" if named else "in PATH")
     _heading(report, facts, nvcc, cxx)
     _check_code(folder, facts, recipe, nvcc, report)
     if facts["verdict"] != "compile_error":
@@ -151,15 +165,18 @@ def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvc
     """Whether kernel.cu compiles, and gives the recorded code: that of another nvcc need not be the same."""
     built, words = _build(folder, "device", nvcc)
     # Null where the compilers are the same, or one of the versions is not known.
-    other, made_by = None, (facts["toolchain"] or {}).get("versions", {}).get("nvcc")
+    other, made_by = None, (facts["toolchain"] or {}).get("versions", {}).get(nvcc.kind)
     if None not in (made_by, nvcc.version) and made_by != nvcc.version:
-        other = f"compiler differs: recorded nvcc {made_by}, found {nvcc.version} {nvcc.found_in} ({nvcc.program})"
+        other = (
+            f"compiler differs: recorded {nvcc.kind} {made_by}, found {nvcc.version} {nvcc.found_in} ({nvcc.program})"
+        )
     if built is None:
         report.line(CANNOT, f"code digest: {words}")
     elif built:
+        other = other and f"{other}; the code cannot be compared; set {nvcc.named} to the recorded one"
         _check_digest(folder, facts, recipe, other, report)
     elif facts["verdict"] != "compile_error" and other is not None:
-        report.line(CANNOT, f"code digest: {other}; it does not compile kernel.cu; set NVCC=...:\n{words}")
+        report.line(CANNOT, f"code digest: {other}; it does not compile kernel.cu; set {nvcc.named}:\n{words}")
     elif facts["verdict"] != "compile_error":
         report.line(DIFFERS, f"code digest: kernel.cu does not compile here:\n{words}")
     if facts["verdict"] != "compile_error":
@@ -168,7 +185,7 @@ def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvc
         report.line(CANNOT, "verdict: compile_error is recorded; without nvcc it cannot be compared")
     elif other is not None:
         here = "compiles" if built else "does not compile either"
-        report.line(CANNOT, f"verdict: compile_error is recorded, here it {here}; {other}; set NVCC=...")
+        report.line(CANNOT, f"verdict: compile_error is recorded, here it {here}; {other}; set {nvcc.named}")
     elif built:
         report.line(DIFFERS, "verdict: compile_error is recorded, but kernel.cu compiles here")
     else:
@@ -190,7 +207,7 @@ def _check_digest(
     elif digest == recorded:
         report.line(AGREES, f"code digest: {digest}")
     elif other is not None:
-        report.line(CANNOT, f"code digest: {other}; the code cannot be compared; set NVCC=... to the recorded one")
+        report.line(CANNOT, f"code digest: {other}")
     else:
         report.line(DIFFERS, f"code digest: {digest}, recorded {recorded}: other code of the same compiler")
 

@@ -30,9 +30,10 @@ from storage.config.own_modules import module_files
 from storage.config.settings import load_settings
 from storage.errors import SettingsError
 from workers.compile.compile_file import CUBIN, EMBED, LIBRARY, OBJECT, PHASES
-from workers.compile.toolchain import Toolchain, ToolchainMissing, tvm_ffi_include
+from workers.compile.toolchain import Nvcc, Nvrtc, Toolchain, ToolchainMissing, tvm_ffi_include
 from workers.cpu.build import CPU_FLAGS
 from workers.cpu.verify import KERNEL_CPU_SECONDS
+from workers.reproduce.driver import NVRTC
 from workers.reproduce.recorded_case import RecordedCase
 
 DRIVERS = ("workers.reproduce.driver", "workers.reproduce.on_gpu")
@@ -54,6 +55,12 @@ from workers.reproduce.driver import main  # noqa: E402 - it lies in lib
 
 sys.exit(main(HERE, sys.argv[1:]))
 '''
+
+
+# In nvcc's place. Python's packages are those of the one that runs run.py.
+NVRTC_SH = """#!/bin/sh
+exec "${PYTHON:-python3}" -I "$(dirname "$0")/driver.py" ${NVRTC:+--nvrtc "$NVRTC"} ${PTXAS:+--ptxas "$PTXAS"} "$@"
+"""
 
 
 class CannotReproduce(Exception):
@@ -108,14 +115,19 @@ def _candidate(facts: CandidateFacts) -> Candidate:
                 f"this checkout's generator makes another {what}: {here}, recorded {recorded}. {other}"
             )
     flags = (facts.toolchain or {}).get("flags")
-    if flags is not None and flags != (ours := _named_toolchain().describe()["flags"]):
+    if flags is not None and flags != (ours := _named_toolchain(facts).describe()["flags"]):
         raise CannotReproduce(f"it was compiled with other flags ({flags}) than this checkout's ({ours}). {other}")
     return candidate
 
 
-def _named_toolchain() -> Toolchain:
-    """Whose commands name the compilers by variables of the shell."""
-    return Toolchain(Path("$NVCC"), Path("$CXX"), Path("../include"), (), ())
+def _named_toolchain(facts: CandidateFacts) -> Toolchain:
+    """The recorded kind, whose commands name the compilers by variables of the shell."""
+    compiler = Nvrtc(Path(), Path(), "$NVCC") if _is_of_nvrtc(facts) else Nvcc(Path("$NVCC"))
+    return Toolchain(compiler, Path("$CXX"), Path("../include"), (), ())
+
+
+def _is_of_nvrtc(facts: CandidateFacts) -> bool:
+    return Nvrtc.name in (facts.toolchain or {}).get("versions", {})
 
 
 def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:
@@ -127,16 +139,21 @@ def _fill(folder: Path, facts: CandidateFacts, candidate: Candidate) -> None:
         "kernel.cu": render_device([kernel]).text,
         "launch.cpp": library,
         EMBED: EMBED_ASSEMBLY,
-        "kernel_cpu.cpp": render_cpu([kernel]),
+        "kernel_cpu.cpp": render_cpu([kernel], sums=target(facts.target).tensor_sums),
         "build.sh": _build_sh(facts),
         "run.py": RUN_PY,
         "facts.json": facts.model_dump_json(indent=1) + "\n",
         "recipe.json": json.dumps(_recipe(own, candidate), indent=1) + "\n",
         "README.md": _readme(facts, candidate, seed),
     }
+    if _is_of_nvrtc(facts):
+        files = importlib.resources.files("workers") / "compile" / "nvrtc"
+        texts |= {f"nvrtc/{name}": (files / name).read_text(encoding="utf-8") for name in ("driver.py", "prelude.h")}
+        texts[NVRTC] = NVRTC_SH
+        (folder / NVRTC).parent.mkdir()
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-    (folder / "build.sh").chmod(0o755)
+        (folder / name).chmod(0o755 if text.startswith("#!") else 0o644)
     modules = {f"lib/{name}": data for name, data in module_files(DRIVERS).items()}
     for name, data in {**_headers(library), **modules}.items():
         path = folder / name
@@ -243,7 +260,7 @@ def _architecture(facts: CandidateFacts) -> str:
 
 def _build_sh(facts: CandidateFacts) -> str:
     """The commands of the service, run in the folder `build`."""
-    toolchain = _named_toolchain()
+    toolchain = _named_toolchain(facts)
     commands = {
         "DEVICE": [toolchain.device_command(_architecture(facts), "../kernel.cu", CUBIN, PHASES)],
         "LIBRARY": [
@@ -252,7 +269,7 @@ def _build_sh(facts: CandidateFacts) -> str:
         ],
         "CPU": [["$CXX", *CPU_FLAGS, "-o", "kernel_cpu.so", "../kernel_cpu.cpp", "-lm"]],
     }
-    text = _template("build.sh")
+    text = _template("build.sh").replace("@NVCC@", '$(dirname "$0")/' + NVRTC if _is_of_nvrtc(facts) else "nvcc")
     for name, lines in commands.items():
         quoted = [[f'"{word}"' if word.startswith("$") else shlex.quote(word) for word in words] for words in lines]
         text = text.replace(f"@{name}@", "\n".join(f"  {' '.join(words)}" for words in quoted))

@@ -14,6 +14,9 @@ from redis import Redis
 
 from codegen.identity import PlanVersions
 from codegen.kernel import Kernel
+from codegen.primitives import TURING_SUMS
+from codegen.targets import architectures
+from codegen.targets import target as find_target
 from storage.blobs.blob_store import BlobStore
 from storage.config.own_modules import gpu_plans
 from storage.config.settings import Settings
@@ -31,7 +34,7 @@ from storage.transitions.apply_verdicts import NextStep, Versions
 from storage.transitions.take_work import FileLimits
 from workers import wake_ups
 from workers.compile.compile_file import Phase
-from workers.compile.toolchain import Toolchain, find_toolchain
+from workers.compile.toolchain import Toolchain, toolchain_of
 from workers.cpu.verify import cpu_plans
 from workers.gpu.interface import Device
 from workers.processes.processes import InfrastructureError, Processes
@@ -120,7 +123,7 @@ class Workplace:
     @cached_property
     def toolchain(self) -> Toolchain:
         """Found on first use (0.1 s). Raises ToolchainMissing."""
-        return find_toolchain(self.processes, nvcc=self.settings.nvcc, host_compiler=self.settings.host_compiler)
+        return toolchain_of(self.settings, self.processes)
 
 
 @dataclass(frozen=True)
@@ -163,10 +166,10 @@ class StepContext:
     def toolchain(self) -> Toolchain:
         return self.workplace.toolchain
 
-    @property
-    def cpu_plans(self) -> PlanVersions:
-        """Of the CPU verdicts that count here."""
-        return cpu_plans(sanitize=self.settings.verify_sanitize)
+    def cpu_plans(self, target: str | None) -> PlanVersions:
+        """Of the CPU verdicts that count here for kernels of a target; None: of those that add as Turing does."""
+        sums = TURING_SUMS if target is None else find_target(target).tensor_sums
+        return cpu_plans(sanitize=self.settings.verify_sanitize, sums=sums)
 
     @property
     def gpu_plans(self) -> PlanVersions:
@@ -210,7 +213,10 @@ class StepContext:
         limits = {name: limit_settings.by_name for name, limit_settings in by_venue.items()}
         # Only times that were measured under today's driver count.
         drivers = drivers_of(session, settings.toolchain_live_seconds)
-        return Versions(self.cpu_plans, self.gpu_plans, drivers, limits)
+        others = {
+            name: self.cpu_plans(name) for name, sheet in architectures().items() if sheet.tensor_sums != TURING_SUMS
+        }
+        return Versions(self.cpu_plans(None), self.gpu_plans, drivers, limits, others)
 
     def fresh_seed(self) -> int:
         """Drawn anew for every verification. 12 digits of hex: exact also in JSON readers with doubles only."""

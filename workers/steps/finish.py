@@ -43,6 +43,7 @@ class Built:
     library: Library
     launch: Launch
     cpu_seconds: float
+    sums: int  # `Target.tensor_sums`
 
 
 class FoundWrong(Exception):
@@ -179,7 +180,7 @@ def _build(context: StepContext, problem: JobProblem, ranked: Ranked) -> Built |
         with context.database.write() as session:
             refuse_candidate(session, problem.id, ranked.candidate.id, words)
         return None
-    return Built(ranked, library, launch, cpu_seconds)
+    return Built(ranked, library, launch, cpu_seconds, target.tensor_sums)
 
 
 def _entry(built: Built, imported: Imported | None) -> FrontEntry:
@@ -202,7 +203,7 @@ def _entry(built: Built, imported: Imported | None) -> FrontEntry:
         deterministic=best.point.deterministic,
         # CPU verdicts belong to the kernel source, and the library was built from the very source that was verified;
         # those of a GPU belong to the code, which is the verified one (see `_build`).
-        verified="gpu" if proof.venue == "gpu" else verified_label(best.candidate.kernel.operator),
+        verified="gpu" if proof.venue == "gpu" else verified_label(best.candidate.kernel.operator, built.sums),
         # How it was verified: seeds, extents, errors against their bounds.
         verdict={**proof.details, "venue": proof.venue, "plan_version": proof.plan_version},
         resources=library.resources,
@@ -246,6 +247,7 @@ def _publish(
         target=problem.target,
         emulates=find_target(problem.target).emulates,
         device_class=problem.device_class,
+        cuda=context.settings.cuda,
         ranked_by=ranked_by(front),
         front=front,
         runner_up=second,

@@ -31,10 +31,11 @@ from storage.transitions.measure import (
     record_compared,
     record_measured,
 )
-from workers.gpu.lease import lease_file
-from workers.gpu.measure_on_gpu import Outcome, run_gpu_task
-from workers.gpu.rank_measured import contenders, point_of, without
-from workers.gpu.task import CandidateResult, GpuTask, TaskCandidate, TaskKind, operator_folders
+from workers.gpu.child_life import Listeners
+from workers.gpu.engine import Engine
+from workers.gpu.measure_on_gpu import Outcome
+from workers.gpu.rank_measured import finalists, without
+from workers.gpu.task import CandidateResult, TaskCandidate, TaskKind
 from workers.processes.processes import InfrastructureError
 from workers.steps.context import Cancel, GiveUp, StepContext
 
@@ -114,26 +115,18 @@ def run_task(
 ) -> Outcome:
     """In a child under the limits of measuring; `done` gets each result. Raises GpuGone, InfrastructureError."""
     settings, device = context.settings, context.device
-    task = GpuTask(
-        kind,
-        gpu=settings.gpu_module,
-        device=device.uuid,
-        lease=str(lease_file(settings.gpu_lock_dir, device.uuid)),
-        operators=operator_folders(problems.values()),
-        seed=context.fresh_seed(),
-        problems=problems,
-        candidates=tuple(wanted),
-        best_us={str(problem): us for problem, us in best.items() if str(problem) in problems},
-        seconds=settings.measure_seconds,
-    )
-    outcome = run_gpu_task(
-        task,
-        context.processes,
-        settings.limits("measure"),
+    engine = Engine(
+        settings.gpu_module,
+        device,
+        locks=settings.gpu_lock_dir,
         cache=settings.data_dir / "gpu-cache",
-        cancel=cancel,
-        on_result=done.append,
+        processes=context.processes,
+        limits=settings.limits("measure"),
+        seconds=settings.measure_seconds,
+        seed=context.fresh_seed,
     )
+    best_us = {str(problem): us for problem, us in best.items()}
+    outcome = engine.run(kind, problems, wanted, best_us, Listeners(done.append), cancel)
     count = len(done) if kind == "measure" else len(wanted)
     log.info("%s: %d of %d candidates in %.1f s on %s", kind, count, len(wanted), outcome.wall_seconds, device.name)
     return outcome
@@ -245,8 +238,8 @@ def compare(context: StepContext) -> None:
         for result in results
     ]
     comparison: dict[str, Any] | None = None
-    if outcome is not None and outcome.comparison is not None:
-        rest = without(Comparison.model_validate(outcome.comparison), [contender.candidate for contender in wrong])
+    if outcome is not None and (told := outcome.comparisons.get(context.lease.ref)) is not None:
+        rest = without(Comparison.model_validate(told), [contender.candidate for contender in wrong])
         comparison = rest.model_dump(mode="json") if rest.contenders else None
     spent = StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds) if outcome else StageSeconds()
     next_steps = forget_libraries(context, libraries)
@@ -262,9 +255,9 @@ def _contenders(problem: JobProblem, stored: Sequence[StoredCandidate]) -> list[
     kind = operator(problem.operator)
     parsed = kind.parse(problem.problem)
     by_id = {candidate.candidate: candidate for candidate in stored if candidate.verdict == "ok"}
-    points = [
-        point_of(kind, kind.candidate(parsed, Schedule.of(candidate.schedule)), candidate.measured_us)
+    right = [
+        (kind.candidate(parsed, Schedule.of(candidate.schedule)), candidate.measured_us)
         for candidate in by_id.values()
         if candidate.measured_us is not None
     ]
-    return [by_id[point.candidate] for point in contenders(points)]
+    return [by_id[name] for name in finalists(kind, right)]

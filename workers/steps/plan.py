@@ -1,11 +1,12 @@
 """Plan: problems become candidates, candidates share kernels, kernels that are not built become builds to compile."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 
 from codegen.errors import InvalidSearch, SpaceTooLarge
-from codegen.identity import build_id
+from codegen.identity import RELEASES, build_id, problem_digest, winner_key
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import Lowered, Progress, lower
 from codegen.operators import operator
@@ -28,7 +29,7 @@ from storage.transitions.pending_builds import (
 )
 from workers import wake_ups
 from workers.processes.stopwatch import Stopwatch
-from workers.steps.context import HandBack, StepContext
+from workers.steps.context import GiveUp, HandBack, StepContext
 
 RECORD_SECONDS = 0.25
 """So long at most what is lowered is held back, to be recorded with more: compilers wait for it."""
@@ -46,6 +47,7 @@ def plan(context: StepContext) -> None:
         problems = problems_to_plan(session, context.lease)
         status = job_state(session, context.lease.job_id)
         candidates = candidates_of_job(session, context.lease.job_id)
+    _require_cuda(problems, context.settings.cuda)
     recorder = _Recorder(context, context.lease.waited_seconds / max(1, len(problems)))
     started = time.monotonic()
     problems, rest = (problems[:1], problems[1:]) if context.lease.is_alone else (problems, [])
@@ -78,6 +80,18 @@ def plan(context: StepContext) -> None:
     recorder.record()
     if rest:
         raise HandBack
+
+
+def _require_cuda(problems: Sequence[JobProblem], cuda: int) -> None:
+    """A record says which CUDA its kernels are compiled by: raises GiveUp where that was another one at submit."""
+    for problem in problems:
+        own = problem_digest(problem.problem)
+        for other in RELEASES - {cuda}:
+            if problem.key == winner_key(own, problem.target, problem.device_class, other):
+                raise GiveUp(
+                    f"{problem.name}: it was accepted for CUDA {other}, and this worker compiles by CUDA {cuda}: set "
+                    "CUKILN_CUDA alike for the service and all workers, and submit it again"
+                )
 
 
 class _Recorder:

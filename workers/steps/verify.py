@@ -4,6 +4,8 @@ import time
 from collections.abc import Mapping
 
 from codegen.kernel import Kernel
+from codegen.primitives import TURING_SUMS
+from codegen.targets import target as find_target
 from cukiln.types import StageSeconds
 from storage.entities.verdicts import NewVerdict
 from storage.transitions.apply_verdicts import NextStep
@@ -26,8 +28,9 @@ RECORD_SECONDS = 2.0
 def verify(context: StepContext) -> None:
     """Verify what the task's group compiled, recorded as it comes. After losses one kernel is verified alone."""
     lease, next_steps = context.lease, list[NextStep]()
+    plans = context.cpu_plans(lease.target)
     with context.database.read() as session:
-        members = builds_to_verify(session, lease.ref, context.cpu_plans)
+        members = builds_to_verify(session, lease.ref, plans)
     if members and lease.is_lost:
         lost, *members = members
         next_steps = context.in_parts(lambda session: skip_build(session, lease, lost.build))
@@ -43,12 +46,12 @@ def verify(context: StepContext) -> None:
         context.settings.limits("verify"),
         seed=context.fresh_seed(),
         sanitize=context.settings.verify_sanitize,
+        sums=TURING_SUMS if lease.target is None else find_target(lease.target).tensor_sums,
         cancel=context.cancel,
         on_result=recorder.add,
     )
     context.check()
     spent = StageSeconds(wall=stopwatch.read().wall, cpu=sum(verdict.cpu_seconds for verdict in verdicts))
-    plans = context.cpu_plans
     recorder.record()
     next_steps += context.in_parts(
         lambda session: apply_group_verdicts(session, context.lease, context.versions(session))
@@ -81,5 +84,5 @@ class _Recorder:
     def record(self) -> None:
         context, verdicts = self._context, self._found
         with context.database.write() as session:
-            record_verdicts(session, context.lease, verdicts, context.cpu_plans)
+            record_verdicts(session, context.lease, verdicts, context.cpu_plans(context.lease.target))
         self._found, self._recorded_at = [], time.monotonic()

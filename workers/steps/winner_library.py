@@ -1,6 +1,5 @@
 """A winner's own library: its kernel built alone once, then shared by every problem that it wins."""
 
-import hashlib
 import logging
 import os
 import shutil
@@ -11,17 +10,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from codegen.identity import build_id, library_id
+from codegen.identity import build_id
 from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.targets import Target
 from codegen.targets import target as find_target
 from codegen.text.cubin import code_digest_of
 from codegen.text.ptxas_report import Resources
-from codegen.text.render_emulation import render_emulation
 from codegen.text.render_group import render_device, slice_digest, symbols
-from codegen.text.render_library import render_library, render_plan, winner_exports
+from codegen.text.render_library import render_plan, winner_exports
 from codegen.text.scan_functions import assert_unique
+from codegen.text.winner_text import winner_library_id, winner_text
 from cukiln.types import Launch, LaunchFunction
 from storage.entities.groups import known_builds, load_group
 from storage.entities.launches import launch_of
@@ -38,7 +37,7 @@ from storage.entities.libraries import (
 )
 from workers.compile.compile_file import CompileFault, FileCompiler, Phase
 from workers.compile.compile_group import worst_resources
-from workers.compile.toolchain import EMULATION_FLAGS, Toolchain
+from workers.compile.toolchain import Toolchain
 from workers.processes.job_files import write_bytes
 from workers.processes.process_stream import once_more
 from workers.processes.processes import Limits, ProcessError, Processes
@@ -96,7 +95,8 @@ def build_winner(
     kernel = candidate.kernel
     group = render_device([kernel])
     assert_unique(group.text, group.functions)
-    text = _library_text(candidate, target)
+    launch = operator(kernel.operator).launch_values(candidate.schedule)
+    text = winner_text(kernel, launch, target)
     with processes.private_folder() as folder:
         compiler = FileCompiler(folder, toolchain, processes, limits, cancel, stopwatch or Stopwatch())
         try:
@@ -110,7 +110,7 @@ def build_winner(
         cubin=code.cubin,
         library=library,
         ptx=code.ptx,
-        sass=disassemble(code.cubin, toolchain.nvcc, processes, cancel),
+        sass=disassemble(code.cubin, toolchain.device_compiler.path, processes, cancel),
         code_digest=code_digest_of([code.contents.kernels[name] for name in names]),
         resources=worst_resources([code.resources[name] for name in names]),
         log=compiler.log,
@@ -118,21 +118,6 @@ def build_winner(
         wall_seconds=compiler.wall_seconds,
         cpu_seconds=compiler.cpu_seconds,
     )
-
-
-def winner_library_id(candidate: Candidate, target: Target, toolchain: Toolchain) -> str:
-    """Of kernel source, host text, toolchain and target: problems whose winners agree in these share one library."""
-    host = hashlib.sha256(_library_text(candidate, target).encode())
-    if target.emulates is not None:  # these flags are not the toolchain's
-        host.update(" ".join(["\0", *EMULATION_FLAGS]).encode())
-    return library_id(slice_digest(candidate.kernel), host.hexdigest(), toolchain.digest, target.name)
-
-
-def _library_text(candidate: Candidate, target: Target) -> str:
-    launch = operator(candidate.kernel.operator).launch_values(candidate.schedule)
-    if target.emulates is not None:
-        return render_emulation(candidate.kernel, launch)
-    return render_library([candidate.kernel], target=target.name, launch=launch)
 
 
 def plan_launch(
@@ -199,7 +184,7 @@ def find_disassembler(nvcc: Path) -> Sequence[str] | None:
 
 def winner_library(context: StepContext, candidate: Candidate, target: Target) -> tuple[Library, float]:
     """The library and the CPU seconds that building it cost now. Raises what `build_winner` does, and Cancelled."""
-    identity = winner_library_id(candidate, target, context.toolchain)
+    identity = winner_library_id(candidate, target, context.toolchain.digest)
     is_builder = False
     try:
         while True:
@@ -257,7 +242,9 @@ def _build_emulation(
         tools = (context.toolchain, context.processes, context.settings.limits("compile"))
         compiler = FileCompiler(folder, *tools, context.cancel, context.stopwatch)
         try:
-            library = compiler.link_emulation(_library_text(candidate, target), winner_exports(candidate.kernel))
+            launch = operator(candidate.kernel.operator).launch_values(candidate.schedule)
+            text = winner_text(candidate.kernel, launch, target)
+            library = compiler.link_emulation(text, winner_exports(candidate.kernel))
         except CompileFault as fault:
             raise WinnerNotBuilt(candidate.id, fault.log) from fault
     files, upload = context.uploaded({"library": (library, "application/x-sharedlib")})

@@ -11,7 +11,7 @@ from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings
 from storage.database.session import Database
 from workers import wake_ups
-from workers.compile.toolchain import find_toolchain
+from workers.compile.toolchain import toolchain_of
 from workers.gpu.interface import Device
 from workers.processes.processes import fenced_processes
 from workers.supervisor.start_checks import gpus_to_use, refuse_silent_redis
@@ -25,7 +25,7 @@ def check_machine(settings: Settings) -> list[Device]:
     """The GPUs to measure on. Raises StorageError, ToolchainMissing, ServeError."""
     load_operator_path(settings, only_check=True)
     with closing(fenced_processes(settings)) as processes:
-        find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+        toolchain_of(settings, processes)
         return gpus_to_use(settings, processes)
 
 

@@ -54,7 +54,8 @@ CUDA_TYPES = {
 # Newest first. A library of an older CUDA runs on a newer driver.
 SONAMES = ("libcublasLt.so.13", "libcublasLt.so.12")
 HOW_TO_INSTALL = (
-    "pip install --constraint constraints.txt nvidia-cublas (about 420 MB), or install the CUDA toolkit's cuBLAS"
+    "pip install --constraint constraints.txt nvidia-cublas (about 420 MB; of CUDA 12 nvidia-cublas-cu12), or install "
+    "the CUDA toolkit's cuBLAS"
 )
 
 _i32, _u32, _i64, _u64 = ctypes.c_int32, ctypes.c_uint32, ctypes.c_int64, ctypes.c_uint64
@@ -145,7 +146,7 @@ class CublasLt:
     """The loaded library. Raises LibraryMissing; its calls raise CublasError."""
 
     def __init__(self) -> None:
-        self.path, self._library = _load()
+        self.path, self._library = load_library("cublasLt", SONAMES)
         self._library.cublasLtGetVersion.restype = ctypes.c_size_t
         self._library.cublasLtGetStatusName.restype = ctypes.c_char_p
         self._handle: ctypes.c_void_p | None = None
@@ -267,22 +268,22 @@ _DESCRIBED = (
 )
 
 
-def _load() -> tuple[str, ctypes.CDLL]:
+def load_library(name: str, sonames: Sequence[str]) -> tuple[str, ctypes.CDLL]:
     """The copy that CuPy would load too (NVIDIA's wheels, conda, CUDA_HOME), else what the loader finds."""
     tried = []
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
 
-        path = load_nvidia_dynamic_lib("cublasLt").abs_path
+        path = load_nvidia_dynamic_lib(name).abs_path
         if path:
             return path, ctypes.CDLL(path)
     except ImportError as error:
         tried.append(str(error))
     except (RuntimeError, OSError) as error:  # its DynamicLibNotFoundError is a RuntimeError
         tried.append(str(error).strip().splitlines()[0])
-    for name in SONAMES:
+    for soname in sonames:
         try:
-            return name, ctypes.CDLL(name)
+            return soname, ctypes.CDLL(soname)
         except OSError as error:
             tried.append(str(error))
-    raise LibraryMissing(f"no libcublasLt: {'; '.join(tried)}. {HOW_TO_INSTALL}")
+    raise LibraryMissing(f"no lib{name}: {'; '.join(tried)}. {HOW_TO_INSTALL}")

@@ -6,7 +6,6 @@ out right."""
 import importlib.util
 import logging
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 from storage.config.own_modules import gpu_plans
@@ -14,8 +13,9 @@ from storage.config.settings import Settings
 from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database
 from storage.entities.heartbeats import drained_reason, register_device
-from workers.compile.toolchain import ToolchainMissing, find_toolchain
-from workers.gpu.interface import Device, DriverTooOld, GpuMissing
+from workers.compile.toolchain import ToolchainMissing, toolchain_of
+from workers.gpu.driver import require_driver
+from workers.gpu.interface import Device, GpuMissing
 from workers.gpu.measure_on_gpu import probe
 from workers.processes.processes import Limits, Processes
 from workers.wake_ups import is_device_class
@@ -31,36 +31,16 @@ PROBE_LIMITS = Limits(wall_seconds=60.0, cpu_seconds=60.0, memory_bytes=8 * 2**3
 WARM_UP_LIMITS = replace(PROBE_LIMITS, wall_seconds=600.0, cpu_seconds=300.0)
 INSTALL_CUPY = (
     "CuPy is not installed, and nothing can be measured without it: `make run` installs it in a checkout on a machine "
-    "with a GPU, `pip install cupy-cuda13x` anywhere"
+    "with a GPU, `pip install cupy-cuda13x` (for CUDA 12: cupy-cuda12x) anywhere"
 )
 
 
-# The CUDA of the kernels where no compiler is at hand: that of the toolchain that this project installs.
-CUDA_OF_KERNELS = 13
-# The first driver of each release (CUDA Compatibility, "Minor Version Compatibility"): it loads what any compiler of
-# the same major release makes, and nothing of a newer one.
-FIRST_DRIVERS = {12: "525", 13: "580"}
-
-
-def require_driver(devices: Sequence[Device], cuda: int) -> None:
-    """Raises DriverTooOld where kernels by a compiler of that CUDA would load on none of these GPUs."""
-    for device in devices:
-        if 0 < device.cuda < 1000 * cuda:
-            raise DriverTooOld(
-                f"the driver of {device.name} ({device.driver}) is for CUDA {device.cuda // 1000}."
-                f"{device.cuda % 1000 // 10}, and kernels are compiled by CUDA {cuda}, which it cannot load: install a "
-                f"driver of release {FIRST_DRIVERS.get(cuda, f'for CUDA {cuda}')} or later, or name an nvcc of CUDA "
-                f"{device.cuda // 1000} with CUKILN_NVCC where kernels are compiled; nothing is measured until then"
-            )
-
-
 def cuda_of_kernels(settings: Settings, processes: Processes) -> int:
-    """The major release of the compiler here; where there is none, of the one that this project installs."""
+    """The major release of the compiler here; where there is none, of the one that is asked for."""
     try:
-        toolchain = find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+        return toolchain_of(settings, processes).cuda
     except ToolchainMissing:
-        return CUDA_OF_KERNELS
-    return int(dict(toolchain.versions)["nvcc"].partition(".")[0])
+        return settings.cuda
 
 
 def find_gpus(settings: Settings, processes: Processes) -> list[Device]:

@@ -19,6 +19,7 @@ import tenacity
 
 from codegen.errors import TextError
 from codegen.operators import operators
+from codegen.primitives import HOPPER_SUMS, TURING_SUMS
 from codegen.text.render_group import group_headers
 from codegen.text.scan_functions import read_headers
 from storage.blobs.blob_store import BlobStore
@@ -189,7 +190,8 @@ def keep_warm(kind: str, workplace: Workplace) -> bool:
 
 def remember_versions(settings: Settings) -> None:
     """Of the test plans, before the first fork: reading all the texts that they stand for takes 0.15 s."""
-    cpu_plans(sanitize=settings.verify_sanitize)
+    for sums in (TURING_SUMS, HOPPER_SUMS):
+        cpu_plans(sanitize=settings.verify_sanitize, sums=sums)
     gpu_plans()
 
 

@@ -1,13 +1,26 @@
 """`cukiln candidates`: what was tried for a job's problems; `cukiln accuracy`: the errors of its winners."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from cukiln.cli.console import columns_of, percent, print_columns, shown
+from cukiln.cli.console import (
+    AsJson,
+    JobId,
+    ProblemName,
+    Url,
+    columns_of,
+    make_console,
+    percent,
+    print_columns,
+    shown,
+)
+from cukiln.cli.server import find_client
 from cukiln.cli.table import microseconds, schedule_text
 from cukiln.types import CandidateReport, Contender, VendorResult, WinnerRecord
 
@@ -19,6 +32,48 @@ _NOTES = {
     "multiprocessor's threads that are resident",
     "predicted": "predicted: an estimate from the compiled kernel and the GPU's data sheet",
 }
+
+
+candidates_app = typer.Typer()
+
+
+@candidates_app.command("candidates")
+def list_candidates(
+    job: JobId,
+    problem: ProblemName = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was tried for JOB, the fastest first: verdicts, errors, times, resources, schedules."""
+    console = make_console()
+    with find_client(url) as client:
+        candidates = fastest_first(list(client.candidates(job, problem=problem)))
+    if as_json:
+        dumped = [candidate.model_dump(mode="json") for candidate in candidates]
+        typer.echo(json.dumps({"job": job, "candidates": dumped}))
+    elif candidates:
+        print_candidates(console, candidates)
+    else:
+        typer.echo("No candidates: the job is not planned yet, or its problems were answered from the cache.")
+
+
+@candidates_app.command()
+def accuracy(
+    job: JobId,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the errors of JOB's winners against float64, and those of the vendor's library."""
+    console = make_console()
+    with find_client(url) as client:
+        won = [problem for problem in client.job(job).problems if problem.winner is not None]
+        rows = [row for problem in won for row in accuracy_rows(problem.name, client.kernel(problem.key))]
+    if as_json:
+        typer.echo(json.dumps({"job": job, "accuracy": rows}))
+    elif rows:
+        print_accuracy(console, rows)
+    else:
+        typer.echo("No winners: the job is not done yet, or no candidate was correct.")
 
 
 def fastest_first(candidates: Sequence[CandidateReport]) -> list[CandidateReport]:

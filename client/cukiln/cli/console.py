@@ -17,6 +17,7 @@ from cukiln.printable import printable
 
 _PLAIN_WIDTH = 100  # columns of a table in a file or a pipe
 GAP = 2  # characters between columns
+JOB_ID = r"[0-9a-f]{8,32}"  # whole, or as many of its first digits as name it
 
 
 class SafeConsole(Console):

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.metadata
+import json
 import re
 import shutil
 import sqlite3
@@ -11,10 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cukiln.cli.console import AsJson, make_console
+from cukiln.cli.exit_codes import FAILED
 from cukiln.cli.server import PRIVATE, server_module
 from cukiln.errors import CukilnError, ServerMissing
 from cukiln.gpu import DRIVER, find_gpus
@@ -38,7 +42,7 @@ FREE_BYTES_OF_A_CLIENT = 10**8  # libraries of about a megabyte
 CUBINS_OF = 13  # the CUDA release of the compiler that the service is installed with
 # The release of the first driver for a CUDA major version (CUDA Compatibility, "Minor Version Compatibility").
 FIRST_DRIVERS = {12: "525", 13: "580"}
-_INSTALL = "install it: pip install --constraint constraints.txt --group gpu"
+_INSTALL = "install it: pip install --constraint constraints.txt --group gpu (for CUDA 12: gpu-cuda12)"
 
 State = Literal["found", "missing", "optional"]  # optional: absent, and nothing fails without it
 
@@ -79,6 +83,22 @@ class Report:
         console.print(end, highlight=False, markup=False)
 
 
+doctor_app = typer.Typer()
+
+
+@doctor_app.command()
+def doctor(
+    as_json: AsJson = False,
+) -> None:
+    """List what cukiln needs on this machine, what is found, and what to do about the rest."""
+    report = doctor_report()
+    if as_json:
+        typer.echo(json.dumps(report.as_json()))
+    else:
+        report.print_to(make_console())
+    raise typer.Exit(0 if report.healthy else FAILED)
+
+
 def doctor_report() -> Report:
     """All checks, in about a second: what a client needs, and where the server is installed, what that needs."""
     settings = ClientSettings.from_environment()
@@ -96,7 +116,7 @@ def doctor_report() -> Report:
         findings.append(Finding("settings", "missing", str(error), todo))
         return Report((*findings, gpu(), disk("cache folder", settings.cache_dir)))
     findings += [host_compiler(configured.host_compiler), _guarded("nvcc", lambda: nvcc(configured))]
-    findings += [*fence(), *gpu_findings(configured)]
+    findings += [*fence(namespaces=configured.pid_namespaces), *gpu_findings(configured)]
     findings += [*operator_folders(configured), _guarded("redis", lambda: redis(configured.redis_url))]
     findings.append(_guarded("database", lambda: database(configured)))
     findings += [disk("data folder", configured.data_dir), disk("cache folder", settings.cache_dir)]
@@ -146,22 +166,24 @@ def operator_folders(settings: Any) -> Iterator[Finding]:
 
 
 def nvcc(settings: Any) -> Finding:
-    """Of CUKILN_NVCC, else of the wheels or the PATH."""
+    """Of CUKILN_NVCC, else of the wheels or the PATH; of CUDA 12 NVRTC will do."""
     toolchain = server_module("workers.compile.toolchain")
     try:
         with contextlib.closing(server_module("workers.processes.processes").fenced_processes(settings)) as processes:
-            compilers = toolchain.find_toolchain(processes, nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+            compilers = toolchain.toolchain_of(settings, processes)
     except server_module("storage.errors").SettingsError as error:
         return Finding("nvcc", "missing", str(error), "correct CUKILN_TOOL_FOLDERS, or unset it")
     except toolchain.ToolchainMissing as error:
         return Finding("nvcc", "missing", str(error), "`make run` installs it from PyPI wheels; no CUDA is needed")
-    return Finding("nvcc", "found", f"{dict(compilers.versions)['nvcc']} ({compilers.nvcc})")
+    device, first = compilers.device_compiler, FIRST_DRIVERS[compilers.cuda]
+    needed = f"for a driver of release {first} or later (CUDA {compilers.cuda})"
+    return Finding("nvcc", "found", f"{device.name} {compilers.versions[0][1]} ({device.path}), {needed}")
 
 
-def fence() -> Iterator[Finding]:
+def fence(*, namespaces: bool = True) -> Iterator[Finding]:
     """What fences in compilers and kernels on this machine, a line for each means."""
     module = server_module("workers.processes.processes")
-    with contextlib.closing(module.Processes()) as processes:
+    with contextlib.closing(module.Processes(namespaces=namespaces)) as processes:
         try:
             means = processes.means.in_force()
         except module.ProcessError as error:
@@ -251,7 +273,7 @@ def gpu_findings(settings: Any, library: str = DRIVER) -> Iterator[Finding]:
     if settings.gpus == "none":
         yield Finding("measuring", "optional", "CUKILN_GPUS is none: no GPU is used", "unset it to measure on them")
         return
-    yield driver(_nvcc_major(settings), library)
+    yield driver(_cuda_of(settings), library)
     yield package("cupy", r"cupy(-cuda\d+x)?", "without it nothing is measured on the GPU")
     watched = "without it clocks, temperature and throttling are not recorded"
     yield package("nvidia-ml-py", "nvidia-ml-py", watched)
@@ -278,16 +300,18 @@ def gpu(library: str = DRIVER) -> Finding:
     return Finding("gpu", "found", ", ".join(gpus.names))
 
 
-def driver(needed: int | None, library: str = DRIVER) -> Finding:
-    """Its CUDA release has to be of nvcc's major version, `needed`, or later: older ones do not load its cubins."""
+def driver(needed: int, library: str = DRIVER) -> Finding:
+    """Its CUDA release has to be of the compiler's major one, `needed`, or later: older ones do not load its cubins."""
     release = find_gpus(library).cuda
     if release is None:
         return Finding("driver", "found", "its version is unknown")
     release_shown = " ".join(filter(None, [_kernel_module(), f"for CUDA {release[0]}.{release[1]}"]))
-    if needed is None or release[0] >= needed:
+    if release[0] >= needed:
         return Finding("driver", "found", release_shown)
-    detail = f"{release_shown}; it cannot load cubins of nvcc {needed}, so no kernel of it runs here"
-    todo = f"{_needed_driver(needed)}; or name an nvcc of CUDA {release[0]} with CUKILN_NVCC where the service runs"
+    detail = f"{release_shown}; it cannot load cubins of CUDA {needed}, so no kernel of it runs here"
+    todo = _needed_driver(needed)
+    if release[0] >= min(FIRST_DRIVERS):
+        todo += f"; or compile for CUDA {release[0]} where the service runs (CUDA=12 make serve, or CUKILN_CUDA=12)"
     return Finding("driver", "optional", detail, todo)
 
 
@@ -331,13 +355,12 @@ def _kernel_module() -> str | None:
     return version
 
 
-def _nvcc_major(settings: Any) -> int | None:
-    """None without an nvcc, which has a finding of its own."""
+def _cuda_of(settings: Any) -> int:
+    """Of the compiler; without one, which has a finding of its own, what is asked for."""
     try:
         toolchain = server_module("workers.compile.toolchain")
-        nvcc = toolchain.find_toolchain(nvcc=settings.nvcc, host_compiler=settings.host_compiler)
+        return int(toolchain.toolchain_of(settings).cuda)
     except ServerMissing:
-        return None
+        return int(settings.cuda)
     except (toolchain.ToolchainMissing, server_module("workers.processes.processes").ProcessError):
-        return None
-    return int(dict(nvcc.versions)["nvcc"].partition(".")[0])
+        return int(settings.cuda)

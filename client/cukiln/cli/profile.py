@@ -1,16 +1,22 @@
 """`cukiln profile`: what a run of each winner does, by operator, kernel and primitive."""
 
+import json
+import re
 from collections.abc import Callable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.text import Text
 
-from cukiln.cli.console import Column, columns_of, print_columns
-from cukiln.cli.server import server_module
+from cukiln.cli.console import JOB_ID, AsJson, Column, Url, columns_of, given, make_console, print_columns
+from cukiln.cli.exit_codes import PARTIAL
+from cukiln.cli.server import find_client, server_module
 from cukiln.cli.table import microseconds, schedule_text
 from cukiln.errors import UsageError
-from cukiln.types import ProfileCounts, ProfileLeftOut, ProfileOperator, ProfilePage, RingForm
+from cukiln.job_request import read_request
+from cukiln.types import Filters, Opened, ProfileCounts, ProfileLeftOut, ProfileOperator, ProfilePage, RingForm
 
 _NOTES = {
     "times": "times: of a primitive by lanes, or by warps where a warp executes it together",
@@ -24,6 +30,54 @@ _NOTES = {
 _OPENED = {"multiplied": "what is multiplied is opened", "inputs": "the raw inputs are opened"}
 FORMS_NOTE = "forms of other systems multiply by public filters, ours by {filters} ones: compare where they are alike"
 INDENT = "  "
+
+
+profile_app = typer.Typer()
+
+
+@profile_app.command()
+def profile(
+    what: Annotated[
+        str,
+        typer.Argument(
+            metavar="JOB|FILE",
+            parser=given,
+            help="A job's id, or its first 8 or more digits; or a job request in JSON.",
+        ),
+    ],
+    filters: Annotated[
+        Filters, typer.Option(help="Of two-party evaluation: whether the filters are shared, too.")
+    ] = "secret",
+    opened: Annotated[
+        Opened, typer.Option(help="What it opens: the matrices that are multiplied, or the raw inputs.")
+    ] = "multiplied",
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a run does, by operator, kernel and primitive: of JOB's winners, or of FILE's problems, predicted.
+
+    Of FILE nothing is compiled or run: each problem has the schedule of its search that is predicted fastest.
+    """
+    console = make_console()
+    of_job = re.fullmatch(JOB_ID, what) is not None and not Path(what).exists()
+    if of_job:
+        with find_client(url) as client:
+            pages = list(client.profile_pages(what, filters=filters, opened=opened))
+    else:
+        pages = [estimated(read_request(what), filters, opened)]
+    operators = [row for page in pages for row in page.operators]
+    left_out = [problem for page in pages for problem in page.left_out]
+    if as_json:
+        rows, others = ([row.model_dump(mode="json") for row in rows] for rows in (operators, left_out))
+        typer.echo(json.dumps({"filters": filters, "opened": opened, "operators": rows, "left_out": others}))
+    elif operators:
+        print_profile(console, operators, filters, opened)
+    else:
+        typer.echo("No winners: the job is not done yet, or no candidate was correct.")
+    if not as_json:
+        print_left_out(console, left_out)
+    if left_out and not of_job:
+        raise typer.Exit(PARTIAL)
 
 
 def estimated(request: dict[str, Any], filters: str, opened: str) -> ProfilePage:

@@ -1,4 +1,4 @@
-"""`serve`, `worker`, `prove`, and the service that `tune` starts for itself. The wheel holds the client alone: modules
+"""`serve`, `worker`, and the service that `tune` starts for itself. The wheel holds the client alone: modules
 of the server, which runs from a checkout or an image, are imported by name when they are needed."""
 
 import re
@@ -93,6 +93,19 @@ def find_client(url: str | None) -> Iterator[Client]:
         yield client
 
 
+@contextmanager
+def own_client(folder: Path) -> Iterator[Client]:
+    """Of a service over a data folder of its own, which uses no GPU and ends with the block."""
+    serve, checks = server_module("workers.supervisor.serve"), server_module("workers.supervisor.start_checks")
+    own = {"data_dir": folder, "port": 0, "host": "127.0.0.1", "gpus": "none"}
+    elsewhere = {"database_url": None, "redis_url": None, "blobs_url": None, "api_key": None, "default_target": None}
+    try:
+        with serve.embedded(load_settings({**own, **elsewhere})) as started, Client(started.url) as client:
+            yield client
+    except checks.ServeError as error:
+        raise ServerFailed(f"the service for this command did not start: {error}") from error
+
+
 def open_client(service: Service) -> Client:
     return Client(service.url, service.api_key, connect_seconds=CALL_SECONDS, lookup_budget=CALL_SECONDS)
 
@@ -174,15 +187,6 @@ def worker(
     """
     options = [*(f"--target={name}" for name in target or ()), *([] if device is None else [f"--device={device}"])]
     raise typer.Exit(server_module("workers.worker.main").main([kind, *options]))
-
-
-def run_proof(request: dict[str, Any], part: dict[str, Any], options: dict[str, Any]) -> int:
-    """`cukiln prove`; returns the exit code."""
-    prove = server_module("workers.cpu.prove")
-    if part["order"] not in (None, *prove.ORDERS):
-        raise UsageError(f"--order is {part['order']!r}; allowed: {', '.join(prove.ORDERS)}")
-    code: int = prove.prove(request, prove.Options(part=prove.Part(**part), **options))
-    return code
 
 
 @contextmanager

@@ -13,13 +13,12 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 
 from cukiln.cli.console import duration, make_console
+from cukiln.cli.exit_codes import OF_STATE
 from cukiln.cli.table import print_job, summary
 from cukiln.client import Client, ProgressCallback
 from cukiln.counted import counted
 from cukiln.errors import ServiceError
 from cukiln.types import ENDED, Job, Progress, StageProgress, Targets
-
-EXIT_CODES = {"done": 0, "failed": 1, "cancelled": 1, "partial": 3}
 
 
 class Tuning:
@@ -61,13 +60,13 @@ class Tuning:
                 answer["again"] = {"cached": repeated[0].cached, "milliseconds": round(repeated[1] * 1000, 3)}
             # One line, so that the last line is the object.
             out.file.write(json.dumps(answer) + "\n")
-            return EXIT_CODES[job.state]
+            return OF_STATE[job.state]
         print_job(out, job)
         _say(out, "")
         _say(out, summary(job, seconds))
         if repeated is not None:
             _say(out, _repeated_sentence(*repeated))
-        return EXIT_CODES[job.state]
+        return OF_STATE[job.state]
 
     def lost(self, url: str) -> None:
         """Report that the service at `url` has ended, and what follows."""

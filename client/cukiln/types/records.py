@@ -140,6 +140,7 @@ class WinnerRecord(Answer):
     target: str
     emulates: str | None = None  # of target `cpu`, whose libraries take CPU tensors: the architecture of all else
     device_class: str
+    cuda: int = 13  # whose compiler made the kernels: 13 needs a driver of release 580 or later, 12 of 525
     ranked_by: RankedBy
     front: list[FrontEntry] = Field(min_length=1)
     runner_up: RunnerUp | None = None  # of the measured; null where nothing was measured or no other was correct

@@ -1,23 +1,9 @@
 // ldmatrix and mma.sync of matrix.cuh in plain C++.
 //
-// How mma rounds. PTX leaves the order of the additions, their rounding and subnormal operands open, and promises single
-// (for d in f16: half) precision at least (PTX ISA, "Multiply-and-accumulate instruction: mma"). Here, for every element
-// of d, in ascending k:
-//   f16, bf16: the product is exact in fp32, but for those of bf16 beyond its range; d + product is rounded to fp32, to
-//              the nearest, ties to even;
-//   tf32:      the same, after both operands lost their 13 lowest bits (1.0 + 2^-11 counts as 1.0; a NaN without any of
-//              the higher bits counts as infinity);
-//   f16 in d:  the same as f16, and every sum is rounded to f16 at once;
-//   s8, u8:    modulo 2^32.
-// Subnormal numbers count as what they are. Tensor cores add blocks of 4 to 16 products at once, each truncated to the
-// exponent of the largest with no or a few more bits, and normalise and truncate the sum of a block (Fasi, Higham,
-// Mikaitis and Pranesh, "Numerical behavior of NVIDIA tensor cores", PeerJ Computer Science 7:e330, 2021). With
-// S = |d| + sum |a||b| their result is off by at most 2.5 * 2^-24 * S for each product, the one here by 2^-24 * S, so that
-// both lie within 4 * 2^-24 * S * K of each other (f16 in d: 2^-11 in place of 2^-24). Sums whose partial sums are all
-// representable, such as those of small integers, are exact on both.
+// Sums of floats round as tensor_sums.h says, those of bytes wrap around (modulo 2^32).
 #pragma once
 
-#include "convert.h"
+#include "tensor_sums.h"
 
 namespace cukiln {
 namespace cpu {
@@ -76,53 +62,11 @@ struct Operands {
   }
 };
 
-// Elements as what they are multiplied in: one function per type of operand, over whole arrays so that it vectorises.
-struct Halves {
-  using Raw = unsigned short;
-  using Sum = float;
-  static CUKILN_INLINE void widen(const Raw* from, Sum* to, int count) {
-    for (int i = 0; i < count; ++i) {
-      const uint32_t sign = static_cast<uint32_t>(from[i] & 0x8000u) << 16, magnitude = from[i] & 0x7fffu;
-      const uint32_t scaled = bits_of(float_of(magnitude << 13) * 0x1p112f);
-      to[i] = float_of(sign | scaled | (magnitude >= 0x7c00u ? 0x7f800000u : 0u));
-    }
-  }
-};
-struct BFloats {
-  using Raw = unsigned short;
-  using Sum = float;
-  static CUKILN_INLINE void widen(const Raw* from, Sum* to, int count) {
-    for (int i = 0; i < count; ++i) to[i] = float_of(static_cast<uint32_t>(from[i]) << 16);
-  }
-};
-struct TensorFloats {
-  using Raw = uint32_t;
-  using Sum = float;
-  static CUKILN_INLINE void widen(const Raw* from, Sum* to, int count) {
-    for (int i = 0; i < count; ++i) to[i] = float_of(from[i] & 0xffffe000u);
-  }
-};
-struct SignedBytes {
-  using Raw = signed char;
-  using Sum = unsigned;  // wraps around
-  static CUKILN_INLINE void widen(const Raw* from, Sum* to, int count) {
-    for (int i = 0; i < count; ++i) to[i] = static_cast<unsigned>(static_cast<int>(from[i]));
-  }
-};
-
-struct UnsignedBytes {
-  using Raw = unsigned char;
-  using Sum = unsigned;  // wraps around
-  static CUKILN_INLINE void widen(const Raw* from, Sum* to, int count) {
-    for (int i = 0; i < count; ++i) to[i] = from[i];
-  }
-};
-
-template <class Sum, int K>
-CUKILN_INLINE void multiply(Sum (&d)[16][8], const Sum (&a)[16][K], const Sum (&b)[K][8]) {
+template <int K>
+CUKILN_INLINE void add_bytes(unsigned (&d)[16][8], const unsigned (&a)[16][K], const unsigned (&b)[K][8]) {
   // Vectors, because g++ keeps no row of plain arrays in a register throughout the loop over k; four rows at a time,
   // because additions to one of them wait for each other.
-  typedef Sum Row __attribute__((vector_size(8 * sizeof(Sum))));
+  typedef unsigned Row __attribute__((vector_size(32)));
   for (int i = 0; i < 16; i += 4) {
     Row d0, d1, d2, d3, row;
     memcpy(&d0, d[i], sizeof(Row));
@@ -142,6 +86,31 @@ CUKILN_INLINE void multiply(Sum (&d)[16][8], const Sum (&a)[16][K], const Sum (&
     memcpy(d[i + 3], &d3, sizeof(Row));
   }
 }
+
+// Bytes as what they are multiplied in; tensor_sums.h has the floats.
+struct SignedBytes {
+  using Raw = signed char;
+  using Sum = unsigned;  // wraps around
+  static CUKILN_INLINE void widen(const Raw* from, Sum* to, int count) {
+    for (int i = 0; i < count; ++i) to[i] = static_cast<unsigned>(static_cast<int>(from[i]));
+  }
+  template <int K>
+  static CUKILN_INLINE void add(Sum (&d)[16][8], const Sum (&a)[16][K], const Sum (&b)[K][8]) {
+    add_bytes<K>(d, a, b);
+  }
+};
+
+struct UnsignedBytes {
+  using Raw = unsigned char;
+  using Sum = unsigned;  // wraps around
+  static CUKILN_INLINE void widen(const Raw* from, Sum* to, int count) {
+    for (int i = 0; i < count; ++i) to[i] = from[i];
+  }
+  template <int K>
+  static CUKILN_INLINE void add(Sum (&d)[16][8], const Sum (&a)[16][K], const Sum (&b)[K][8]) {
+    add_bytes<K>(d, a, b);
+  }
+};
 
 template <class Type, int K>
 struct Product {
@@ -173,7 +142,7 @@ struct MultiplyAccumulate {
     Sum d[16][8];
     for (int i = 0; i < warp_size; ++i)
       for (int r = 0; r < 4; r += 2) memcpy(&d[i / 4 + r * 4][i % 4 * 2], &lanes[i].d[r], 8);
-    multiply<Sum, K>(d, operands.a, operands.b);
+    Type::template add<K>(d, operands.a, operands.b);
     for (int i = 0; i < warp_size; ++i)
       for (int r = 0; r < 4; r += 2) memcpy(&lanes[i].d[r], &d[i / 4 + r * 4][i % 4 * 2], 8);
   }
@@ -190,15 +159,14 @@ struct MultiplyAccumulateHalf {
   static void run(const Lanes<Lane>& lanes) {
     CUKILN_COUNT(name, 16 * 8 * 16);
     const Product<Halves, 16> operands(lanes);
-    Half d[16][8];
+    unsigned short d[16][8];
+    float sums[16][8];
     for (int i = 0; i < warp_size; ++i)
       for (int r = 0; r < 2; ++r) memcpy(&d[i / 4 + r * 8][i % 4 * 2], &lanes[i].d[r], 4);
+    Halves::widen(d[0], sums[0], 16 * 8);
+    add_products<Halves, ToHalf, 16>(sums, operands.a, operands.b);
     for (int i = 0; i < 16; ++i)
-      for (int j = 0; j < 8; ++j) {
-        float sum = to_float(d[i][j]);
-        for (int k = 0; k < 16; ++k) sum = round_to_half(sum + operands.a[i][k] * operands.b[k][j]);
-        d[i][j] = FromFloat<Half>::convert(sum);
-      }
+      for (int j = 0; j < 8; ++j) d[i][j] = FromFloat<Half>::convert(sums[i][j]).bits;
     for (int i = 0; i < warp_size; ++i)
       for (int r = 0; r < 2; ++r) memcpy(&lanes[i].d[r], &d[i / 4 + r * 8][i % 4 * 2], 4);
   }

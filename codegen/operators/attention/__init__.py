@@ -24,6 +24,7 @@ from codegen.operator import (
     LaunchBounds,
     Operand,
     Operator,
+    Tables,
     Work,
     constants,
 )
@@ -92,6 +93,12 @@ class Attention(Operator):
     def arguments(self, kernel: Kernel) -> str:
         of = {"dense": "", "ragged": "Table", "paged": "Page"}[kernel.signature_dict.get("lengths", "dense")]
         return f"{'Split' if split.splits(kernel.tunables.as_dict()) else ''}{of}Arguments"
+
+    def tables(self, kernel: Kernel) -> Tables | None:
+        s = kernel.signature_dict
+        names = ["q", "k", "v", *(["qo_indptr", "kv_indptr"] if _ragged(s) else [])]
+        names += ["kv_indices", "kv_last_page_len"] if s.get("page_size") else []
+        return Tables.among(names, "k", s.get("page_size", 0)) if _ragged(s) else None
 
     def config(self, kernel: Kernel) -> Config:
         s = kernel.signature_dict

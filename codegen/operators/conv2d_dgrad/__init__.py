@@ -13,6 +13,7 @@ from codegen.arrays import Float64, namespace_of
 from codegen.counts import LaunchCounts
 from codegen.dtypes import dtype
 from codegen.fixed_point import FIELDS
+from codegen.kernel import Kernel
 from codegen.operator import Array, Cost, Work
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.conv2d_dgrad import reduced, work
@@ -81,6 +82,15 @@ class Conv2dDgrad(WinogradOperator):
             return implicit.widths(p, dy, p.group_channels, dx)
         dy, w = (p.p * p.q, p.group_channels) if p.pointwise else (1, 1)
         return implicit.widths(p, dy, w, 1 if p.strided else p.h * p.w)
+
+    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        """And of a strided one axes that are shorter than the stride."""
+        problems = super().long_problems(kernel)
+        s = kernel.signature_dict
+        if not s["strided"] or winograd.is_winograd(kernel):
+            return problems
+        short = reduced.short(self.problem_type, s, self.values(kernel.tunables))
+        return [*problems, (short, self.test_launches(kernel, short)[0])]
 
     # ---- as Winograd computes it
 

@@ -40,6 +40,8 @@ STRIDED = (
     Geometry(((3, 3),), (2, 2), (1, 3), ((4, 4), (1, 0))),
 )
 
+SHORT = Geometry(((3, 3),), (3, 3), (1, 1), ((1, 1), (1, 1)))
+
 
 def of_product(kind: type[Convolution], s: Mapping[str, Any], number: int, matmul: MatmulProblem) -> Problem:
     """Of the product what matmul has, of the geometry another each."""
@@ -78,6 +80,14 @@ def directly(kind: type[Convolution], s: Mapping[str, Any], t: Mapping[str, Any]
     return problems
 
 
+def short(kind: type[Convolution], s: Mapping[str, Any], t: Mapping[str, Any]) -> Problem:
+    """Axes shorter than the stride, so that some phases have no pixel."""
+    geometry = SHORT
+    if window := int(t.get("window", 0)):
+        geometry = _of_window(geometry, window, 0, strided=True)
+    return _granted(kind, s, Wish(2, 2, 2, 1, 1, 1, geometry, int(t.get("filters", 1))), every_phase=False)
+
+
 def _of_window(geometry: Geometry, window: int, number: int, *, strided: bool) -> Geometry:
     """With windows of `window` columns next to each other, and padding that leaves an output to every dx."""
     g, left = geometry, window - 1 if number == 1 else window // 2
@@ -90,18 +100,18 @@ def _geometry(s: Mapping[str, Any], number: int) -> Geometry:
     return POINTWISE if s["pointwise"] else (STRIDED if s["strided"] else GEOMETRIES)[number]
 
 
-def _granted(kind: type[Convolution], s: Mapping[str, Any], wish: Wish) -> Problem:
+def _granted(kind: type[Convolution], s: Mapping[str, Any], wish: Wish, *, every_phase: bool = True) -> Problem:
     """The problem nearest to the wish that has the signature's classes; `channels` of a group become a multiple of
-    `unit`."""
+    `unit`; `every_phase`: of a strided one has pixels."""
     g, last, width = wish.geometry, s["layout"] == "nhwc", class_of(s)
     chain, (r, s_) = tuple(node_of(part) for part in s["epilogue"]), g.taps[0]
 
     def fits(tensor: str, extent: int) -> bool:
         return width(tensor, extent) == int(s[f"align_{tensor}"])
 
-    # A window must fit, and no phase be left out.
+    # A window must fit.
     rows, columns = (
-        max(wanted, apart * (taps - 1) + 1 - sum(padding), step + 1 if step > 1 else 1)
+        max(wanted, apart * (taps - 1) + 1 - sum(padding), step + 1 if every_phase and step > 1 else 1)
         for wanted, taps, step, apart, padding in zip(
             (wish.rows, wish.columns), (r, s_), g.stride, g.dilation, g.padding, strict=True
         )

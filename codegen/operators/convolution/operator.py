@@ -14,18 +14,19 @@ from codegen.alignment import needs_cuda_cores
 from codegen.counts import LaunchCounts, added
 from codegen.dtypes import dtype
 from codegen.epilogue import Bias, structures, tensor_nodes, words_of_mask
-from codegen.fixed_point import FIELDS, over_ring, shift_of
+from codegen.fixed_point import over_ring, shift_of
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import CONV, GEMM, Array, Constants, Cost, Float64, InputKind, LaunchBounds, Operand, Work
 from codegen.operators.convolution import implicit, inputs, reference
 from codegen.operators.convolution.direct import LARGEST_INDEX, Direct
 from codegen.operators.convolution.problem import Convolution
-from codegen.operators.convolution.reduced import Reduced
-from codegen.operators.matmul import counts, ring_space, traffic
+from codegen.operators.convolution.reduced import GEOMETRIES, Reduced, as_matmul
+from codegen.operators.matmul import counts, ring_space, split, traffic
 from codegen.operators.matmul.kernel_family import Stored
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.operators.matmul.product import Fields, ProductOperator, product_fields, rules, whole
+from codegen.operators.matmul.reduced import long_problem as long_product
 from codegen.operators.matmul.reduced import needed_policy
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
 from codegen.operators.matmul.reference import accumulated
@@ -278,15 +279,19 @@ class ConvolutionOperator(ProductOperator):
         s, t = kernel.signature_dict, self.values(kernel.tunables)
         if is_direct(t):
             return self.reduced.directly(self.problem_type, s, t)
-        a, b = self.product_aligns(s)
-        as_matmul = {
-            **{name: s[name] for name in ("dtype", "acc_dtype", "out_dtype", "allow_tf32", "epilogue")},
-            "layout": self.stored(s).layout, "align_a": a, "align_b": b, "align_c": s[self.align_names[2]],
-            **{name: s[name] for name in FIELDS if name in s},
-        }  # fmt: skip
-        reduced, kind = reduced_products(as_matmul, t), self.problem_type
+        reduced, kind = reduced_products(self._as_matmul(s), t), self.problem_type
         problems = (self.reduced.of_product(kind, s, number, matmul) for number, matmul in enumerate(reduced))
         return [self._tolerant(problem, t) for problem in problems]
+
+    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        s, t = kernel.signature_dict, self.values(kernel.tunables)
+        if is_direct(t) or (matmul := long_product(self._as_matmul(s), t)) is None:
+            return []
+        problem = self._tolerant(self.reduced.of_product(self.problem_type, s, len(GEOMETRIES) - 1, matmul), t)
+        return [(problem, split.most_parts(t, self.product(self.own(problem))))]
+
+    def _as_matmul(self, s: Fields) -> dict[str, Any]:
+        return as_matmul(s, self.stored(s).layout, (*self.product_aligns(s), s[self.align_names[2]]))
 
     def _tolerant(self, problem: Problem, t: Fields) -> Problem:
         """What allows the schedule to truncate where it does, and no more."""

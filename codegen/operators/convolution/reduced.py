@@ -67,6 +67,13 @@ class Wish:
     whole: bool = False
 
 
+def as_matmul(s: Mapping[str, Any], layout: str, aligns: tuple[int, int, int]) -> dict[str, Any]:
+    """The signature of the product, as matmul has it."""
+    names = ("dtype", "acc_dtype", "out_dtype", "allow_tf32", "epilogue", *(name for name in FIELDS if name in s))
+    classes = dict(zip(("align_a", "align_b", "align_c"), aligns, strict=True))
+    return {**{name: s[name] for name in names}, "layout": layout, **classes}
+
+
 def wish_of(s: Mapping[str, Any], number: int, matmul: MatmulProblem, geometry: Geometry) -> Wish:
     """As many pixels, filters and groups as a reduced problem of the product has rows, columns and matrices."""
     if s["layout"] == "nhwc":

@@ -165,6 +165,9 @@ class WinogradOperator(ConvolutionOperator):
 
         return [self.of_layer(layer) for layer in winograd_plan.reduced_problems(self.layer_type, s, t, row)]
 
+    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        return [] if winograd.is_winograd(kernel) else super().long_problems(kernel)
+
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         if not winograd.is_winograd(kernel):
             return super().test_launches(kernel, problem)

@@ -16,13 +16,14 @@ from codegen.operators.matmul import (
     counts,
     inputs,
     reference,
+    split,
     traffic,
 )
 from codegen.operators.matmul import space as spaces
 from codegen.operators.matmul.kernel_family import Stored, aligns
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.product import Fields, ProductOperator, family, product_fields, rules
-from codegen.operators.matmul.reduced import reduced_problems
+from codegen.operators.matmul.reduced import long_problem, reduced_problems
 from codegen.problem import Problem
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule
@@ -87,6 +88,11 @@ class Matmul(ProductOperator):
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
+
+    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        t = kernel.tunables.as_dict()
+        problem = long_problem(kernel.signature_dict, t)
+        return [] if problem is None else [(problem, split.most_parts(t, problem))]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = self.own(problem)

@@ -11,6 +11,7 @@ from codegen.fixed_point import FIELDS, as_ring_node, largest_error, parts
 from codegen.operators.matmul.inputs import FRACTION_BITS, LARGEST, TYPICAL, fraction_bits, wants_small_sums
 from codegen.operators.matmul.kernel_family import is_limbs
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.split import SLICES
 
 # Multiply-adds (1 to 2 ns each on the CPU, padding of tiles included) up to which the even and the tail problem get
 # more tiles than they must have, and those of the problem of many tiles: a candidate stays well under 0.4 s. A kernel
@@ -18,6 +19,8 @@ from codegen.operators.matmul.problem import MatmulProblem
 BUDGET, TENSOR_BUDGET, MANY_BUDGET = 1_500_000, 4_000_000, 12_000_000
 # Of products by limbs the CPU makes 10 to 36 of bytes.
 LIMBS_BUDGET, LIMBS_MANY = 400_000, 1_000_000
+# Of the long problem, which is run once: 0.1 s at most.
+LONG_BUDGET, LONG_ROUNDS = 140_000_000, 3
 # Rows and columns of tiles: 5 rows make a full and a broken band of 4.
 WANTED = (("n", 2), ("m", 2), ("batch", 2), ("m", 3), ("n", 3), ("m", 5))
 # Of the problem of many tiles: matrices, rows and columns of tiles; the first that the budget allows.
@@ -29,7 +32,8 @@ GAP = 20
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[MatmulProblem]:
-    """Even (whole tiles, more k-steps than stages), tail (no whole tile, padded rows), smallest, one of many tiles.
+    """Even (whole tiles, more k-steps than stages by several), tail (no whole tile, padded rows), smallest, one of many
+    tiles.
 
     Many steps along k and many tiles at once are too dear for large tiles; so the last one has a single short step.
     Where they can, m, n, k and all pitches differ: a kernel that takes one for another must not be right by chance.
@@ -39,6 +43,19 @@ def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) 
     if kernel.cost(1, 1, 1, kernel.short_k) > kernel.many_budget:
         return [kernel.even(), kernel.tail(matrices=2)]
     return [kernel.even(), kernel.tail(), kernel.smallest(), kernel.many()]
+
+
+def long_problem(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> MatmulProblem | None:
+    """One tile with so many steps along k that a pipeline has come round several times and, where k is split, as many
+    slices as level 2 has; fewer as far as the budget goes, none where the even problem has as many."""
+    kernel = _Reduced(signature, tunables)
+    steps = LONG_ROUNDS * int(tunables.get("stages", 1)) + 5
+    if tunables.get("split") in ("workspace", "atomic"):
+        steps = max(steps, SLICES[-1] + 1)
+    steps = min(steps, kernel.long_budget // kernel.cost(1, 1, 1, 1))
+    if kernel.static_k or steps * kernel.tile("k") <= kernel.even_k:
+        return None
+    return kernel.long(steps)
 
 
 @dataclass(frozen=True)
@@ -75,6 +92,14 @@ class _Reduced:
         n = (columns - 1) * self.tile("n") + min(2 * self.least("n"), self.tile("n"))
         return self._problem(batch, m, n, self.short_k, GAP)
 
+    def long(self, steps: int) -> MatmulProblem:
+        k = (steps - 1) * self.tile("k") + self.least("k")
+        return self._problem(1, self._broken("m", 1, 1), self._broken("n", 1, 1), k, GAP)
+
+    @property
+    def long_budget(self) -> int:
+        return LIMBS_MANY if is_limbs(self.tunables) else LONG_BUDGET if "mma_k" in self.tunables else LONG_BUDGET // 4
+
     @property
     def splits(self) -> bool:
         return bool(self.tunables.get("split", "none") != "none")
@@ -90,7 +115,7 @@ class _Reduced:
 
     @property
     def even_k(self) -> int:
-        steps = max(int(self.tunables["stages"]) + 1, UNEVEN_STEPS if self.splits else 0)
+        steps = max(int(self.tunables["stages"]) + 4, UNEVEN_STEPS if self.splits else 0)
         # Of carries there are two, and what comes behind them.
         chained = 2 * int(self.tunables.get("chain_k", 0))
         return self.static_k or chained + steps * self.tile("k")

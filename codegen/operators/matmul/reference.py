@@ -4,13 +4,14 @@ Inputs are what their dtype holds, so the reference starts from the kernel's own
 bfloat16 are exact in fp32 (22 and 16 significant bits). With u = 2^-24, gamma(x) = x / (1 - x) and S = Σ|a||b| the
 sum of k products may be off by
 
-- CUDA cores: gamma(k u) S, for k fused multiply-adds in any order (Higham, "Accuracy and Stability of Numerical
-  Algorithms", 2nd ed., section 3.1 and (3.7));
+- CUDA cores: gamma(r u) S, for k fused multiply-adds in any order (Higham, "Accuracy and Stability of Numerical
+  Algorithms", 2nd ed., section 3.1 and (3.7)), with r = min(k, 8 sqrt(k)), because each rounds to the nearest
+  (`summed_roundings`);
 - tensor cores: gamma(4 k u) S. An addition takes the accumulator and n products exactly, aligns them to the largest,
-  cuts each off behind 24 bits, adds them, and cuts the sum off behind 24 bits (Fasi, Higham, Mikaitis and Pranesh,
-  "Numerical behavior of NVIDIA tensor cores", PeerJ CS 7:e330, 2021; later cores keep more bits). So n of the n + 1
-  addends and the sum lose less than 2 u S each: 2 u (n + 1) S, at most 4 u S for each product. Zeros of padding lose
-  nothing. What one addition lost goes through the next ones, hence gamma;
+  cuts each off 24 bits behind its point, adds them, and cuts the sum off to 24 bits (Hopper keeps a bit more;
+  `codegen/device/cpu/tensor_sums.h`). So each of the n + 1 addends loses less than u S, and the sum less than 2 u S:
+  (n + 3) u S, at most 4 u S for each product. Cutting off is a bias: of positive numbers it grows with k, not with its
+  root. Zeros of padding lose nothing. What one addition lost goes through the next ones, hence gamma;
 - tf32: also Σ(|a - ã||b| + |a||b - b̃| + |a - ã||b - b̃|), where ã and b̃ are a and b without their low 13 bits,
   which the hardware ignores;
 - int8: nothing. Sums in int32 are exact, and wrap around as int32 does;
@@ -26,7 +27,16 @@ from collections.abc import Callable, Mapping
 
 from codegen.alignment import needs_cuda_cores
 from codegen.arrays import EXACT_SUM, Array, Float64, as_float64, namespace_of, powers_of_two, whole_after
-from codegen.epilogue_reference import TINY, Bounded, U, apply_chain, rounded_to_float32, stored, unpacked_masks
+from codegen.epilogue_reference import (
+    TINY,
+    Bounded,
+    U,
+    apply_chain,
+    rounded_to_float32,
+    stored,
+    summed_roundings,
+    unpacked_masks,
+)
 from codegen.fixed_point import over_ring
 from codegen.fixed_point_reference import finished
 from codegen.operators.matmul.problem import MatmulProblem
@@ -82,7 +92,7 @@ def accumulated(
             lost = multiply(lost_a, size_b + lost_b) + multiply(size_a, lost_b)
             size_a, size_b = size_a + lost_a, size_b + lost_b
     sizes = multiply(size_a, size_b)
-    roundings = k * U * (1.0 if on_cuda_cores else 4.0)
+    roundings = U * (summed_roundings(k) if on_cuda_cores else 4.0 * k)
     gamma = roundings / (1.0 - roundings) if roundings < 1.0 else math.inf
     bound = gamma * sizes * (1.0 + 2.0**-20) + k * TINY
     if lost is not None:

@@ -159,6 +159,14 @@ def _parts_to_test(tunables: Mapping[str, Any], problem: MatmulProblem) -> list[
     return [(count, 0) for count in sorted({min(count, most) for count in (1, 2, 3, most)})]
 
 
+def most_parts(tunables: Mapping[str, Any], problem: MatmulProblem) -> list[int]:
+    """The launch-time values of a long problem: as many slices as level 2 has, at most; for stream-K a few blocks."""
+    if tunables["split"] == "none":
+        return [0, 1, 0]
+    steps = k_steps(problem.k, tunables["tile_k"])
+    return [0, 1, min(3, steps)] if tunables["split"] == "stream" else [0, min(steps, SLICES[-1]), 0]
+
+
 def rules(t: Mapping[str, Any], problem: MatmulProblem, target: Target) -> Rejected | None:
     """The three tunables agree, no block is without a step, and the division can be of use."""
     if t["split"] == "stream":

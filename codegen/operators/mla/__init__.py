@@ -22,6 +22,7 @@ from codegen.operator import (
     LaunchBounds,
     Operand,
     Operator,
+    Tables,
     Work,
     constants,
 )
@@ -88,6 +89,11 @@ class Mla(Operator):
 
     def arguments(self, kernel: Kernel) -> str:
         return "SplitArguments" if split.splits(kernel.tunables.as_dict()) else "Arguments"
+
+    def tables(self, kernel: Kernel) -> Tables:
+        size, ragged = kernel.signature_dict["page_size"], kernel.signature_dict["queries"] == "ragged"
+        names = [*TENSORS, *(["qo_indptr"] if ragged else []), "kv_indptr", "kv_indices"]
+        return Tables.among([*names, *(["kv_last_page_len"] if size > 1 else [])], "ckv_cache", size)
 
     def config(self, kernel: Kernel) -> Config:
         s = kernel.signature_dict

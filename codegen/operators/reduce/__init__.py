@@ -30,7 +30,7 @@ from codegen.operator import (
 from codegen.operators.reduce import counts, inputs, space
 from codegen.operators.reduce.axes import MAX_AXES, WIDEST_BYTES, Merged
 from codegen.operators.reduce.problem import APPROXIMATE, FUNCTIONS, MAPS, OF_TWO, ReduceProblem, size_of
-from codegen.operators.reduce.reduced import MANY_SLICES, reduced_problems
+from codegen.operators.reduce.reduced import MANY_SLICES, long_problem, reduced_problems
 from codegen.operators.reduce.reference import reference
 from codegen.operators.reduce.space import SECTOR, form, geometry, most_in_flight
 from codegen.problem import Problem
@@ -172,6 +172,11 @@ class Reduce(Operator):
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         """A few slices, one, many."""
         return [[1]] if kernel.tunables.get("split") == "none" else [[3], [1], [MANY_SLICES]]
+
+    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        """As many slices as a device has room for blocks."""
+        t = kernel.tunables.as_dict()
+        return [] if t["split"] == "none" else [long_problem(kernel.signature_dict, t)]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = self.own(problem)

@@ -1,5 +1,6 @@
 """Inputs of a reduction's tests."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +11,9 @@ from codegen.operators.reduce.problem import ReduceProblem
 
 # Sums of fp32 are exact up to 2^24; kept a little below, for squares and products of values up to LARGEST.
 EXACT_TOTAL, LARGEST = 2**22, 4
+# Where a variance of about 1 is lost in E[x²] - μ², but not in the dtype; beyond where no search for an extreme begins.
+FAR = {"float32": 4096.0, "float16": 2000.0, "bfloat16": 64.0}
+BEYOND = 2000.0
 # Of whole numbers that float64, in which the reference adds, holds all of; of those that an epilogue scales exactly.
 EXACT_BITS, EPILOGUE_BITS = 52, 20
 
@@ -18,8 +22,9 @@ def make_inputs(
     problem: ReduceProblem, operands: Sequence[Operand], kind: InputKind, rng: np.random.Generator
 ) -> dict[str, Array]:
     """`integer`: small whole numbers, so few of them other than 0 that sums of their squares are exact; of int32 large
-    ones, whose sums leave 32 bits, of int64 any. `normal`: standard normals. Some rows of an argmax have NaN, and equal
-    values."""
+    ones, whose sums leave 32 bits, of int64 any. `normal`: standard normals, of a variance in half of the outputs far
+    from 0, of max and min beyond all others. Some rows of an argmax have NaN, and equal values, some of max and min
+    NaN, and some x of relu's gradient."""
     arrays: dict[str, Array] = {}
     for operand in operands:
         if operand.role != "in":
@@ -37,8 +42,11 @@ def make_inputs(
             arrays[operand.name] = _small(problem, operand, rng).astype(element)
         else:
             arrays[operand.name] = rng.standard_normal(operand.shape, dtype=np.float32).astype(element)
-        if operand.name == "x" and problem.fn == "argmax" and operand.dtype != "int32":
-            _put_nans(arrays["x"], rng)
+        if operand.name == "x" and operand.dtype not in ("int32", "int64"):
+            if problem.fn == "argmax":
+                _put_nans(arrays["x"], rng)
+            elif kind == "normal":
+                arrays["x"] = _unusual(problem, arrays["x"], rng)
     return arrays
 
 
@@ -67,6 +75,26 @@ def _whole_numbers(problem: ReduceProblem, shape: tuple[int, ...], rng: np.rando
     if problem.fn in ("variance", "logsumexp"):
         bits = 2
     return rng.integers(-(2**bits), 2**bits, shape, dtype=np.int32)
+
+
+def _unusual(problem: ReduceProblem, x: Array, rng: np.random.Generator) -> Array:
+    """Normals, among them what tells a stable algorithm from another, and what the operator's page promises something
+    about."""
+    flat = x.reshape(-1)
+    if problem.map == "relu_grad":
+        flat[rng.integers(0, flat.size, max(1, flat.size // 50))] = np.nan
+    if problem.map != "identity" or flat.size == 0:
+        return x
+    shape = tuple(1 if axis in problem.axes else extent for axis, extent in enumerate(x.shape))
+    chosen = np.arange(math.prod(shape)).reshape(shape) % 2 == 0
+    if problem.fn == "variance":
+        return np.where(chosen, x.astype(np.float32) + FAR[problem.dtype], x).astype(x.dtype)
+    if problem.fn in ("max", "min"):
+        beyond = -BEYOND if problem.fn == "max" else BEYOND
+        x = np.where(chosen, x.astype(np.float32) + beyond, x).astype(x.dtype)
+        if not problem.epilogue:
+            x.reshape(-1)[rng.integers(0, x.size, max(1, math.prod(shape) // 4))] = np.nan
+    return x
 
 
 def _put_nans(values: Array, rng: np.random.Generator) -> None:

@@ -13,6 +13,8 @@ from codegen.operators.reduce.problem import ReduceProblem
 Level = tuple[str, int]  # list, extent
 # Outputs side by side of a block of `combine` that has as many rows of threads as it can, and more slices than those.
 COMBINE_COLUMNS, MANY_SLICES = 8, 70
+# Of the problem that is run once.
+MOST_LONG_SLICES, LONG_THREADS = 4096, 2**17
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[ReduceProblem]:
@@ -31,6 +33,14 @@ def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) 
         outputs, count = (outer, steps * vector) if by_rows else (outer * vector, steps)
         problems.append(_granted(signature, outputs, count, number % 2 == 1))
     return problems
+
+
+def long_problem(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> tuple[ReduceProblem, list[int]]:
+    """A few outputs with a step for each slice, and the slices; with few threads in a block there are more of them."""
+    slices = min(MOST_LONG_SLICES, LONG_THREADS // int(tunables["threads"]))
+    by_rows, vector = tunables["algorithm"] == "row", int(tunables["vector"])
+    outputs, count = (1, slices * vector) if by_rows else (vector, slices)
+    return _granted(signature, outputs, count, apart=False), [slices]
 
 
 def _granted(s: Mapping[str, Any], outputs: int, count: int, apart: bool) -> ReduceProblem:

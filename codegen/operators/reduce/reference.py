@@ -10,7 +10,8 @@ With u = 2^-24, gamma(x) = x / (1 - x), n values v of an output:
 - max, min, argmax: nothing. The first of equal values counts, and a NaN is greater than all else;
 - variance: 8 n u sqrt(S Σv²) + 8 (n u)² Σv², where S is the sum of squared distances from the mean: Chan, Golub and
   LeVeque (The American Statistician 37:3, 1983, table 1) have n u κ S with κ = sqrt(Σv² / S) for updating and pairwise
-  algorithms, and no constant; 8 covers the roundings of a merge, and the second term is that of constant values;
+  algorithms, and no constant; 8 covers the roundings of a merge, and the second term is that of constant values. n is
+  as of sums of random numbers (`summed_roundings`);
 - logsumexp: a term e^d, d ≤ 0, comes with 2 ulp of expf and |d| u of its argument, and is rescaled where a greater
   value comes: at most n times, by distances that add up to the values' range. The logarithm makes an absolute error of
   the sum's relative one, and adds 1 ulp of its own: u (8 n + 2 range + 16) + 2 u |log| + u |result|.
@@ -27,7 +28,17 @@ import numpy as np
 
 from codegen.arrays import Array, Float64, as_float64, erf, joined, namespace_of, powers_of_two
 from codegen.epilogue import operand_names
-from codegen.epilogue_reference import TINY, UNDERFLOW, Bounded, U, apply_chain, logistic, stored
+from codegen.epilogue_reference import (
+    TINY,
+    UNDERFLOW,
+    Bounded,
+    U,
+    apply_chain,
+    logistic,
+    stored,
+    stored_or_nan,
+    summed_roundings,
+)
 from codegen.fixed_point_reference import bounded
 from codegen.operators.matmul.reference import accumulated
 from codegen.operators.reduce.problem import APPROXIMATE, ReduceProblem
@@ -51,7 +62,10 @@ def reference(problem: ReduceProblem, inputs: Mapping[str, Array], exact: bool =
         start = _as_float32(out) if p.dtype == "int32" and p.fn in ("sum", "sum_of_squares", "max", "min") else out
         tensors = {name: inputs[name].reshape(1, -1) for name in operand_names(p.epilogue) if name is not None}
         line = Bounded(start.value.reshape(1, -1), start.error.reshape(1, -1))
-        final = stored(p.out_dtype, apply_chain(p.epilogue, line, tensors, exact, p.out_dtype))
+        if p.fn in ("max", "min") and not p.epilogue:
+            final = stored_or_nan(p.out_dtype, line)
+        else:
+            final = stored(p.out_dtype, apply_chain(p.epilogue, line, tensors, exact, p.out_dtype))
     if not p.write_map:
         return final.value.reshape(p.out_shape), final.error.reshape(p.out_shape)
     written = stored(p.dtype, values)
@@ -201,7 +215,8 @@ def _variance(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:
     apart = value - value.sum(axis=1)[:, None] / n
     spread = (apart * apart).sum(axis=1)
     lost = (rows.error * rows.error).sum(axis=1)
-    bound = 8.0 * n * U * xp.sqrt(spread * squares) + 8.0 * (n * U) ** 2 * squares
+    lost_sums = summed_roundings(n) * U
+    bound = 8.0 * lost_sums * xp.sqrt(spread * squares) + 8.0 * lost_sums**2 * squares
     bound = bound + 2.0 * xp.sqrt(spread * lost) + lost
     return Bounded(spread / n, bound / n * (1.0 + 4.0 * U) + 2.0 * U * spread / n + TINY)
 

@@ -7,7 +7,7 @@ from typing import Literal
 import numpy as np
 
 from codegen.arrays import as_float64, namespace_of
-from codegen.epilogue_reference import UNDERFLOW, Bounded, U, stored
+from codegen.epilogue_reference import UNDERFLOW, Bounded, U, stored_or_nan
 from codegen.operator import Array, Float64, InputKind
 from codegen.problem import Problem
 from codegen.rows.operator import RowOperator
@@ -18,6 +18,10 @@ from codegen.rows.reference import gamma_of, random_shape, repeated
 NOTHING = -104.0
 # How far below the greatest integers lie, or infinitely far: representable in every type, whatever the greatest is.
 FAR = (-128.0, -256.0, -1024.0, -np.inf)
+# Of the rows' centres: where nothing is subtracted, e^x is infinite or all weights are 0, which no rounding hides.
+SHIFTS = (400.0, 0.0, -400.0)
+# Of the last rows, but for the first two.
+SPECIAL = (np.nan, np.inf, -np.inf)
 # Roundings of a term for each merge of two sums: two exponentials of at most 2 ulp, two products, an addition.
 ROUNDINGS = 11.0
 
@@ -43,12 +47,19 @@ class Softmax(RowOperator):
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """`integer`: 2^k equal elements in a row, all others so far below that their weight is 0. `normal`: normals of
-        another mean and another spread in each row."""
+        another mean and another spread in each row, two of three far above or below 0; the last rows have a NaN,
+        +infinity, or -infinity alone."""
         p = self.own(problem)
         rows, columns = random_shape(p)
         if kind == "normal":
             centres, spreads = rng.normal(0.0, 4.0, (rows, 1)), rng.uniform(0.5, 6.0, (rows, 1))
-            return {"x": repeated(p, centres + spreads * rng.standard_normal((rows, columns), dtype=np.float32))}
+            far = np.resize(SHIFTS, rows)[:, None]
+            x = centres + far + spreads * rng.standard_normal((rows, columns), dtype=np.float32)
+            for row, special in zip(range(rows - 1, 1, -1), SPECIAL, strict=False):
+                x[row, rng.integers(0, columns)] = special
+                if special == -np.inf:
+                    x[row] = special
+            return {"x": repeated(p, x)}
         x = rng.choice(np.array(FAR), (rows, columns))
         for row in range(rows):
             equal = 1 << int(rng.integers(0, columns.bit_length()))
@@ -63,7 +74,8 @@ class Softmax(RowOperator):
         p = self.own(problem)
         x = as_float64(inputs["x"], p.dtype)
         xp = namespace_of(x)
-        below = x - _greatest(x)
+        with np.errstate(invalid="ignore"):  # of infinities NaN
+            below = x - _greatest(x)
         vanishes = below < NOTHING
         below = xp.where(vanishes, 0.0, below)
         power = xp.where(vanishes, 0.0, xp.exp(below))
@@ -75,7 +87,7 @@ class Softmax(RowOperator):
         simple = (xp.matmul((below == 0.0).astype(np.float64), ones) == p.columns) & (total < 2.0**24)
         once = share.astype(np.float32).astype(np.float64)
         zero = xp.zeros_like(x)
-        final = stored(p.out_dtype, Bounded(xp.where(simple, once, share), xp.where(simple, zero, error)))
+        final = stored_or_nan(p.out_dtype, Bounded(xp.where(simple, once, share), xp.where(simple, zero, error)))
         return final.value, final.error
 
 

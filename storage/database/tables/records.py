@@ -37,9 +37,11 @@ class WinnerRow(Base):
     target: Mapped[str] = mapped_column(String(16))
     device_class: Mapped[str] = mapped_column(String(128), index=True)
     problem: Mapped[dict[str, Any]]
-    # Digest of the problem, where this was measured: finds it on whichever device class. Null: predicted or withdrawn.
+    # Digest of the problem (codegen.identity.under_cuda), where this was measured: finds it on whichever device class.
+    # Null: predicted or withdrawn.
     measured_problem: Mapped[str | None] = mapped_column(String(64))
-    # codegen.neighbours.Place. Null: withdrawn, or of an operator that the release which wrote it did not have.
+    # codegen.neighbours.Place, the signature `under_cuda`. Null: withdrawn, or of an operator that the release which
+    # wrote it did not have.
     signature: Mapped[str | None] = mapped_column(String(64))
     size: Mapped[float | None]
     record: Mapped[dict[str, Any]]  # cukiln.types.WinnerRecord

@@ -13,13 +13,11 @@ import numpy as np
 import pytest
 
 import cukiln
-from storage.config.settings import load_settings
-from workers.supervisor.serve import embedded
+from tests.support.service.running_service import running_service
 
-pytestmark = [
-    pytest.mark.checkout,
-    pytest.mark.skipif(importlib.util.find_spec("jax_tvm_ffi") is None, reason="jax and jax-tvm-ffi are not installed"),
-]
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("jax_tvm_ffi") is None, reason="jax and jax-tvm-ffi are not installed"
+)
 NAMES = (
     "dense",
     "its gradients",
@@ -70,8 +68,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cukiln.Client]:
         for function, arrays in CASES.values():
             jax.jit(function).lower(*arrays)
     assert json.loads((data / "request.json").read_text()) == {"problems": problems}
-    settings = load_settings(data_dir=data, port=0, workers=2)
-    with embedded(settings) as running, cukiln.Client(running.url, cache_dir=data / "client") as client:
+    with running_service(data) as url, cukiln.Client(url, cache_dir=data / "client") as client:
         problems += [{"operator": "softmax", "shape": [3, 8], "dtype": "float32", "target": "sm_80"}]
         job = client.tune(problems, target="cpu", search=LEAST, timeout=240)
         assert [problem.error for problem in job.problems if problem.state != "done"] == []

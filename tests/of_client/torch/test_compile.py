@@ -11,8 +11,6 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.kernels.reference_kernel import PlayedService
 
-pytestmark = pytest.mark.checkout
-
 
 def compiled(function: Callable[..., Any], inner: str = "eager", **options: Any) -> Callable[..., Any]:
     import torch

@@ -10,8 +10,6 @@ import pytest
 if TYPE_CHECKING:
     from tests.support.kernels.reference_kernel import PlayedService
 
-pytestmark = pytest.mark.checkout
-
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_rms_norm_without_epsilon_takes_pytorchs(dtype: str, service: PlayedService) -> None:

@@ -13,10 +13,8 @@ torch = pytest.importorskip("torch")
 import cukiln  # noqa: E402
 import cukiln.torch as ck  # noqa: E402
 from cukiln.torch import dispatch  # noqa: E402
-from storage.config.settings import load_settings  # noqa: E402
-from workers.supervisor.serve import embedded  # noqa: E402
+from tests.support.service.running_service import running_service  # noqa: E402
 
-pytestmark = pytest.mark.checkout
 Tensor = torch.Tensor
 
 
@@ -47,6 +45,27 @@ CASES: dict[str, tuple[Callable[..., Tensor], Callable[..., Tensor], list[tuple[
 }
 
 
+def heads(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    return q.half(), k.half(), k.half()
+
+
+X, MASK = torch.linspace(-2, 2, 192).view(8, 24), torch.arange(192).view(8, 24) % 3 == 0
+Q, K = torch.linspace(-1, 1, 160).sin().view(1, 2, 5, 16), torch.linspace(-3, 3, 224).cos().view(1, 2, 7, 16)
+# Those whose gradients are PyTorch's own, with what they give.
+FORWARD: dict[str, tuple[Callable[[], Tensor], Tensor]] = {
+    "rms_norm": (lambda: ck.rms_norm(X, (24,)), torch.nn.functional.rms_norm(X, (24,))),
+    "reduce": (lambda: ck.reduce(X, (0,), "sum"), X.sum(0)),
+    "masked_activation": (
+        lambda: ck.masked_activation(X, MASK, where_set="relu", where_clear="square"),
+        torch.where(MASK, torch.relu(X), X.square()),
+    ),
+    "attention": (
+        lambda: ck.attention(*heads(Q, K)),
+        torch.nn.functional.scaled_dot_product_attention(*heads(Q, K)),
+    ),
+}
+
+
 def operands(name: str) -> list[Tensor]:
     torch.manual_seed(1)
     return [torch.randn(shape, requires_grad=True) for shape in CASES[name][2]]
@@ -70,6 +89,8 @@ def problems() -> list[dict[str, Any]]:
     with ck.using(client=Asked(), target="cpu", wait_seconds=60):  # type: ignore[arg-type]
         for name, (function, _, _) in CASES.items():
             with_gradients(function, operands(name))
+        for call, _ in FORWARD.values():
+            call()
     return asked
 
 
@@ -77,8 +98,7 @@ def problems() -> list[dict[str, Any]]:
 def client(problems: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[cukiln.Client]:
     """Of a service that has tuned them, with one candidate each."""
     folder = tmp_path_factory.mktemp("torch")
-    settings = load_settings(data_dir=folder / "data", port=0, gpus="none")
-    with embedded(settings) as running, cukiln.Client(running.url, cache_dir=folder / "cache") as client:
+    with running_service(folder / "data") as url, cukiln.Client(url, cache_dir=folder / "cache") as client:
         job = client.tune(problems, target="cpu", search={"level": 0, "limit": 1}, timeout=240)  # type: ignore[arg-type]
         assert job.state == "done", [problem.error for problem in job.problems]
         yield client
@@ -99,6 +119,8 @@ def test_kernels_give_what_pytorch_gives_and_so_do_their_gradients(
             call = torch.compile(function, fullgraph=True, backend="aot_eager") if compiled else function
             made, expected = with_gradients(call, operands(name)), with_gradients(own, operands(name))
             torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
+        for call, expected in FORWARD.values():
+            torch.testing.assert_close(call(), expected)
         assert sorted(kernels()) == sorted(problem["operator"] for problem in problems)
     assert set(kernels()) == set()  # of the settings before
 

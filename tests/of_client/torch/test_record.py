@@ -14,8 +14,6 @@ from cukiln.job_request import read_request
 if TYPE_CHECKING:
     from tests.support.kernels.reference_kernel import PlayedService
 
-pytestmark = pytest.mark.checkout
-
 
 def layer(grad: bool = False) -> Any:
     """Two products of the same problem, and a softmax."""

@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.predict import compile_cost
-from codegen.predict.compile_cost import FIXED_SECONDS, MAX_SECONDS, files_that_pay, kernel_bytes, kernel_seconds
+from codegen.predict.compile_cost import (
+    FIXED_SECONDS,
+    MAX_SECONDS,
+    files_that_pay,
+    in_files,
+    kernel_bytes,
+    kernel_seconds,
+)
 from tests.support.fixtures.codegen import kernels
 from tests.support.fixtures.compile import probe
-from workers.offline import compile_ahead
-from workers.offline.compile_ahead import in_files
 
 
 def predicted_seconds(kernels: Iterable[Kernel]) -> float:
@@ -37,8 +42,8 @@ def test_any_kernels_are_in_one_file_each_within_the_caps(
 ) -> None:
     wanted = [some()[index] for index in chosen]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compile_ahead, "MAX_KERNELS", max_kernels)
-        patch.setattr(compile_ahead, "MAX_SECONDS", max_seconds)
+        patch.setattr(compile_cost, "MAX_KERNELS", max_kernels)
+        patch.setattr(compile_cost, "MAX_SECONDS", max_seconds)
         files = in_files(wanted, workers)
         assert in_files(wanted[::-1], workers) == files
     members = [kernel for file in files for kernel in file]
@@ -92,12 +97,12 @@ def test_a_few_small_kernels_stay_together_and_many_go_to_every_idle_worker() ->
 def test_where_the_caps_ask_for_more_files_than_workers_the_last_round_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     # Three files of three seconds on two workers would end after six seconds, four after less than five.
     whole = sum(map(kernel_seconds, some()))
-    monkeypatch.setattr(compile_ahead, "MAX_SECONDS", FIXED_SECONDS + 0.36 * whole)
+    monkeypatch.setattr(compile_cost, "MAX_SECONDS", FIXED_SECONDS + 0.36 * whole)
     assert len(in_files(some(), workers=2)) == 4
 
 
 def test_a_kernel_over_the_cap_is_compiled_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compile_ahead, "MAX_SECONDS", 0.0)
+    monkeypatch.setattr(compile_cost, "MAX_SECONDS", 0.0)
     assert [len(file) for file in in_files(some()[:3], workers=1)] == [1, 1, 1]
 
 

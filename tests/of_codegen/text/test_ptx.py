@@ -16,7 +16,7 @@ import pytest
 from starlette.responses import Response
 
 from codegen.text.render_group import symbols
-from cukiln.cli.folders import fetch_record
+from cukiln.cli.winners import fetch_record
 from cukiln.client import Client
 from cukiln.types import WinnerRecord
 from storage.database.tables import GroupRow
@@ -52,7 +52,7 @@ def test_a_winners_ptx_is_its_kernel_alone(toolchain: Toolchain, processes: Proc
     candidate = probe_candidate()
     made = build_winner(candidate, SM_90A, toolchain, processes, LIMITS)
     assert entries(made.ptx) == set(symbols(candidate.kernel))
-    disassembler = find_disassembler(toolchain.nvcc)
+    disassembler = find_disassembler(toolchain.device_compiler.path)
     assert (made.sass is None) == (disassembler is None)
 
 
@@ -130,7 +130,7 @@ def test_a_real_disassembler_names_the_kernel(
     toolchain: Toolchain, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.undo()  # PATH as it was
-    if find_disassembler(toolchain.nvcc) is None:
+    if find_disassembler(toolchain.device_compiler.path) is None:
         pytest.skip("no nvdisasm and no cuobjdump here: `pip install nvidia-cuda-nvdisasm` brings one")
     candidate = probe_candidate()
     sass = build_winner(candidate, SM_90A, toolchain, processes, LIMITS).sass

@@ -17,7 +17,9 @@ from codegen.plan import generator as generators
 from codegen.plan.generator import generator
 from codegen.primitives import (
     EMULATION_HEADERS,
+    HOPPER_SUMS,
     PRIMITIVE_HEADERS,
+    TURING_SUMS,
     confirmed_primitives,
     primitive_digest,
     primitives,
@@ -26,6 +28,7 @@ from codegen.text import render_group
 from codegen.text.render_group import primitives_of, verified_label
 
 MMA = {name for name in primitives() if name.startswith("mma_")}
+BYTES = {name for name in MMA if name.endswith("8") and "k32" in name}
 SHUFFLES = {name for name in primitives() if name.startswith("shuffle_")}
 Recorded = Callable[[dict[str, Any]], None]
 
@@ -65,28 +68,36 @@ def test_a_proof_on_unconfirmed_primitives_says_so() -> None:
 
 def test_a_proof_counts_as_cpu_once_every_primitive_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = primitives_of("matmul")
-    monkeypatch.setattr(render_group, "confirmed_primitives", lambda: needed)
+    monkeypatch.setattr(render_group, "confirmed_primitives", lambda _: needed)
     assert verified_label("matmul") == "cpu"
 
 
 @pytest.mark.parametrize("missing", sorted(primitives_of("matmul")))
 def test_one_missing_primitive_is_enough_to_doubt_it(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render_group, "confirmed_primitives", lambda: primitives_of("matmul") - {missing})
+    monkeypatch.setattr(render_group, "confirmed_primitives", lambda _: primitives_of("matmul") - {missing})
     assert verified_label("matmul") == "cpu-unconfirmed"
 
 
 def test_a_primitive_is_confirmed_while_the_recorded_digest_is_that_of_its_text(recorded: Recorded) -> None:
-    digests = {name: {"digest": primitive_digest(name)} for name in primitives()}
+    digests = {name: {"digest": primitive_digest(name), "arch": "sm_80"} for name in primitives()}
     recorded({**digests, "erf": {"digest": primitive_digest("exp")}, "gone": {"digest": "0"}})
     assert confirmed_primitives() == primitives() - {"erf"}
 
 
 def test_the_label_follows_the_file(recorded: Recorded) -> None:
-    needed = {name: {"digest": primitive_digest(name)} for name in primitives_of("matmul")}
+    needed = {name: {"digest": primitive_digest(name), "arch": "sm_80"} for name in primitives_of("matmul")}
     recorded(needed)
     assert verified_label("matmul") == "cpu"
     recorded({**needed, "load_global": {"digest": "of an older text"}})
     assert verified_label("matmul") == "cpu-unconfirmed"
+
+
+def test_mma_is_confirmed_for_tensor_cores_that_add_as_those_of_the_gpu(recorded: Recorded) -> None:
+    recorded({name: {"digest": primitive_digest(name), "arch": "sm_90"} for name in primitives()})
+    assert confirmed_primitives(HOPPER_SUMS) == primitives()
+    assert confirmed_primitives(TURING_SUMS) == primitives() - (MMA - BYTES)
+    recorded({name: {"digest": primitive_digest(name), "arch": "sm_86"} for name in primitives()})
+    assert confirmed_primitives(TURING_SUMS) == primitives()
 
 
 def test_the_packaged_file_can_be_read() -> None:
@@ -99,8 +110,9 @@ def test_the_packaged_file_can_be_read() -> None:
         ("device.cuh", "__fmaf_rn(a, b, c)", "a * b + c", {"fma"}),
         ("warp.cuh", "__builtin_memcpy(&word, &value, 4)", "word = value", SHUFFLES),
         ("matrix.cuh", "m8n8.x2.trans", "m8n8.x2", {"ldmatrix_trans"}),
-        ("cpu/matrix.h", "from[i] & 0xffffe000u", "from[i]", {"mma_m16n8k8_tf32"}),
-        ("cpu/matrix.h", "d3 += a[i + 3][k] * row", "d3 -= a[i + 3][k] * row", MMA - {"mma_m16n8k16_f16_f16"}),
+        ("cpu/tensor_sums.h", "from[i] & 0xffffe000u", "from[i]", {"mma_m16n8k8_tf32"}),
+        ("cpu/matrix.h", "d3 += a[i + 3][k] * row", "d3 -= a[i + 3][k] * row", BYTES),
+        ("cpu/tensor_sums.h", "wide_sums ? 25 : 24", "wide_sums ? 26 : 24", MMA - BYTES),
         ("cpu/matrix.h", "first = i % 4 * per_word", "first = i % 2 * per_word", MMA),
         ("cpu/twin.h", "__builtin_tanhf(x)", "x", {"tanh"}),
         ("cpu/twin.h", "::cukiln::cpu::barrier(__LINE__", "::cukiln::cpu::barrier(1 + __LINE__", {"__syncthreads"}),

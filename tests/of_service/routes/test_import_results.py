@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cukiln.cli.folders import import_results, parts_of, read_results
+from cukiln.cli.elsewhere import import_results, parts_of, read_results, result_files
 from cukiln.client import Client
 from cukiln.errors import BadRequest, UsageError
 from cukiln.load_kernel import choose
@@ -353,7 +353,7 @@ def test_a_file_that_holds_no_results_is_named(text: str | None, words: str, tmp
     if text is not None:
         path.write_text(text)
     with pytest.raises(UsageError, match=words):
-        read_results(tmp_path if text is not None else path)
+        read_results(*result_files(tmp_path if text is not None else path))
 
 
 def test_results_of_a_stand_alone_run_are_plain_json(results: dict[str, Any]) -> None:

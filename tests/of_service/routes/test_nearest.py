@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from redis import Redis
 
 from codegen.identity import winner_key
 from codegen.kernel import Candidate, Kernel
@@ -19,25 +17,19 @@ from codegen.operators import operator
 from codegen.plan.verification_plan import Case, Run
 from codegen.search.search import Search
 from codegen.targets import target
+from codegen.text.winner_text import winner_library_id
 from cukiln.types import FrontEntry, Launch, WinnerRecord
-from storage.blobs.blob_store import BlobStore
 from storage.entities.libraries import add_library, find_library
 from storage.entities.winners import get_winners, publish_winner, withdraw_winner
-from storage.transitions import take_work
-from tests.support.fixtures.api import Api, serving
 from tests.support.fixtures.compile import LIMITS
 from tests.support.fixtures.library import Child, calls, launches
 from tests.support.kernels.compile_cache import CachingProcesses
-from workers import wake_ups
+from tests.support.service.worked_api import WorkedApi
 from workers.compile.toolchain import Toolchain
 from workers.cpu.build import build_cpu
 from workers.cpu.cpu_check import KernelTest
 from workers.cpu.library import CpuLibrary
-from workers.processes.processes import Processes
-from workers.steps import STEPS
-from workers.steps.context import Cancel, StepContext, Workplace
-from workers.steps.winner_library import plan_launch, winner_library_id
-from workers.supervisor.valkey import EmbeddedValkey
+from workers.steps.winner_library import plan_launch
 
 TARGET = "sm_80"
 SHEET = target(TARGET)
@@ -65,25 +57,8 @@ NEIGHBOURS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 """By operator: what is tuned, and how the problem that is looked up differs."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A service, and what stands in for its workers."""
-
-    api: Api
-    redis: Redis
-    processes: Processes
-    toolchain: Toolchain
-
-    def work(self) -> None:
-        """All that waits, as workers do it."""
-        blobs = BlobStore(self.api.database, self.api.settings.blobs_url)
-        workplace = Workplace(self.api.settings, self.api.database, blobs, self.redis, self.processes, "all", (TARGET,))
-        while True:
-            with self.api.database.write() as session:
-                lease = take_work.take(session, list(STEPS), [TARGET], "all", 600.0)
-            if lease is None:
-                return
-            STEPS[lease.kind](StepContext(workplace, lease, Cancel()))
+class Place(WorkedApi):
+    """A service of which neighbours are asked."""
 
     def look_up(self, *problems: dict[str, Any], on_miss: str = "nearest", **fields: Any) -> Any:
         body = {"target": TARGET, "problems": problems, "search": {"schedules": [SIMT]}, "on_miss": on_miss, **fields}
@@ -104,7 +79,7 @@ class Place:
         with self.api.database.write() as session:
             front = []
             for candidate in chosen:
-                named = winner_library_id(candidate, SHEET, self.toolchain)
+                named = winner_library_id(candidate, SHEET, self.toolchain.digest)
                 add_library(
                     session, id=named, kernel=candidate.kernel.id, toolchain=self.toolchain.digest, code_digest=named,
                     resources=RESOURCES, library=named, cubin=named, source=named, ptx=None, sass=None,
@@ -149,16 +124,8 @@ def simt(problem: dict[str, Any], **schedule: Any) -> Candidate:
 def service(
     tmp_path_factory: pytest.TempPathFactory, caching_processes: CachingProcesses, toolchain: Toolchain
 ) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("nearest")
-    valkey = EmbeddedValkey(folder / "valkey")
-    valkey.start()
-    redis = wake_ups.connect(valkey.url)
-    try:
-        with serving(folder / "data", workers=1) as api:
-            yield Place(api, redis, caching_processes, toolchain)
-    finally:
-        redis.close()
-        valkey.stop()
+    with Place.over(tmp_path_factory.mktemp("nearest"), caching_processes, toolchain) as place:
+        yield place
 
 
 @pytest.fixture
@@ -345,6 +312,23 @@ def test_offsets_beyond_31_bits_need_a_neighbour_that_has_them(place: Place) -> 
     place.publish({**far, "m": 2**21}, simt({**far, "m": 2**21}))
     answered = place.nearest(far)
     assert answered is not None and answered.tuned_for is not None and answered.tuned_for.problem["m"] == 2**21
+
+
+def test_so_does_a_workspace_beyond_31_bits(place: Place) -> None:
+    """Of Winograd, whose transformed image is larger than the image."""
+
+    def tuned(n: int) -> tuple[dict[str, Any], Candidate]:
+        problem = {**IMAGE, "n": n, "h": 112, "w": 112, "c": 64, "k": 64, "padding": 1, "winograd": "f2"}
+        search = Search(tunables={"algorithm": ["winograd"]}, limit=1)
+        return problem, lower(operator("conv2d").parse(problem), SHEET, search).candidates[0]
+
+    far, candidate = tuned(128)
+    assert operator("conv2d").cost(candidate.problem, candidate.schedule).workspace_bytes > 2**31
+    place.publish(*tuned(32))
+    assert place.nearest(tuned(48)[0]) is not None
+    assert place.nearest(far) is None
+    place.publish(*tuned(160))
+    assert place.nearest(far) is not None
 
 
 def test_the_nearest_by_the_ratio_of_its_extents_answers(place: Place) -> None:

@@ -10,12 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from codegen.predict.compile_cost import MAX_BYTES
+from codegen.predict.compile_cost import MAX_BYTES, MAX_KERNELS
 from storage.config import files, limits
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError
-from workers.offline import compile_ahead, measure_all, measure_bundle
-from workers.offline.measure_all import lease_of
+from workers.offline import measure_all, measure_bundle
 
 KEY = "0123456789abcdef"
 
@@ -168,11 +167,11 @@ def test_all_services_of_a_machine_share_the_folder_of_the_gpus_locks(
     assert here.is_absolute()
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", None)
-    assert here == load_settings(data_dir=tmp_path / "two").gpu_lock_dir == lease_of("GPU-1").parent
+    assert here == load_settings(data_dir=tmp_path / "two").gpu_lock_dir == measure_bundle.lock_folder()
     monkeypatch.setenv("HOME", str(tmp_path))
     for named in ("locks", "~/locks"):
         monkeypatch.setenv("CUKILN_GPU_LOCKS", named)
-        assert load_settings().gpu_lock_dir == tmp_path / "locks" == lease_of("GPU-1").parent
+        assert load_settings().gpu_lock_dir == tmp_path / "locks" == measure_bundle.lock_folder()
 
 
 @pytest.mark.parametrize(("mode", "is_taken"), [(0o1777, True), (0o777, False), (0o755, False), (None, False)])
@@ -224,8 +223,8 @@ def test_importing_the_storage_reads_no_environment_and_writes_nothing(tmp_path:
 
 def test_a_run_without_a_service_has_the_limits_that_are_the_settings_defaults(tmp_path: Path) -> None:
     settings = load_settings(data_dir=tmp_path)
-    assert settings.limits("compile") == compile_ahead.COMPILE_LIMITS == limits.COMPILE_LIMITS
+    assert settings.limits("compile") == limits.COMPILE_LIMITS
     assert settings.limits("measure") == measure_all.MEASURE_LIMITS == limits.MEASURE_LIMITS
     assert settings.limits("verify") == limits.VERIFY_LIMITS
     assert settings.measure_seconds == measure_bundle.MEASURE_SECONDS
-    assert (settings.group_kernels, settings.group_memory_bytes) == (compile_ahead.MAX_KERNELS, MAX_BYTES)
+    assert (settings.group_kernels, settings.group_memory_bytes) == (MAX_KERNELS, MAX_BYTES)

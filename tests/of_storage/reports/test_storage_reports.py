@@ -434,7 +434,7 @@ def test_a_candidate_is_reported_with_its_proof_and_resources(
     database: Database, monkeypatch: pytest.MonkeyPatch, venue: str, confirmed: bool, label: str
 ) -> None:
     everything = primitives_of("matmul") if confirmed else frozenset()
-    monkeypatch.setattr(render_group, "confirmed_primitives", lambda: everything)
+    monkeypatch.setattr(render_group, "confirmed_primitives", lambda _: everything)
     job_id = planned_job(database)
     with database.write() as session:
         (first, _) = problem_ids(session, job_id)

@@ -240,6 +240,19 @@ def test_an_equal_slice_under_another_toolchain_keeps_its_verdict(database: Data
     assert unended(database, "verify") == []
 
 
+def test_a_verdict_counts_for_targets_whose_tensor_cores_add_alike(database: Database) -> None:
+    add_job(database)
+    plan_next(database, "a")
+    compile_next(database)
+    verify_next(database)
+    finish_next(database)
+    for others, waiting in (({"sm_90": EveryOperator("2")}, []), ({TARGET: EveryOperator("2")}, [("verify", TARGET)])):
+        add_job(database)
+        lease = take_one(database, "plan")
+        with database.write() as session:
+            assert record(session, lease, ["a"], other_cpu_plans=others).waiting == waiting
+
+
 def test_another_test_plan_version_verifies_without_compiling(database: Database) -> None:
     add_job(database)
     plan_next(database, "a", "b")

@@ -25,7 +25,7 @@ from tests.support.processes.running import running_with
 from workers.compile import compile_group as module
 from workers.compile.compile_file import CompileCancelled, FileCompiler, UnexpectedSymbols
 from workers.compile.compile_group import Artifact, GroupOutcome, compile_group, find_culprits
-from workers.compile.toolchain import Toolchain
+from workers.compile.toolchain import Nvcc, Toolchain
 from workers.processes.process_stream import Finished
 from workers.processes.processes import InfrastructureError, Limits, Processes
 from workers.processes.stopwatch import Stopwatch
@@ -296,7 +296,7 @@ def fake_nvcc(folder: Path, toolchain: Toolchain, body: str) -> Toolchain:
     path = folder / "nvcc"
     path.write_text(f"#!/bin/sh\n{body}\n")
     path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return replace(toolchain, nvcc=path)
+    return replace(toolchain, device_compiler=Nvcc(path))
 
 
 def test_a_compiler_that_is_killed_is_the_machines_failure(

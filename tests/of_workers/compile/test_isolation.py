@@ -17,12 +17,10 @@ from codegen.text.cubin import exported_symbols
 from codegen.text.render_library import group_exports
 from storage.config.limits import EndedBy
 from tests.support.fixtures.compile import LIMITS, SM_90A, probe
+from tests.support.kernels.compile_to_the_end import compile_to_the_end
 from workers.compile.compile_file import CompileCancelled
-from workers.compile.compile_group import GroupOutcome, KernelOutcome, compile_group, compile_to_the_end
+from workers.compile.compile_group import GroupOutcome, KernelOutcome, compile_group
 from workers.compile.toolchain import Toolchain
-from workers.offline.compile_ahead import CompileAhead
-from workers.offline.measured import CompiledHere
-from workers.offline.work import Work, work_of_request
 from workers.processes.process_stream import Finished
 from workers.processes.processes import InfrastructureError, Limits, Processes
 
@@ -227,57 +225,3 @@ def test_where_the_machine_fails_the_search_for_the_culprit_ends_without_a_verdi
     with pytest.raises(InfrastructureError):
         next(outcomes)
     assert scripted.files == 2
-
-
-# Where no other worker could try again: a stand-alone run.
-
-
-@pytest.fixture
-def work(toolchain: Toolchain) -> Work:
-    """One problem whose kernels are to be compiled, in one file."""
-    problem = {"name": "one", "operator": "matmul", "m": 40, "n": 48, "k": 36, "dtype": "float32"}
-    made = work_of_request({"search": {"level": 1, "limit": 4}, "problems": [problem]}, "sm_90a", toolchain)
-    assert len(made.waiting) >= 3
-    return made
-
-
-def ahead_of(work: Work, toolchain: Toolchain, processes: Processes, folder: Path) -> CompileAhead:
-    return CompileAhead(
-        work,
-        work.problems,
-        CompiledHere(folder),
-        toolchain=toolchain,
-        processes=processes,
-        workers=1,
-        cancel=threading.Event(),
-        say=lambda words: None,
-    )
-
-
-def test_a_run_alone_compiles_in_smaller_files_what_the_machine_cannot_hold(
-    work: Work, toolchain: Toolchain, tmp_path: Path
-) -> None:
-    builds, kernels = set(work.waiting), [kernel for kernel, _ in work.waiting.values()]
-    scripted = Scripted(lambda text: MACHINE if inside(text, kernels) > 1 else None)
-    ahead = ahead_of(work, toolchain, scripted, tmp_path)
-    assert ahead.until(builds)
-    ahead.close()
-    assert inside(scripted.failed[0], kernels) == len(kernels)
-    assert {build: made.state for build, made in work.builds.items()} == dict.fromkeys(builds, "ok")
-    libraries = [made.library for made in work.builds.values() if made.library is not None]
-    assert len(set(libraries)) == len(builds) and all(library.is_file() for library in libraries)
-    assert CompiledHere(tmp_path).load().keys() == builds
-
-
-def test_a_run_alone_ends_where_the_machine_fails_a_single_kernel_and_keeps_the_others(
-    work: Work, toolchain: Toolchain, tmp_path: Path
-) -> None:
-    builds, kernels = set(work.waiting), [kernel for kernel, _ in work.waiting.values()]
-    lost = next(build for build, (kernel, _) in work.waiting.items() if kernel == kernels[-1])
-    scripted = Scripted(lambda text: MACHINE if kernels[-1].namespace in text else None)
-    ahead = ahead_of(work, toolchain, scripted, tmp_path)
-    with pytest.raises(InfrastructureError):
-        ahead.until(builds)
-    ahead.close()
-    kept = CompiledHere(tmp_path).load()
-    assert {made.state for made in kept.values()} == {"ok"} and lost not in kept

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from workers.compile import toolchain as module
-from workers.compile.toolchain import Toolchain, ToolchainMissing, find_toolchain, supported_targets
+from workers.compile.toolchain import Nvcc, Toolchain, ToolchainMissing, find_toolchain, supported_targets
 from workers.processes.process_stream import Finished
 from workers.processes.processes import InfrastructureError, Processes
 
@@ -26,7 +26,7 @@ FAKE_NVCC = 'case "$1" in --version) echo "release 12.9, V12.9.41";; --list-gpu-
 
 
 def test_the_wheels_nvcc_is_found_with_its_version(toolchain: Toolchain) -> None:
-    assert "cu13/bin/nvcc" in str(toolchain.nvcc)
+    assert "cu13/bin/nvcc" in str(toolchain.device_compiler.path)
     assert dict(toolchain.versions)["nvcc"].startswith("13.")
     assert (toolchain.tvm_ffi_include / "tvm/ffi/c_api.h").is_file()
 
@@ -34,7 +34,7 @@ def test_the_wheels_nvcc_is_found_with_its_version(toolchain: Toolchain) -> None
 def test_a_named_nvcc_comes_first(tmp_path: Path, processes: Processes) -> None:
     nvcc = script(tmp_path, "my-nvcc", FAKE_NVCC)
     toolchain = find_toolchain(processes, nvcc=str(nvcc))
-    assert toolchain.nvcc == nvcc
+    assert toolchain.device_compiler.path == nvcc
     assert dict(toolchain.versions)["nvcc"] == "12.9.41"
 
 
@@ -44,7 +44,7 @@ def test_without_wheels_the_path_is_searched(
     monkeypatch.setattr(module, "wheel_folders", list)
     nvcc = script(tmp_path, "nvcc", FAKE_NVCC)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert find_toolchain(processes).nvcc == nvcc
+    assert find_toolchain(processes).device_compiler == Nvcc(nvcc)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,11 @@ def test_the_digest_differs_on_flags(toolchain: Toolchain, monkeypatch: pytest.M
 
 def test_the_digest_knows_no_path_and_no_list_of_targets(toolchain: Toolchain) -> None:
     moved = dataclasses.replace(
-        toolchain, nvcc=Path("/a/nvcc"), host_compiler=Path("/b/g++"), tvm_ffi_include=Path("/c"), gpu_codes=()
+        toolchain,
+        device_compiler=Nvcc(Path("/a/nvcc")),
+        host_compiler=Path("/b/g++"),
+        tvm_ffi_include=Path("/c"),
+        gpu_codes=(),
     )
     assert moved.digest == toolchain.digest
 

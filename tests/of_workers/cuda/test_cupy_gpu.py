@@ -28,7 +28,7 @@ from workers.cuda import cupy_gpu, cupy_timer
 from workers.cuda.cupy_gpu import CupyGpu, format_uuid, large_inputs
 from workers.cuda.cupy_timer import LONGEST_HEAD_START_US, WARM_UPS, GraphTimer
 from workers.cuda.library_entries import LibraryEntries, load_failure
-from workers.gpu.interface import Device, GpuFault, GpuMissing, LaunchRefused, LoadFailed, choose_device
+from workers.gpu.interface import Device, DriverTooOld, GpuFault, GpuMissing, LaunchRefused, LoadFailed, choose_device
 
 NO_CUPY = "CuPy, which needs no GPU here, is not installed: pip install --constraint constraints.txt --group gpu"
 UUIDS = ("GPU-11111111-2222-3333-4444-555555555555", "GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee")
@@ -123,7 +123,7 @@ def test_the_gpu_group_alone_brings_the_headers_that_cupy_compiles_with() -> Non
 
 @pytest.mark.parametrize(
     ("status", "words"),
-    [(35, "driver is missing or older"), (100, "has no NVIDIA GPU"), (46, "exclusive use"), (999, "cannot be used")],
+    [(35, "driver is missing"), (100, "has no NVIDIA GPU"), (46, "exclusive use"), (999, "cannot be used")],
 )
 def test_a_machine_without_a_usable_gpu_says_why(monkeypatch: pytest.MonkeyPatch, status: int, words: str) -> None:
     def refuse() -> int:
@@ -131,8 +131,21 @@ def test_a_machine_without_a_usable_gpu_says_why(monkeypatch: pytest.MonkeyPatch
 
     cupy = fake_cuda()
     cupy.cuda.runtime.getDeviceCount = refuse
+    cupy.cuda.runtime.driverGetVersion = cupy.cuda.runtime.runtimeGetVersion = lambda: 0
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     with pytest.raises(GpuMissing, match=f"{words}.*cudaErrorOfSomeKind: words"):
+        cupy_gpu.list_devices()
+
+
+def test_a_driver_older_than_cupys_cuda_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise CudaError(35, "cudaErrorInsufficientDriver: words")
+
+    cupy = fake_cuda()
+    cupy.cuda.runtime.getDeviceCount = refuse
+    cupy.cuda.runtime.driverGetVersion, cupy.cuda.runtime.runtimeGetVersion = (lambda: 12040), (lambda: 13020)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with pytest.raises(DriverTooOld, match=r"for CUDA 12\.4, and CuPy is for CUDA 13: .* 580 or later, .*CUDA=12"):
         cupy_gpu.list_devices()
 
 

@@ -48,6 +48,7 @@ from workers.processes.child_protocol import Hearing, new_key
 from workers.processes.processes import InfrastructureError, Processes
 
 SMALL = matmul_problem()
+OTHER = matmul_candidate(matmul_problem(m=24))
 FIRST, SECOND, THIRD = (matmul_candidate(SMALL, unroll_k=value) for value in (1, 2, 4))
 
 
@@ -86,7 +87,7 @@ def test_real_libraries_are_verified_and_measured(gpu: Gpu, group: tuple[list[Ca
     candidates, path = group
     outcome = gpu.run(gpu.task([(candidate, path) for candidate in candidates], proven=False))
     assert [(result.verdict, result.message) for result in outcome.results] == [("ok", "")] * 3
-    assert outcome.device == fake_gpu.list_devices()[0] and outcome.comparison is None
+    assert outcome.device == fake_gpu.list_devices()[0] and outcome.comparisons == {}
     for result in outcome.results:
         measurement = Measurement.model_validate(result.measurement)
         assert measurement.low_us <= measurement.median_us <= measurement.high_us
@@ -443,7 +444,7 @@ def compare(gpu: Gpu, *candidates: Candidate, **more: Any) -> Comparison:
     good = control(gpu, *candidates)
     outcome = gpu.run(gpu.task([(candidate, good) for candidate in candidates], kind="compare", **more))
     assert outcome.results == []
-    return Comparison.model_validate(outcome.comparison)
+    return Comparison.model_validate(outcome.comparisons["0"])
 
 
 def test_finalists_are_ranked_with_the_vendors_best_beside_them(gpu: Gpu) -> None:
@@ -511,7 +512,22 @@ def test_a_wrong_vendor_is_shown_with_its_error(gpu: Gpu) -> None:
 def test_none_left_to_compare_is_no_comparison(gpu: Gpu) -> None:
     bad = build(HOSTILE["leaves the tail unwritten"], gpu.folder / "bad.so", FIRST.kernel.id)
     outcome = gpu.run(gpu.task([(FIRST, bad)], kind="compare"))
-    assert outcome.comparison is None and [result.verdict for result in outcome.results] == ["incorrect"]
+    assert outcome.comparisons == {"0": None} and [result.verdict for result in outcome.results] == ["incorrect"]
+
+
+@pytest.mark.parametrize("vendor", ["ok", "crash"])
+def test_several_problems_are_compared_in_one_child_and_a_death_costs_its_own_alone(gpu: Gpu, vendor: str) -> None:
+    gpu.configure(vendor=vendor)
+    good = control(gpu, FIRST, SECOND, THIRD, OTHER)
+    task = gpu.task([(one, good) for one in (FIRST, SECOND, OTHER)], kind="compare")
+    told: list[str] = []
+    outcome = gpu.run(task, on_comparison=lambda problem, comparison: told.append(problem))
+    assert told == ["0", "1"] and list(outcome.comparisons) == told and outcome.results == []
+    shown = [Comparison.model_validate(outcome.comparisons[problem]) for problem in told]
+    assert [len(comparison.contenders) for comparison in shown] == [2, 1]
+    assert [comparison.vendor is None for comparison in shown] == [vendor == "crash"] * 2
+    # A vendor that ends its process is left out of that problem alone.
+    assert int((gpu.folder / "gpu.opens").read_text()) == (1 if vendor == "ok" else 3)
 
 
 # The parent

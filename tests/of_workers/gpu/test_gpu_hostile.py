@@ -125,8 +125,8 @@ def test_a_finalist_that_ends_the_process_leaves_the_comparison_and_the_others_c
     silence = SILENCE if HOSTILE[name].verdict == "run_timeout" else 60.0
     task = gpu.task([(FIRST, good), (SECOND, bad), (THIRD, good)], kind="compare")
     outcome = gpu.run(task, silence_seconds=silence)
-    assert outcome.comparison is not None
-    assert {contender["candidate"] for contender in outcome.comparison["contenders"]} == {FIRST.id, THIRD.id}
+    assert outcome.comparisons["0"] is not None
+    assert {contender["candidate"] for contender in outcome.comparisons["0"]["contenders"]} == {FIRST.id, THIRD.id}
     assert [(result.candidate, result.verdict) for result in outcome.results] == [(SECOND.id, HOSTILE[name].verdict)]
 
 
@@ -134,8 +134,8 @@ def test_a_finalist_that_was_right_only_the_first_times_is_found_after_timing(gp
     bad = built(gpu, "bad", HOSTILE["right only the first ten times"])
     good = built(gpu, "good", CONTROL)
     outcome = gpu.run(gpu.task([(FIRST, bad), (SECOND, good)], kind="compare"))
-    assert outcome.comparison is not None
-    assert [contender["candidate"] for contender in outcome.comparison["contenders"]] == [SECOND.id]
+    assert outcome.comparisons["0"] is not None
+    assert [contender["candidate"] for contender in outcome.comparisons["0"]["contenders"]] == [SECOND.id]
     assert [(result.candidate, result.verdict) for result in outcome.results] == [(FIRST.id, "incorrect")]
     assert "after it was timed" in outcome.results[0].message
 
@@ -156,8 +156,8 @@ def test_only_the_candidate_that_wrote_where_it_must_not_is_wrong(
     assert [result.candidate for result in outcome.results if result.verdict == "incorrect"] == [guilty]
     right = {result.candidate for result in outcome.results if result.verdict == "ok"}
     if kind == "compare":
-        assert outcome.comparison is not None
-        right = {contender["candidate"] for contender in outcome.comparison["contenders"]}
+        assert outcome.comparisons["0"] is not None
+        right = {contender["candidate"] for contender in outcome.comparisons["0"]["contenders"]}
     assert right == {FIRST.id, SECOND.id, THIRD.id} - {guilty}
     # What it may have hit besides affects no other: they are verified in another process.
     assert (gpu.folder / "gpu.opens").read_text() == ("1" if kind == "measure" and place == 2 else "2")
@@ -166,8 +166,8 @@ def test_only_the_candidate_that_wrote_where_it_must_not_is_wrong(
 def test_two_finalists_that_do_harm_leave_the_comparison_to_the_third(gpu: Gpu) -> None:
     bad, worse = built(gpu, "bad", WRITES_LATER), built(gpu, "worse", CHANGES_LATER)
     outcome = gpu.run(gpu.task([(FIRST, bad), (SECOND, built(gpu, "good", CONTROL)), (THIRD, worse)], kind="compare"))
-    assert outcome.comparison is not None
-    assert [contender["candidate"] for contender in outcome.comparison["contenders"]] == [SECOND.id]
+    assert outcome.comparisons["0"] is not None
+    assert [contender["candidate"] for contender in outcome.comparisons["0"]["contenders"]] == [SECOND.id]
     assert {result.candidate for result in outcome.results} == {FIRST.id, THIRD.id}
 
 
@@ -202,6 +202,6 @@ def test_a_library_that_writes_its_own_verdict_is_not_believed(gpu: Gpu) -> None
 def test_a_finalist_that_writes_its_own_comparison_leaves_it(gpu: Gpu) -> None:
     bad = built(gpu, "bad", forger('{"comparison": {"contenders": []}}'))
     outcome = gpu.run(gpu.task([(FIRST, bad), (SECOND, built(gpu, "good", CONTROL))], kind="compare"))
-    assert outcome.comparison is not None
-    assert [contender["candidate"] for contender in outcome.comparison["contenders"]] == [SECOND.id]
+    assert outcome.comparisons["0"] is not None
+    assert [contender["candidate"] for contender in outcome.comparisons["0"]["contenders"]] == [SECOND.id]
     assert [(result.candidate, result.verdict) for result in outcome.results] == [(FIRST.id, "runtime_error")]

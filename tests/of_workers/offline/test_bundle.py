@@ -5,40 +5,28 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cukiln.cli.folders import described, export_bundle
+from cukiln.cli.elsewhere import described, export_bundle
 from cukiln.client import Client
 from cukiln.errors import NotFound, UsageError
 from cukiln.types import Job
-from storage.config.settings import load_settings
 from tests.support.fixtures.elsewhere import REQUEST, Elsewhere, results_in
-from workers.offline.work import Bundle, RequestError, library_path, read_bundle, work_of_bundle
-from workers.supervisor.serve import embedded
+from workers.offline.work import Bundle, BundleError, library_path, read_bundle, work_of_bundle
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A service without a GPU."""
-    data = tmp_path_factory.mktemp("bundle")
-    settings = load_settings(data_dir=data, port=0, workers=2, gpus="none")
-    with embedded(settings) as running, Client(running.url, cache_dir=data / "client") as found:
-        yield found
+@pytest.fixture
+def client(compiling: Client) -> Client:
+    return compiling
 
 
-@pytest.fixture(scope="module")
-def job(client: Client) -> Job:
-    return client.wait(client.submit({"target": "sm_90a", **REQUEST}))
-
-
-@pytest.fixture(scope="module")
-def exported(client: Client, job: Job, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path, _ = export_bundle(client, job.job, tmp_path_factory.mktemp("exported") / "folder")
-    return path.parent
+@pytest.fixture
+def job(exported_job: Job) -> Job:
+    return exported_job
 
 
 @pytest.fixture
@@ -72,7 +60,6 @@ def test_a_bundle_holds_every_candidate_with_its_library(exported: Path, job: Jo
 
 def test_what_is_read_is_what_was_lowered(exported: Path) -> None:
     work = work_of_bundle(read_bundle(exported), exported)
-    assert not work.waiting
     assert {built.state for built in work.builds.values()} == {"ok"}
     for problem in work.problems:
         assert [
@@ -82,7 +69,7 @@ def test_what_is_read_is_what_was_lowered(exported: Path) -> None:
 
 def test_an_exported_bundle_is_measured_without_a_compiler(exported: Path, elsewhere: Elsewhere) -> None:
     out = elsewhere.folder / "out"
-    ended = elsewhere.run(exported, "--out", out, "--nvcc", "/nowhere/nvcc", "--cxx", "/nowhere/g++")
+    ended = elsewhere.run(exported, "--out", out)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     for problem in results_in(out)["problems"]:
         assert [candidate["verdict"] for candidate in problem["candidates"]] == ["ok"] * 3
@@ -106,7 +93,7 @@ def test_the_file_comes_last(client: Client, job: Job, tmp_path: Path, monkeypat
     with pytest.raises(NotFound):
         export_bundle(client, job.job, tmp_path / "half")
     assert not (tmp_path / "half" / "bundle.json").exists()
-    with pytest.raises(RequestError, match="did not write"):
+    with pytest.raises(BundleError, match="did not write"):
         read_bundle(tmp_path / "half")
 
 
@@ -155,7 +142,7 @@ def lose(folder: Path) -> None:
 )
 def test_a_damaged_bundle_is_not_measured(spoil: Callable[[Path], None], words: str, bundle: Path) -> None:
     spoil(bundle)
-    with pytest.raises(RequestError, match=words):
+    with pytest.raises(BundleError, match=words):
         read_bundle(bundle)
 
 
@@ -187,7 +174,7 @@ def lost_kernel(content: Any) -> None:
 )
 def test_a_bundle_that_does_not_fit_together_is_refused(edit: Callable[[Any], None], words: str, bundle: Path) -> None:
     change(bundle, edit)
-    with pytest.raises(RequestError, match=words):
+    with pytest.raises(BundleError, match=words):
         work_of_bundle(read_bundle(bundle), bundle)
 
 

@@ -7,13 +7,19 @@ import shutil
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
+from codegen.lower import lower
+from codegen.operators import operator
+from codegen.search.search import Search
 from codegen.targets import target
+from cukiln.cli.elsewhere import export_bundle
+from cukiln.client import Client
 from cukiln.types import Comparison, Measurement
 from tests.support.fixtures.elsewhere import (
     REQUEST,
@@ -24,13 +30,22 @@ from tests.support.fixtures.elsewhere import (
     verdicts,
 )
 from tests.support.fixtures.queue import wait_for
+from tests.support.gpu.fake_gpu import VARIABLE, configure
 from workers.gpu.interface import Device
 from workers.gpu.task import CandidateResult
-from workers.offline import compile_ahead, measure_bundle
+from workers.offline import measure_bundle
 from workers.offline.measure_all import in_turns
 from workers.offline.measure_bundle import table
 from workers.offline.measured import Conditions, Journal, append_line, in_short, read_lines
-from workers.offline.work import RequestError, Work, default_target_of, require_capability, work_of_request
+from workers.offline.work import (
+    BundleError,
+    Work,
+    WorkProblem,
+    default_target_of,
+    read_bundle,
+    require_capability,
+    work_of_bundle,
+)
 
 DEVICE = Device("Made Up", "GPU-1", (9, 0), "580.1", 132, 50 << 20, 1 << 37)
 
@@ -39,7 +54,7 @@ def result(candidate: str = "c", verdict: str = "ok", **details: Any) -> Candida
     return CandidateResult(candidate, verdict, "", details, None, 0.1, 0.1, 0.2, 0.2)
 
 
-def test_a_request_is_tuned_without_anything_of_the_server(measured: Path) -> None:
+def test_a_bundle_is_measured_without_anything_of_the_server(measured: Path) -> None:
     results = results_in(measured)
     assert results["complete"] is True
     assert verdicts(results) == [["ok"] * 3, ["ok"] * 3]
@@ -53,18 +68,22 @@ def test_a_request_is_tuned_without_anything_of_the_server(measured: Path) -> No
         assert {contender.candidate for contender in comparison.contenders} <= right
 
 
-def test_a_run_that_is_repeated_measures_nothing_again(measured: Path, elsewhere: Elsewhere) -> None:
-    before = len(lines_of(measured / "measured.jsonl", "result")), (measured / "compiled.jsonl").read_bytes()
-    again = elsewhere.run(elsewhere.request(), "--out", measured)
+def test_a_run_that_is_repeated_measures_and_compares_nothing_again(
+    measured: Path, exported: Path, elsewhere: Elsewhere
+) -> None:
+    def done() -> list[int]:
+        return [len(lines_of(measured / "measured.jsonl", kind)) for kind in ("result", "compared")]
+
+    before = done()
+    again = elsewhere.run(exported, "--out", measured)
     assert again.returncode == 0, again.stdout + again.stderr
-    assert (len(lines_of(measured / "measured.jsonl", "result")), (measured / "compiled.jsonl").read_bytes()) == before
-    assert "0 kernels to compile" in again.stdout
+    assert done() == before == [6, 2]
 
 
-def test_a_killed_run_loses_nothing_that_was_measured(elsewhere: Elsewhere) -> None:
+def test_a_killed_run_loses_nothing_that_was_measured(exported: Path, elsewhere: Elsewhere) -> None:
     out = elsewhere.folder / "out"
     journal = out / "measured.jsonl"
-    words = (elsewhere.request(), "--out", out)
+    words = (exported, "--out", out)
     running = elsewhere.start(*words)
     wait_for(lambda: lines_of(journal, "result") or running.poll() is not None, seconds=120, what="a first result")
     running.kill()
@@ -80,9 +99,9 @@ def test_a_killed_run_loses_nothing_that_was_measured(elsewhere: Elsewhere) -> N
     assert verdicts(results_in(out)) == [["ok"] * 3, ["ok"] * 3]
 
 
-def test_what_a_budget_leaves_unmeasured_is_named(elsewhere: Elsewhere) -> None:
+def test_what_a_budget_leaves_unmeasured_is_named(exported: Path, elsewhere: Elsewhere) -> None:
     out = elsewhere.folder / "out"
-    ended = elsewhere.run(elsewhere.request(), "--out", out, "--budget", "0.01")
+    ended = elsewhere.run(exported, "--out", out, "--budget", "0.01")
     results = results_in(out)
     assert ended.returncode == 1
     assert results["complete"] is False
@@ -93,48 +112,65 @@ def test_what_a_budget_leaves_unmeasured_is_named(elsewhere: Elsewhere) -> None:
     assert "wide: 3 skipped: not measured" in ended.stdout
 
 
-def test_a_terminated_run_ends_in_order(elsewhere: Elsewhere) -> None:
+def test_a_terminated_run_ends_in_order(exported: Path, elsewhere: Elsewhere) -> None:
     out = elsewhere.folder / "out"
-    running = elsewhere.start(elsewhere.request(), "--out", out)
+    running = elsewhere.start(exported, "--out", out)
     wait_for(lambda: (out / "measured.jsonl").is_file() or running.poll() is not None, seconds=60)
     running.send_signal(signal.SIGTERM)
     assert running.wait(240) == 130, (elsewhere.folder / "log").read_text()
     assert results_in(out)["complete"] is False
 
 
-def test_one_problem_and_few_candidates_can_be_asked_for(elsewhere: Elsewhere) -> None:
+def test_one_problem_and_few_candidates_can_be_asked_for(exported: Path, elsewhere: Elsewhere) -> None:
     out = elsewhere.folder / "out"
-    ended = elsewhere.run(elsewhere.request(), "--out", out, "--problem", "small", "--limit", "1")
+    ended = elsewhere.run(exported, "--out", out, "--problem", "small", "--limit", "1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    (problem,) = results_in(out)["problems"]
-    assert (problem["name"], len(problem["candidates"]), problem["search"]["keep"]) == ("small", 1, 1)
+    results = results_in(out)
+    assert [problem["name"] for problem in results["problems"]] == ["small"]
+    assert sorted(verdicts(results)[0]) == ["ok", "skipped", "skipped"]
 
 
 @pytest.mark.parametrize(
-    ("request_", "options", "words"),
+    ("options", "words"),
     [
-        ({"problems": []}, (), "not a job request: problems"),
-        ({"problems": [{"operator": "matmult"}]}, (), "problem0: unknown operator 'matmult'"),
-        ({"problems": [{"operator": "matmul", "m": 1, "n": 1}]}, (), "problem0: k: Field required"),
-        ({**REQUEST, "colour": "red"}, (), "not a job request: colour"),
-        ({**REQUEST, "target": "sm_75"}, (), "compiled for sm_75, but"),
-        (REQUEST, ("--problem", "none"), "no problem is called 'none'"),
-        (REQUEST, ("--device", "7"), "there is no GPU 7 on this machine: it has 0 = "),
-        (REQUEST, ("--nvcc", "/nowhere/nvcc"), "/nowhere/nvcc, which is not an executable file"),
+        (("--problem", "none"), "no problem is called 'none'"),
+        (("--device", "7"), "there is no GPU 7 on this machine: it has 0 = "),
     ],
 )
 def test_what_cannot_be_measured_is_a_sentence(
-    request_: dict[str, Any], options: tuple[str, ...], words: str, elsewhere: Elsewhere
+    options: tuple[str, ...], words: str, exported: Path, elsewhere: Elsewhere
 ) -> None:
-    ended = elsewhere.run(elsewhere.request(request_), "--out", elsewhere.folder / "out", *options)
+    ended = elsewhere.run(exported, "--out", elsewhere.folder / "out", *options)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stdout + ended.stderr
     assert words in ended.stderr
     assert not (elsewhere.folder / "out" / "results.json").exists()
 
 
-def test_without_a_gpu_it_says_so(elsewhere: Elsewhere) -> None:
-    (elsewhere.folder / "no_gpu_here.py").write_text("def list_devices():\n    return []\n")
-    command = elsewhere.command(elsewhere.request())
+def test_a_driver_that_cannot_load_the_kernels_ends_it_at_once(
+    exported: Path, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = work_of_bundle(read_bundle(exported), exported)
+    made_by = {"a": {"versions": {"nvrtc": "12.9.86", "ptxas": "12.9.86"}}, "b": {"versions": {"nvcc": "13.2.86"}}}
+    assert [measure_bundle.cuda_of(replace(work, toolchains=some)) for some in ({"a": made_by["a"]}, made_by, {})] == [
+        12, 13, 0,
+    ]  # fmt: skip
+    gpu = configure(elsewhere.folder / "gpu.json", devices=[{"driver": "570.1", "cuda": 12080}])
+    environment = {**elsewhere.environment(), VARIABLE: gpu}
+    monkeypatch.setattr(Elsewhere, "environment", lambda machine: environment)
+    ended = elsewhere.run(exported, "--out", elsewhere.folder / "out")
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stdout + ended.stderr
+    assert "release 580 or later" in ended.stderr
+    assert not (elsewhere.folder / "out").exists()
+
+
+def test_what_is_no_bundle_is_a_sentence(elsewhere: Elsewhere) -> None:
+    ended = elsewhere.run(elsewhere.folder)
+    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stdout + ended.stderr
+    assert "`cukiln export-bundle` did not write" in ended.stderr
+
+
+def test_without_a_gpu_it_says_so(exported: Path, elsewhere: Elsewhere) -> None:
+    command = elsewhere.command(exported)
     command[command.index("tests.support.gpu.fake_gpu")] = "json"  # a module that drives no GPU
     ended = subprocess.run(command, env=elsewhere.environment(), capture_output=True, text=True, check=False)
     assert ended.returncode in (1, 2)
@@ -144,13 +180,19 @@ def test_without_a_gpu_it_says_so(elsewhere: Elsewhere) -> None:
 def test_the_target_of_a_device_is_the_one_that_can_do_most() -> None:
     assert default_target_of((9, 0)) == "sm_90a"
     assert default_target_of((8, 0)) == "sm_80"
-    with pytest.raises(RequestError, match=r"capability 5\.2; there are: sm_75"):
+    with pytest.raises(BundleError, match=r"capability 5\.2; there are: sm_75"):
         default_target_of((5, 2))
+
+
+def test_code_for_another_architecture_is_not_measured() -> None:
+    problem = SimpleNamespace(name="ffn1", target=target("sm_80"))
+    with pytest.raises(BundleError, match=r"compiled for sm_80, but NVIDIA H100 has compute capability 9\.0"):
+        require_capability(cast(Work, SimpleNamespace(problems=[problem])), (9, 0), "NVIDIA H100")
 
 
 def test_an_emulation_is_not_measured_though_a_device_has_its_capability() -> None:
     problem = SimpleNamespace(name="ffn1", target=target("cpu"))
-    with pytest.raises(RequestError, match="ffn1 is compiled for cpu, but NVIDIA A100"):
+    with pytest.raises(BundleError, match="ffn1 is compiled for cpu, but NVIDIA A100"):
         require_capability(cast(Work, SimpleNamespace(problems=[problem])), (8, 0), "NVIDIA A100")
 
 
@@ -180,17 +222,6 @@ def test_a_line_that_was_cut_short_hides_no_other(tmp_path: Path) -> None:
     assert list(read_lines(path)) == [{"first": 1}, {"third": None}]
 
 
-def test_a_damaged_library_is_not_used_but_compiled_again(measured: Path, elsewhere: Elsewhere) -> None:
-    out = Path(shutil.copytree(measured, elsewhere.folder / "out"))
-    (library, *_) = sorted((out / "lib").iterdir())
-    library.write_bytes(library.read_bytes()[:-1] + b"?")
-    words = (elsewhere.request(), "--out", out)
-    ended = elsewhere.run(*words)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "0 kernels to compile" not in ended.stdout
-    assert "0 kernels to compile" in elsewhere.run(*words).stdout
-
-
 def test_the_table_has_a_line_for_each_problem(measured: Path) -> None:
     lines = table(results_in(measured)).splitlines()
     assert lines[1].split()[:2] == ["problem", "candidates"]
@@ -198,34 +229,21 @@ def test_the_table_has_a_line_for_each_problem(measured: Path) -> None:
     assert all(float(line.split()[3]) > 0 for line in lines[2:4])
 
 
-def test_the_benchmark_of_kernels_says_all_of_its_shapes(tmp_path: Path, elsewhere: Elsewhere) -> None:
-    shapes = tmp_path / "shapes.json"
-    shapes.write_text(json.dumps({"tiny": REQUEST["problems"]}))
-    start = (
-        "import sys, pathlib, benchmarks.shapes as s, benchmarks.bench_kernels as b\n"
-        f"found = __import__('json').loads(pathlib.Path({str(shapes)!r}).read_text())\n"
-        "s.shape_sets = lambda: found\n"
-        "sys.exit(b.main())"
+def bench(elsewhere: Elsewhere, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    options = ["--gpu-module", "tests.support.gpu.fake_gpu", "--seconds", "0.01", "--out", "found"]
+    command = [sys.executable, "-m", "benchmarks.bench_kernels", *map(str, words), *options]
+    return subprocess.run(
+        command, env=elsewhere.environment(), cwd=elsewhere.folder, capture_output=True, text=True, check=False
     )
-    command = [
-        sys.executable,
-        "-c",
-        start,
-        "--gpu-module",
-        "tests.support.gpu.fake_gpu",
-        "--limit",
-        "2",
-        "--seconds",
-        "0.01",
-    ]
-    command += ["--out", "found"]
+
+
+def test_the_benchmark_of_kernels_says_all_of_its_shapes(exported: Path, elsewhere: Elsewhere) -> None:
     before = sorted((ROOT / "benchmarks" / "results").iterdir())
-    ended = subprocess.run(
-        command, env=elsewhere.environment(), cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    ended = bench(elsewhere, "--bundle", exported, "--limit", "2")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     answer = json.loads(ended.stdout.splitlines()[-1])
-    assert json.loads((tmp_path / "found" / "kernels.json").read_bytes())["shapes"] == answer["shapes"]
+    kernels = elsewhere.folder / "found" / "kernels.json"
+    assert json.loads(kernels.read_bytes())["shapes"] == answer["shapes"]
     assert sorted((ROOT / "benchmarks" / "results").iterdir()) == before, "a part is not kept"
     assert set(answer["shapes"]) == {"wide", "small"}
     assert answer["prediction"]["fit"]["problems"] + answer["prediction"]["test"]["problems"] == 2
@@ -234,50 +252,48 @@ def test_the_benchmark_of_kernels_says_all_of_its_shapes(tmp_path: Path, elsewhe
         assert entry["us"] > 0
         assert entry["tflops"] > 0
         assert entry["of_ceiling"] > 0
+    # The same of what lies in a folder, without a GPU.
+    shown = bench(elsewhere, "--results", elsewhere.folder / "found", "--no-file")
+    assert json.loads(shown.stdout.splitlines()[-1])["shapes"] == answer["shapes"], shown.stderr
 
 
-def test_the_benchmark_of_kernels_without_a_gpu_is_one_sentence(elsewhere: Elsewhere) -> None:
+@pytest.mark.long
+def test_the_benchmark_of_kernels_compiles_its_shapes(elsewhere: Elsewhere) -> None:
+    ended = bench(elsewhere, "--only", "bert_base/proj", "--limit", "1", "--budget", "400")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert set(json.loads(ended.stdout.splitlines()[-1])["shapes"]) == {"bert_base/proj"}
+
+
+def test_the_benchmark_of_kernels_without_a_gpu_is_one_sentence(exported: Path, elsewhere: Elsewhere) -> None:
     command = [sys.executable, "-m", "benchmarks.bench_kernels", "--only", "square/*"]
     ended = subprocess.run(command, env=elsewhere.environment(), cwd=ROOT, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr.count("\n")) == (2, "", 1), ended.stderr
     assert ended.stderr.startswith("bench-kernels measures on a GPU, and there is none to use: ")
 
 
-def test_the_benchmark_of_kernels_that_is_cut_short_says_what_it_has(tmp_path: Path, elsewhere: Elsewhere) -> None:
-    words = [
-        "--gpu-module",
-        "tests.support.gpu.fake_gpu",
-        "--only",
-        "bert_base/proj",
-        "--limit",
-        "1",
-        "--budget",
-        "0.01",
-    ]
-    command = [sys.executable, "-m", "benchmarks.bench_kernels", *words, "--out", "found"]
-    paths = {"PYTHONPATH": elsewhere.environment()["PYTHONPATH"]}
-    ended = subprocess.run(
-        command, env=elsewhere.environment() | paths, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+def test_the_benchmark_of_kernels_that_is_cut_short_says_what_it_has(exported: Path, elsewhere: Elsewhere) -> None:
+    ended = bench(elsewhere, "--bundle", exported, "--budget", "0.01")
     assert ended.returncode == 1, ended.stdout + ended.stderr
     answer = json.loads(ended.stdout.splitlines()[-1])
-    assert (answer["complete"], answer["without_winner"]) == (False, ["bert_base/proj"])
-    assert answer["ceilings"] == json.loads((tmp_path / "found" / "ceilings.json").read_bytes())["ceilings"]
+    assert (answer["complete"], answer["without_winner"]) == (False, ["small", "wide"])
+    ceilings = json.loads((elsewhere.folder / "found" / "ceilings.json").read_bytes())["ceilings"]
+    assert answer["ceilings"] == ceilings
 
 
-def test_relative_paths_are_those_of_the_caller(elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch) -> None:
-    problems: list[Any] = list(REQUEST["problems"])
-    name = elsewhere.request({"problems": problems[1:], "search": {"level": 0}}).name
+def test_relative_paths_are_those_of_the_caller(
+    exported: Path, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(exported, elsewhere.folder / "bundle")
     monkeypatch.chdir(elsewhere.folder)
     monkeypatch.setenv("CUKILN_GPU_LOCKS", "locks of ours")
-    for words, out in (((name, "--out", "here/out"), "here/out"), ((name,), "request-measured")):
-        options = ["--gpu-module", "tests.support.gpu.fake_gpu", "--seconds", "0.01", "--workers", "2"]
+    options = ["--gpu-module", "tests.support.gpu.fake_gpu", "--seconds", "0.01", "--problem", "small", "--limit", "1"]
+    for words, out in ((["bundle", "--out", "here/out"], "here/out"), (["bundle"], "bundle/measured")):
         assert measure_bundle.main([*words, *options]) == 0
-        assert verdicts(results_in(elsewhere.folder / out)) == [["ok"]]
+        assert sorted(verdicts(results_in(elsewhere.folder / out))[0]) == ["ok", "skipped", "skipped"]
     assert [path.suffix for path in (elsewhere.folder / "locks of ours").iterdir()] == [".lock"]
 
 
-def test_a_run_goes_problem_by_problem_the_cheapest_first_and_compares_each_at_once(measured: Path) -> None:
+def test_a_run_goes_problem_by_problem_the_cheapest_first(measured: Path) -> None:
     names = {
         candidate["candidate"]: problem["name"]
         for problem in results_in(measured)["problems"]
@@ -289,10 +305,13 @@ def test_a_run_goes_problem_by_problem_the_cheapest_first_and_compares_each_at_o
     assert [names[line["compared"][0]] for line in lines if "compared" in line] == ["small", "wide"]
 
 
-def test_with_a_budget_every_problem_is_compared_before_any_has_all_of_its_candidates(elsewhere: Elsewhere) -> None:
+def test_with_a_budget_every_problem_is_compared_before_any_has_all_of_its_candidates(
+    compiling: Client, elsewhere: Elsewhere
+) -> None:
     out = elsewhere.folder / "out"
-    request = {**REQUEST, "search": {"level": 1, "limit": 6}}
-    ended = elsewhere.run(elsewhere.request(request), "--out", out, "--budget", "600")
+    job = compiling.wait(compiling.submit({"target": "sm_90a", **REQUEST, "search": {"level": 1, "limit": 6}}))
+    bundle, _ = export_bundle(compiling, job.job, elsewhere.folder / "bundle")
+    ended = elsewhere.run(bundle.parent, "--out", out, "--budget", "600")
     assert ended.returncode == 0, ended.stdout + ended.stderr
     results = results_in(out)
     predicted = {
@@ -315,6 +334,13 @@ def test_with_a_budget_every_problem_is_compared_before_any_has_all_of_its_candi
     assert sum(result for result, _ in told) == len(names) > 8
 
 
+def lowered_problem(fields: dict[str, Any]) -> WorkProblem:
+    kind, sheet = operator(fields["operator"]), target("sm_90a")
+    problem = kind.parse({name: value for name, value in fields.items() if name != "name"})
+    candidates = lower(problem, sheet, Search(level=0)).candidates
+    return WorkProblem(fields["name"], kind, problem, sheet, {}, candidates, {})
+
+
 def test_operators_and_dtypes_have_turns_so_that_none_waits_for_all_of_another() -> None:
     """However many and however expensive the problems of one kind are."""
     convolution = {"n": 1, "h": 14, "w": 14, "r": 1, "s": 1, "c": 64}
@@ -326,27 +352,9 @@ def test_operators_and_dtypes_have_turns_so_that_none_waits_for_all_of_another()
     given += [{"name": f"sum {n}", "operator": "reduce", "shape": [64, n], "axes": [1]} for n in (512, 256)]
     given += [{"name": "half sum", "operator": "reduce", "shape": [64, 4096], "axes": [1], "dtype": "float16"}]
     given += [{"name": "product", "operator": "matmul", "m": 2048, "n": 2048, "k": 2048}]
-    toolchain = SimpleNamespace(digest="0" * 64, describe=dict)
-    work = work_of_request({"search": {"level": 0}, "problems": given}, "sm_90a", toolchain)  # type: ignore[arg-type]
-    turns = [turn.name for turn in in_turns(work.problems)]
+    turns = [turn.name for turn in in_turns(map(lowered_problem, given))]
     assert sorted(turns[:5]) == ["conv2d 64", "conv2d_wgrad 64", "half sum", "product", "sum 256"]
     assert turns[5:] == ["sum 512", "conv2d 128", "conv2d_wgrad 128", "conv2d 256", "conv2d_wgrad 256"]
-
-
-def test_kernels_of_the_first_problems_are_compiled_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    toolchain = SimpleNamespace(digest="0" * 64, describe=dict)
-    work = work_of_request(REQUEST, "sm_90a", toolchain)  # type: ignore[arg-type]
-    ordered = in_turns(work.problems)
-    assert [problem.name for problem in ordered] == ["small", "wide"]
-    kernels = [{candidate.kernel for candidate in problem.candidates} for problem in ordered]
-    monkeypatch.setattr(compile_ahead, "WAVE_SECONDS", 0.01)
-    waves = list(compile_ahead.waves_of(work, ordered, workers=2))
-    assert [{kernel for members, _ in wave for kernel in members} for wave in waves] == kernels
-    monkeypatch.setattr(compile_ahead, "WAVE_SECONDS", 1000.0)
-    (together,) = compile_ahead.waves_of(work, ordered, workers=2)
-    assert sorted(kernel.id for members, _ in together for kernel in members) == sorted(
-        kernel.id for kernel, _ in work.waiting.values()
-    )
 
 
 def test_results_keep_the_worst_error_of_a_verification_and_what_was_wrong() -> None:

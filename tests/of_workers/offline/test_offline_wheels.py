@@ -1,4 +1,4 @@
-"""`make offline-wheels`: what a machine without a network lacks, for its Python; and the list is whole."""
+"""`make offline-wheels`, of `make carry`: what a machine without a network lacks, for its Python; the list is whole."""
 
 from __future__ import annotations
 
@@ -43,7 +43,8 @@ def test_the_group_names_all_that_its_packages_need(group: set[str]) -> None:
 def test_what_a_stand_alone_run_imports_is_of_the_group(group: set[str]) -> None:
     code = (
         "import sys, importlib.metadata as m\n"
-        "import workers.offline.measure_bundle, workers.gpu.run_on_gpu, codegen.dtypes\n"
+        "import workers.offline.there, workers.offline.measure_bundle, workers.gpu.run_on_gpu\n"
+        "import tests.gpu.confirm_primitives, tests.gpu.check_measuring, tests.gpu.check_workspaces\n"
         "owners = m.packages_distributions()\n"
         "tops = {name.partition('.')[0] for name in sys.modules}\n"
         "print(*sorted({owner for top in tops for owner in owners.get(top, ())}))"
@@ -104,4 +105,4 @@ def test_the_wheels_work_alone(tmp_path: Path, group: set[str]) -> None:
     assert ended.returncode == 0, ended.stderr
 
 
-_ALONE = "import sys; sys.path[:0] = {paths}; import workers.offline.measure_bundle, workers.gpu.run_on_gpu, pynvml"
+_ALONE = "import sys; sys.path[:0] = {paths}; import workers.offline.there, workers.gpu.run_on_gpu, pynvml"

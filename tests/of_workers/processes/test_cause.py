@@ -15,7 +15,7 @@ import pytest
 from codegen.kernel import Candidate
 from tests.support.fixtures.compile import LIMITS, SM_90A, probe_candidate
 from tests.support.processes.hunter import until_hit
-from workers.compile.compile_group import GroupOutcome, compile_group, compile_to_the_end
+from workers.compile.compile_group import GroupOutcome, compile_group
 from workers.compile.toolchain import Toolchain
 from workers.cpu.verify import verify_on_cpu
 from workers.processes.cause import CRASH_SIGNALS, MACHINE_SIGNALS, Cause, cause_of, signals_in
@@ -103,7 +103,7 @@ def steps(
     toolchain: Toolchain, processes: Processes, candidates: list[Candidate], tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Callable[[], Any]]:
     """What runs tools. Each raises InfrastructureError, or returns whether all its kernels came out right."""
-    one, two = candidates
+    one, _ = candidates
 
     def of_groups(outcomes: list[GroupOutcome]) -> bool:
         states = [outcome.status for group in outcomes for outcome in group.outcomes.values()]
@@ -111,10 +111,6 @@ def steps(
 
     def compiled() -> bool:
         return of_groups([compile_group([one.kernel], SM_90A, toolchain, processes, LIMITS)])
-
-    def offline() -> bool:
-        kernels = [one.kernel, two.kernel]
-        return of_groups(list(compile_to_the_end(kernels, SM_90A, toolchain, processes, LIMITS)))
 
     def verified() -> bool:
         (verdict,) = verify_on_cpu([one.kernel], toolchain, processes, LIMITS, seed=1)
@@ -130,7 +126,7 @@ def steps(
     (folder / "launch.cpp").write_text("#include <cstdio>\nint launch() { return 1; }\n")
 
     def reproduced() -> bool:
-        parts = (("device", "NVCC", toolchain.nvcc), ("library", "CXX", toolchain.host_compiler))
+        parts = (("device", "NVCC", toolchain.device_compiler.path), ("library", "CXX", toolchain.host_compiler))
         for part, variable, program in parts:
             built, words = driver._build(folder, part, driver.Compiler(variable, str(program), "named"))
             if built is None:
@@ -139,16 +135,12 @@ def steps(
                 return False
         return True
 
-    return {
-        "compile": compiled, "offline": offline, "verify": verified, "finish": finished, "reproduce": reproduced
-    }  # fmt: skip
+    return {"compile": compiled, "verify": verified, "finish": finished, "reproduce": reproduced}
 
 
 HOST = ("g++", "cc1plus", "as", "ld")
 ALL = ("nvcc", "cicc", "ptxas", *HOST)
-TOOLS: dict[str, Sequence[str]] = {"compile": ALL, "offline": ALL, "verify": HOST, "finish": ALL, "reproduce": ALL}
-# Of `offline`, which runs them as `compile` does and takes twice as long.
-ONE_OF_EACH_COMMAND: dict[str, Sequence[str]] = {"offline": ("cicc", "cc1plus", "ld")}
+TOOLS: dict[str, Sequence[str]] = {"compile": ALL, "verify": HOST, "finish": ALL, "reproduce": ALL}
 
 
 def test_nvcc_starts_no_tool_but_those_of_the_table(toolchain: Toolchain, tmp_path: Path) -> None:
@@ -182,7 +174,7 @@ def test_a_killed_tool_says_nothing_about_the_kernel(
     assert isinstance(outcome, InfrastructureError), outcome
 
 
-@pytest.mark.parametrize(("step", "tool", "number"), table(TOOLS | ONE_OF_EACH_COMMAND, CRASHES))
+@pytest.mark.parametrize(("step", "tool", "number"), table(TOOLS, CRASHES))
 def test_a_tool_that_crashes_once_is_run_once_more(
     steps: dict[str, Callable[[], Any]], step: str, tool: str, number: signal.Signals
 ) -> None:

@@ -10,18 +10,20 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.processes.fences import NAMESPACES, processes_with
+from storage.config.settings import load_settings
+from tests.support.processes.fences import NAMESPACES, machine, processes_with
 from tests.support.processes.running import running_with
 from tests.support.run.places import ROOT
 from workers.processes import process_stream
 from workers.processes import processes as processes_module
 from workers.processes.process_stream import Finished
-from workers.processes.processes import InfrastructureError, Limits, Processes, ProgramMissing
+from workers.processes.processes import InfrastructureError, Limits, Processes, ProgramMissing, fenced_processes
 
 LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory_bytes=400 << 20, output_bytes=1 << 20)
 # Not what is first on PATH: the fence shows no environment.
@@ -339,3 +341,13 @@ def test_the_machines_faults_are_distinguished_from_the_works(finished: Finished
 )
 def test_the_works_own_faults_are_not_the_machines(finished: Finished) -> None:
     assert finished.infrastructure_failure() is None
+
+
+def test_namespaces_can_be_left_out_by_a_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUKILN_PID_NAMESPACES", "false")
+    with closing(fenced_processes(load_settings(data_dir=tmp_path / "data"))) as without:
+        means = without.means
+        assert (means.namespaces, means.network, means.proc) == ("", False, False)
+        assert (means.landlock, means.sockets, means.users) == (machine().landlock, machine().sockets, machine().users)
+        # Its parent is the sub-reaper, which is not process 1 of a namespace of its own.
+        assert int(run(without, "echo $$", tmp_path).stdout) > 2

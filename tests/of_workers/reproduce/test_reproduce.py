@@ -28,15 +28,16 @@ from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain, veri
 from tests.support.run.places import ROOT
 from tests.support.service.stored_candidate import store_candidate
 from workers.compile.compile_group import compile_group
+from workers.compile.toolchain import Nvrtc, Toolchain, find_toolchain
 from workers.reproduce.write_folder import CannotReproduce, is_written, write_folder
 
 ARCH = "sm_90a"
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def facts_of(candidate: Candidate, **changes: Any) -> CandidateFacts:
+def facts_of(candidate: Candidate, tools: Toolchain | None = None, **changes: Any) -> CandidateFacts:
     """What the service would know of it: compiled by nvcc, verified on the CPU."""
-    outcome = compile_group([candidate.kernel], target(ARCH), toolchain(), processes(), LIMITS)
+    outcome = compile_group([candidate.kernel], target(ARCH), tools or toolchain(), processes(), LIMITS)
     built = outcome.outcomes[candidate.kernel.id]
     (verdict,) = verify([candidate.kernel], seed=7)
     assert (built.status, verdict.verdict) == ("ok", "ok")
@@ -52,7 +53,7 @@ def facts_of(candidate: Candidate, **changes: Any) -> CandidateFacts:
         "kernel": candidate.kernel.id,
         "slice": slice_digest(candidate.kernel),
         "code_digest": built.code_digest,
-        "toolchain": toolchain().describe(),
+        "toolchain": (tools or toolchain()).describe(),
         "verdict": "ok",
         "message": None,
         "details": {"venue": "cpu", "plan_version": "x", **verdict.details},
@@ -95,7 +96,7 @@ def run(bare_python: Path, tmp_path: Path) -> Run:
 
     def start(folder: Path, *arguments: str, without: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
-        environment |= {"NVCC": str(toolchain().nvcc), "CXX": str(toolchain().host_compiler)}
+        environment |= {"NVCC": str(toolchain().device_compiler.path), "CXX": str(toolchain().host_compiler)}
         if without:
             environment[without] = f"no-such-{without.lower()}"
         environment |= changes
@@ -203,7 +204,7 @@ def other_nvcc(tmp_path: Path) -> Path:
     folder.mkdir(parents=True)
     (folder / "nvcc").write_text(
         '#!/bin/sh\n[ "$1" = --version ] && { echo "Cuda compilation tools, release 13.0, V13.0.48"; exit 0; }\n'
-        f'exec "{toolchain().nvcc}" "$@" $CUKILN_TEST_FLAGS\n'
+        f'exec "{toolchain().device_compiler.path}" "$@" $CUKILN_TEST_FLAGS\n'
     )
     (folder / "nvcc").chmod(0o755)
     return folder
@@ -214,7 +215,7 @@ def wheels(tmp_path: Path) -> Path:
     """A folder of packages whose one is nvcc's."""
     packages = tmp_path / "packages"
     packages.mkdir()
-    found = next(folder for folder in toolchain().nvcc.parents if folder.name == "nvidia")
+    found = next(folder for folder in toolchain().device_compiler.path.parents if folder.name == "nvidia")
     (packages / "nvidia").symlink_to(found)
     return packages
 
@@ -275,6 +276,24 @@ def test_the_nvcc_of_this_python_s_wheels_goes_before_the_one_in_path(
     assert f"here: {other_nvcc / 'nvcc'}, named by NVCC: " in named.stdout
 
 
+def test_what_nvrtc_compiled_is_compiled_by_it_again(candidate: Candidate, tmp_path: Path, run: Run) -> None:
+    tools = find_toolchain(processes(), cuda=12)
+    compiler = tools.device_compiler
+    if not isinstance(compiler, Nvrtc):
+        pytest.skip(f"this machine compiles by {compiler.path}")
+    write_folder(facts_of(candidate, tools), tmp_path / "folder")
+    there = {"NVRTC": str(compiler.path), "PTXAS": str(compiler.ptxas), "NVCC": ""}
+    done = run(tmp_path / "folder", **there)
+
+    assert (done.returncode, counted(done)) == (0, ["AGREES  code digest", "AGREES  verdict"]), (
+        done.stdout + done.stderr
+    )
+    assert "recorded with nvrtc 12.9.86, ptxas 12.9.86" in done.stdout
+    without = run(tmp_path / "folder", NVCC="")  # its Python has NumPy alone
+    assert (without.returncode, counted(without)[0]) == (2, "CANNOT  code digest"), without.stdout
+    assert "pip install nvidia-cuda-nvrtc-cu12" in without.stdout
+
+
 def test_without_a_host_compiler_the_verdict_cannot_be_looked_at(folder: Path, run: Run) -> None:
     done = run(folder, without="CXX")
 
@@ -315,7 +334,7 @@ def test_a_recorded_compile_error_agrees_where_the_kernel_still_does_not_compile
 
 
 def test_the_folder_names_no_path_of_this_machine(written: Path) -> None:
-    here = {str(Path.home()), str(ROOT), sys.prefix, str(toolchain().nvcc), str(written)}
+    here = {str(Path.home()), str(ROOT), sys.prefix, str(toolchain().device_compiler.path), str(written)}
     for path in written.rglob("*"):
         if path.is_file():
             data = path.read_bytes()

@@ -23,6 +23,7 @@ from workers.steps import STEPS
 from workers.steps.compile import WrongToolchain
 from workers.steps.context import Cancel, StepContext
 
+engine = import_module("workers.gpu.engine")
 step = import_module("workers.steps.measure")  # the package has its function under the same name
 THREE = search(factor=[1, 2, 3])
 
@@ -319,9 +320,9 @@ def test_attempts_that_find_nothing_are_as_many_as_the_settings_say(
 ) -> None:
     def nothing(task: GpuTask, *_: Any, **__: Any) -> Outcome:
         gpu_line.gpu.tasks.append(task)
-        return Outcome(DEVICE, [], None, 1.0, 1.0)
+        return Outcome(DEVICE, [], {}, 1.0, 1.0)
 
-    monkeypatch.setattr(step, "run_gpu_task", nothing)
+    monkeypatch.setattr(engine, "run_gpu_task", nothing)
     monkeypatch.setattr(gpu_line.workplace, "settings", gpu_line.world.settings.model_copy(update={"max_attempts": 2}))
     job = gpu_line.job((probe(), THREE))
     assert len(gpu_line.gpu.tasks) == 2

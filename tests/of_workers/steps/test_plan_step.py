@@ -25,7 +25,7 @@ from tests.support.fixtures.queue import QueueWorld
 from tests.support.fixtures.storage import problem_ids
 from workers import wake_ups
 from workers.processes.processes import Processes
-from workers.steps.context import Cancel, Cancelled, HandBack, StepContext, Workplace
+from workers.steps.context import Cancel, Cancelled, GiveUp, HandBack, StepContext, Workplace
 
 step = import_module("workers.steps.plan")  # the package has its function under the same name
 MATMUL = {"operator": "matmul", "m": 64, "n": 64, "k": 64}
@@ -127,6 +127,12 @@ def test_a_cancelled_job_is_not_recorded_any_further(planner: Planner, monkeypat
         planner.plan(limit=5, cancel=cancel)
     with planner.database.read() as session:
         assert len(session.scalars(select(CandidateRow.candidate)).all()) == 2
+
+
+def test_a_job_that_was_accepted_for_another_cuda_is_given_up(planner: Planner) -> None:
+    planner.workplace.settings = planner.workplace.settings.model_copy(update={"cuda": 12})
+    with pytest.raises(GiveUp, match="p: it was accepted for CUDA 13, and this worker compiles by CUDA 12"):
+        planner.plan()
 
 
 def test_a_planner_gives_way_to_another_job_between_two_problems(

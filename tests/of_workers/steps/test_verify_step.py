@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from codegen.primitives import HOPPER_SUMS
 from storage.config.settings import load_settings
 from tests.support.kernels.cpu_helpers import matmul_kernel
 from workers.cpu.verify import CpuVerdict, cpu_plans
@@ -33,14 +34,15 @@ def test_the_setting_decides_how_kernels_are_run_and_which_verdicts_count(
         return [SimpleNamespace(kernel_json=kernel.to_json(), slice="s")]
 
     def verify(kernels: object, *_: object, **options: Any) -> list[CpuVerdict]:
-        asked["sanitize"] = options["sanitize"]
+        asked.update({name: options[name] for name in ("sanitize", "sums")})
         raise Stop
 
     monkeypatch.setattr(step, "builds_to_verify", to_verify)
     monkeypatch.setattr(step, "verify_on_cpu", verify)
     with pytest.raises(Stop):
         step.verify(context())
-    assert asked == {"version": cpu_plans(sanitize=sanitize), "sanitize": sanitize}
+    plans = cpu_plans(sanitize=sanitize, sums=HOPPER_SUMS)
+    assert asked == {"version": plans, "sanitize": sanitize, "sums": HOPPER_SUMS}
 
 
 def context() -> StepContext:
@@ -53,6 +55,5 @@ def context() -> StepContext:
 
     database = SimpleNamespace(read=Session, clock=SimpleNamespace(new_id=lambda: "0" * 32))
     place: Any = SimpleNamespace(settings=load_settings(), database=database, processes=None, toolchain=None)
-    return StepContext(
-        place, SimpleNamespace(ref="group/plan", is_alone=False, is_lost=False), SimpleNamespace(is_set=lambda: False)
-    )  # type: ignore[arg-type]
+    lease = SimpleNamespace(ref="group/plan", target="sm_90a", is_alone=False, is_lost=False)
+    return StepContext(place, lease, SimpleNamespace(is_set=lambda: False))  # type: ignore[arg-type]

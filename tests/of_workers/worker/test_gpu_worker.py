@@ -11,21 +11,23 @@ from pathlib import Path
 
 import pytest
 
+from codegen.identity import CUDA
 from cukiln.cli import doctor
 from storage.config.files import UMASK
 from storage.config.own_modules import gpu_plans
 from storage.config.settings import load_settings
 from storage.entities.heartbeats import LiveDevice, drain_device, live_devices
 from tests.support.fixtures.queue import QueueWorld, make_world, wait_for
-from tests.support.gpu.fake_gpu import configure
+from tests.support.gpu.fake_gpu import VARIABLE, configure
 from tests.support.processes.fences import machine
 from workers import wake_ups
+from workers.gpu.driver import FIRST_DRIVERS, require_driver
 from workers.gpu.interface import Device, DriverTooOld, GpuMissing
 from workers.processes.fence.access import ROOT
 from workers.processes.processes import Processes, fenced_processes
 from workers.supervisor.valkey import EmbeddedValkey
 from workers.worker import gpu_worker, main
-from workers.worker.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus, require_driver
+from workers.worker.gpu_worker import EXIT_DRAINED, DeviceBeat, find_gpus
 
 FAKE = "tests.support.gpu.fake_gpu"
 CLASS = "Simulated GPU"
@@ -75,16 +77,38 @@ def test_a_driver_that_cannot_load_the_kernels_ends_the_worker_before_it_takes_a
     if not too_old:
         assert find_gpus(settings, processes) == [here]
         return
-    words = rf"\(570.1\) is for CUDA {cuda // 1000}.8, .* by CUDA 13, .* release 580 or later, .*CUKILN_NVCC"
+    words = rf"\(570.1\) is for CUDA {cuda // 1000}.8, .* by CUDA 13, .* release 580 or later, .*"
     with pytest.raises(DriverTooOld, match=words):
         find_gpus(settings, processes)
+
+
+def test_a_driver_with_which_no_gpu_can_be_listed_is_said_to_be_too_old(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, configure(tmp_path / "gpu.json", too_old="older than CuPy"))
+    with pytest.raises(DriverTooOld, match="older than CuPy"):
+        find_gpus(load_settings(gpu_module=FAKE), processes)
 
 
 def test_kernels_of_cuda_12_need_an_older_driver() -> None:
     require_driver([replace(device(0), cuda=12040)], 12)
     with pytest.raises(DriverTooOld, match="release 525 or later"):
         require_driver([replace(device(0), cuda=11080)], 12)
-    assert gpu_worker.FIRST_DRIVERS == doctor.FIRST_DRIVERS and gpu_worker.CUDA_OF_KERNELS == doctor.CUBINS_OF
+    assert doctor.FIRST_DRIVERS == FIRST_DRIVERS and doctor.CUBINS_OF == CUDA == load_settings().cuda
+
+
+@pytest.mark.parametrize(("driver", "too_old"), [(12080, False), (13000, False), (11080, True)])
+def test_a_worker_of_cuda_12_takes_work_where_one_of_13_would_not(
+    driver: int, too_old: bool, processes: Processes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = replace(device(0), cuda=driver)
+    monkeypatch.setattr(gpu_worker, "probe", lambda *_: [here])
+    settings = load_settings(gpu_module=FAKE, cuda=12)
+    if not too_old:
+        assert find_gpus(settings, processes) == [here]
+        return
+    with pytest.raises(DriverTooOld, match=r"compiled by CUDA 12, .* release 525 or later, or use another machine"):
+        find_gpus(settings, processes)
 
 
 def test_gpus_are_listed_by_a_child(processes: Processes) -> None:

@@ -17,6 +17,7 @@ from codegen.kernel import Candidate, Kernel
 from codegen.targets import target
 from tests.operators.harness.declarations import Declarations, RandomCases
 from tests.support.fixtures.compile import LIMITS
+from tests.support.kernels.compile_to_the_end import compile_to_the_end
 from tests.support.kernels.random_cases import (
     SPREAD,
     SPREAD_SEEDS,
@@ -25,7 +26,6 @@ from tests.support.kernels.random_cases import (
     seed_of_this_run,
     too_seldom,
 )
-from workers.compile.compile_group import compile_to_the_end
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
@@ -73,12 +73,11 @@ def test_random_cases_are_right(declared: Declarations, drawn: Mapping[str, Case
 @pytest.mark.timeout(6 * 3600)
 def test_five_thousand_random_cases_are_right(declared: Declarations, tmp_path: Path) -> None:
     seed = seed_of_this_run()
-    cases: list[tuple[str, Candidate]] = []
-    for part in range(20):
-        some = of(declared).draws(250, seed + part)
-        proofs = prove(some, tmp_path / str(part), seed=seed)
+    cases = [case for part in range(20) for case in of(declared).draws(250, seed + part)]
+    cases.sort(key=lambda case: case[1].kernel.id)  # g++ compiles a kernel once for all its problems in a file
+    for first in range(0, len(cases), 250):
+        proofs = prove(cases[first : first + 250], tmp_path / str(first), seed=seed)
         require_right(proofs, of(declared).extents)
-        cases += [(proof.arch, proof.candidate) for proof in proofs]
     counts = properties_of(declared, cases)
     assert too_seldom(counts, of(declared).spread, len(cases)) == {}, "fewer than wanted"
     assert all(counts[name] >= least for name, least in of(declared).in_5000.items()), counts

@@ -6,6 +6,7 @@ a measurement: the product is called "Simulated GPU" and everything it says of i
 
 What it does is read from the JSON file that NVIDIA_SIMULATED_GPU names (variables with that prefix reach the child):
 
+    too_old       why no GPU can be listed with this driver
     devices       list of fields of Device, each over the defaults below
     times         {"KERNEL" or "KERNEL@LAUNCH": µs}: the first digits of a kernel's id, launch values joined by commas
     noise, seed   standard deviation of a time as a share of it; what decides the noise
@@ -46,7 +47,7 @@ from codegen.text.render_cpu import render_cpu
 from workers.cpu.build import CPU_FLAGS
 from workers.cpu.library import STATUSES, _Call
 from workers.cuda.library_entries import LibraryEntries, load_failure
-from workers.gpu.interface import Device, GpuFault, GpuMissing, LaunchRefused
+from workers.gpu.interface import Device, DriverTooOld, GpuFault, GpuMissing, LaunchRefused
 
 VARIABLE = "NVIDIA_SIMULATED_GPU"
 NAME = "Simulated GPU"
@@ -82,6 +83,8 @@ def configure(path: Path, **fields: Any) -> str:
 
 
 def list_devices() -> list[Device]:
+    if words := _configuration().get("too_old"):
+        raise DriverTooOld(words)
     return [Device.from_dict({**DEFAULT_DEVICE, **one}) for one in _configuration().get("devices", [{}])]
 
 

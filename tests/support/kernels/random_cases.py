@@ -36,7 +36,8 @@ from codegen.targets import target
 from tests.support.fixtures.codegen import EVERY_NODE
 from tests.support.kernels.cpu_helpers import loaded, processes, verify
 from tests.support.kernels.mutants import write_operator
-from workers.cpu.verify import CpuVerdict
+from workers.cpu.verify import KERNEL_CPU_SECONDS, KERNEL_WALL_SECONDS, CpuVerdict
+from workers.processes.processes import Processes
 
 # (dtype, allow_tf32); bf16, tf32 and int8 have no tensor cores on sm_75.
 KINDS = (("float16", False), ("bfloat16", False), ("float32", True), ("int8", False), ("float32", False))
@@ -254,13 +255,20 @@ def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int) ->
     with loaded(made), ThreadPoolExecutor(2) as pool:
         kernels = [[_renamed(name, one.kernel) for _, one in part] for name, part in zip(names, parts, strict=True)]
         runner = processes()  # of this thread
-        verdicts = list(pool.map(lambda asked: verify(asked, seed=seed, runner=runner), kernels))
+        verdicts = list(pool.map(lambda asked: _verified(asked, seed, runner), kernels))
     judged = {verdict.kernel_id: verdict for part in verdicts for verdict in part}
     return [
         Proof(arch, candidate, judged[kernel.id])
         for asked, part in zip(kernels, parts, strict=True)
         for kernel, (arch, candidate) in zip(asked, part, strict=True)
     ]
+
+
+def _verified(kernels: Sequence[Kernel], seed: int, runner: Processes) -> list[CpuVerdict]:
+    """A kernel has the time of a plan for each of its problems."""
+    problems = max(Counter(kernel.id for kernel in kernels).values())
+    seconds, wall = problems * KERNEL_CPU_SECONDS, problems * KERNEL_WALL_SECONDS
+    return verify(kernels, seed=seed, runner=runner, kernel_cpu_seconds=seconds, kernel_wall_seconds=wall)
 
 
 def too_seldom(counts: Counter[str], wanted: Mapping[str, int], drawn: int) -> dict[str, int]:

@@ -18,6 +18,7 @@ LONGEST = (
     "integration/test_cli_real_service.py",
     "of_workers/gpu/test_gpu_hostile.py",
     "integration/test_job_control.py",
+    "of_workers/offline/test_measuring_elsewhere.py",
     "of_workers/offline/test_measure_bundle.py",
     "operators/matmul/test_tensor_ptx.py",
     "operators/conv2d/test_conv2d_ring.py",

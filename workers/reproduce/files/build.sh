@@ -6,7 +6,7 @@
 #   sh build.sh cpu        kernel_cpu.cpp -> build/kernel_cpu.so
 #   sh build.sh            all of them
 set -eu
-NVCC=${NVCC:-nvcc}
+NVCC=${NVCC:-@NVCC@}
 CXX=${CXX:-g++}
 mkdir -p "$(dirname "$0")/build"
 cd "$(dirname "$0")/build"

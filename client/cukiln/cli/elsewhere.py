@@ -1,0 +1,227 @@
+"""`cukiln export-bundle` and `import-results`: jobs that are measured on a machine without a service."""
+
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from cukiln.cli.console import AsJson, OfTarget, Url, given, given_path, make_console
+from cukiln.cli.exit_codes import OF_STATE
+from cukiln.cli.packing import packing
+from cukiln.cli.server import find_client, own_client
+from cukiln.cli.table import print_job
+from cukiln.cli.tune import job_json, show_progress
+from cukiln.cli.winners import lookup_request
+from cukiln.client import Client
+from cukiln.counted import counted
+from cukiln.errors import UsageError, WaitTimeout
+from cukiln.job_request import read_request
+from cukiln.local_cache import write_atomically
+from cukiln.printable import printable
+from cukiln.types import Job
+
+BUNDLE_FILE, LIBRARIES, RESULTS_FILE, JOB_FILE = "bundle.json", "lib", "results.json", "job.json"
+PACKED_RESULTS = "results-*.json.gz"
+MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by default
+
+elsewhere_app = typer.Typer()
+
+
+@elsewhere_app.command("export-bundle")
+def export_job(
+    what: Annotated[
+        str, typer.Argument(metavar="JOB|FILE", parser=given, help="A job's id; with --compile-only a request in JSON.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", parser=given_path, help="The folder. Default: JOB-bundle, FILE-bundle.")
+    ] = None,
+    compile_only: Annotated[
+        bool,
+        typer.Option("--compile-only", help="Compile and prove FILE first, by a service for this, which needs no GPU."),
+    ] = False,
+    target: OfTarget = None,
+    seconds: Annotated[
+        float | None, typer.Option("--seconds", min=1, help="Of compiling; then what is there. Default: all of it.")
+    ] = None,
+    part_bytes: Annotated[
+        str | None,
+        typer.Option("--part-bytes", help="Pack all that another machine needs in parts of this size, such as 16M."),
+    ] = None,
+    wheels: Annotated[
+        Path | None, typer.Option("--wheels", help="Of `make offline-wheels`. Default: build/offline-wheels.")
+    ] = None,
+    url: Url = None,
+) -> None:
+    """Write what a machine that has a GPU and no service needs to measure JOB, or FILE: docs/measuring-elsewhere.md.
+
+    With --compile-only OUT keeps that service's data: the same command continues. --part-bytes packs OUT/carried.
+    """
+    if not compile_only and (part_bytes or seconds):
+        raise UsageError("--part-bytes and --seconds go with --compile-only")
+    folder = (out or Path(f"{Path(what).stem}-bundle")).absolute()
+    pack = packing(wheels, part_bytes) if part_bytes else None
+    if not compile_only:
+        with find_client(url) as client:
+            path, bundle = export_bundle(client, what, folder)
+    else:
+        request = read_request(what, target)
+        with own_client(folder / "service") as client, show_progress(make_console(stderr=True)) as progress:
+            path, bundle = compile_bundle(client, request, folder, seconds=seconds, progress=progress)
+            if pack:
+                name, beside = pack.beside(bundle["problems"][0]["target"])
+                write_atomically(folder / name, winner_library(client, beside))
+    typer.echo(printable(f"{path}: {described(bundle)}"))
+    if pack:
+        typer.echo(printable(pack.pack(folder)))
+
+
+@elsewhere_app.command("import-results")
+def import_measured(
+    results: Annotated[
+        Path,
+        typer.Argument(metavar="FOLDER|FILE", parser=given_path, help="What was brought back, or a results.json."),
+    ],
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Send what was measured elsewhere to the service, which builds and publishes winners. Sent again, it changes
+    nothing; of a run that is not finished, what is there.
+
+    Exit code 3 when some problems have no winner.
+    """
+    console = make_console()
+    with find_client(url) as client:
+        jobs = [client.wait(job) for job in import_results(client, results)]
+    for job in jobs:
+        if as_json:
+            typer.echo(json.dumps(job_json(job)))
+        else:
+            print_job(console, job)
+    raise typer.Exit(max(OF_STATE[job.state] for job in jobs))
+
+
+def export_bundle(client: Client, job_id: str, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """The job's libraries, then `bundle.json`: its path and content. Raises `UsageError` where there is no library."""
+    bundle = client.bundle(job_id)
+    libraries = sorted({candidate["library"] for candidate in _candidates(bundle) if candidate["library"]})
+    if not libraries:
+        raise UsageError(
+            f"job {job_id} has no library to measure: it is not compiled yet, or all of it was answered from the "
+            "cache; export the job that compiled it"
+        )
+    for digest in libraries:
+        write_atomically(folder / LIBRARIES / f"{digest}.so", client.blob(digest, "so"))
+    path = folder / BUNDLE_FILE
+    write_atomically(path, (json.dumps(bundle, indent=1) + "\n").encode())
+    return path, bundle
+
+
+def compile_bundle(
+    client: Client, request: Mapping[str, Any], folder: Path, *, seconds: float | None = None, progress: Any = None
+) -> tuple[Path, dict[str, Any]]:
+    """Have the request compiled and proved, or continue that, then export it: what is there after `seconds`. The job's
+    id stands in the folder. Raises `UsageError` where that is another request's."""
+    path, digest = folder / JOB_FILE, hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+    if path.is_file():
+        stored = json.loads(path.read_bytes())
+        if stored["request"] != digest:
+            raise UsageError(f"{folder} holds the bundle of another request: name another folder with --out")
+        job = client.job(stored["job"])
+    else:
+        job = client.submit(request)
+        write_atomically(path, json.dumps({"request": digest, "job": job.job}).encode())
+    with suppress(WaitTimeout):
+        client.wait(job, progress=progress, timeout=seconds)
+    return export_bundle(client, job.job, folder)
+
+
+def winner_library(client: Client, request: Mapping[str, Any]) -> bytes:
+    """Of the fastest kernel of the request's one problem."""
+    client.wait(client.submit(request))
+    (result,) = lookup_request(client, request)
+    if result.record is None:
+        raise UsageError(f"{result.name}: no winner")
+    return client.blob(result.record.front[0].so_sha256)
+
+
+def described(bundle: Mapping[str, Any]) -> str:
+    """A summary of a bundle."""
+    candidates = list(_candidates(bundle))
+    compiled = sum(candidate["library"] is not None for candidate in candidates)
+    failed = sum(candidate["verdict"] is not None for candidate in candidates)
+    text = f"{counted(len(bundle['problems']), 'problem')}, {counted(compiled, 'candidate')} to measure"
+    if failed:
+        text += f", {failed} that do not compile"
+    if left := len(candidates) - compiled - failed:
+        example = next(
+            candidate["message"]
+            for candidate in candidates
+            if candidate["library"] is None and candidate["verdict"] is None
+        )
+        text += f"; {left} are left out, for example: {example}"
+    return text
+
+
+def import_results(client: Client, where: Path) -> list[Job]:
+    """Send a results file, or those of a folder; large ones in several parts, each of which becomes a job. What no
+    problem has been measured of is left out."""
+    files = [read_results(path) for path in result_files(where)]
+    begun = [{**results, "problems": [each for each in results["problems"] if _is_begun(each)]} for results in files]
+    parts = [part for results in begun for part in parts_of(results, MOST_BYTES) if part["problems"]]
+    if not parts:
+        raise UsageError(f"{where}: nothing is measured yet")
+    return [client.send_results(part) for part in parts]
+
+
+def result_files(where: Path) -> list[Path]:
+    """Of a folder, those that were brought back from elsewhere, else the one that a run writes."""
+    if not where.is_dir():
+        return [where]
+    return sorted(where.glob(PACKED_RESULTS)) or [where / RESULTS_FILE]
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Raises `UsageError`."""
+    try:
+        data = path.read_bytes()
+        results = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise UsageError(f"{path} is damaged ({error}): bring it back again") from error
+    except OSError as error:
+        raise UsageError(f"cannot read {path}: {error.strerror}") from error
+    except ValueError as error:
+        raise UsageError(f"{path} is not JSON: {error}") from error
+    if not isinstance(results, dict) or not isinstance(results.get("problems"), list):
+        raise UsageError(
+            f"{path} is not what `python -m workers.offline.measure_bundle` writes: it has no list of problems"
+        )
+    return results
+
+
+def parts_of(results: Mapping[str, Any], most_bytes: int) -> Iterator[dict[str, Any]]:
+    """The results with as many problems in each part as fit into so many bytes, one at least."""
+    part: list[Any] = []
+    size = 0
+    for problem in results["problems"]:
+        bytes_of_it = len(json.dumps(problem))
+        if part and size + bytes_of_it > most_bytes:
+            yield {**results, "problems": part}
+            part, size = [], 0
+        part.append(problem)
+        size += bytes_of_it
+    yield {**results, "problems": part}
+
+
+def _is_begun(problem: Mapping[str, Any]) -> bool:
+    return any(candidate.get("verdict") != "skipped" for candidate in problem.get("candidates", ()))
+
+
+def _candidates(bundle: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    for problem in bundle["problems"]:
+        yield from problem["candidates"]

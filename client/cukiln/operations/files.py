@@ -1,0 +1,51 @@
+"""Winner records by key and files by digest, of the service or of the local cache."""
+
+import hashlib
+import time
+
+import httpx2
+
+from cukiln.local_cache import check_digest, verify
+from cukiln.operations.answers import parse
+from cukiln.operations.record_memory import cached_record, keep_record
+from cukiln.operations.state import NO_ANSWER, ClientState
+from cukiln.operations.steps import Operation, part
+from cukiln.transport import Call
+from cukiln.types import WinnerRecord
+
+
+class FileOperations(ClientState):
+    def _kernel(self, key: str) -> Operation[WinnerRecord]:
+        """The winner record `key`, or the one whose key begins so. A record that has not changed is not sent again;
+        where the service does not answer, it comes from the local cache. Raises `NotFound`."""
+        path = f"/v1/kernels/{part(key, 'the key')}"
+        request = hashlib.sha256(f"{self.url}{path}".encode()).hexdigest()
+        answer = self.cache.answer(request)
+        stored = None if answer is None else cached_record(self.cache, answer)
+        headers = {"If-None-Match": answer.etag} if answer and stored and answer.etag else {}
+        try:
+            response = yield Call("GET", path, headers=headers, seconds=self._lookup_budget)
+        except NO_ANSWER:
+            if stored is None:
+                raise
+            return stored
+        if response.status_code == httpx2.codes.NOT_MODIFIED and stored is not None:
+            return stored
+        record = parse(response, WinnerRecord)
+        etag = response.headers.get("ETag")
+        keep_record(self.cache, request, record, self.url, at=time.time(), etag=etag)
+        return record
+
+    def _blob(self, digest: str, kind: str = "so") -> Operation[bytes]:
+        """The bytes with this SHA-256, from the local cache or the service.
+
+        `kind` is the suffix of the cached file. Raises `NotFound`, and `DigestMismatch` when other bytes came.
+        """
+        check_digest(digest)
+        data = self.cache.get(digest, kind)
+        if data is None:
+            path = f"/v1/blobs/sha256/{digest}"
+            response = yield Call("GET", path, headers={"Accept": "*/*"}, seconds=self._transport.timeout)
+            data = verify(response.content, digest, f"the answer of {self.url}{path}")
+            self.cache.put(digest, data, kind)
+        return data

@@ -1,0 +1,246 @@
+"""Lookups: the winners of problems, from memory, the disk or the service."""
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx2
+
+from cukiln.counted import counted
+from cukiln.errors import CukilnError
+from cukiln.gpu import local_target
+from cukiln.job_request import encode
+from cukiln.operations.answers import parse, unexpected
+from cukiln.operations.state import NO_ANSWER, ClientState
+from cukiln.operations.steps import Operation
+from cukiln.transport import Call
+from cukiln.types import LookedUp, Lookups, OnMiss, PartialLookups, PartialResult, Priority
+from cukiln.types.problems import Problem
+
+LARGEST_LOOKUP = 10_000  # problems in one request
+BUDGETED_PROBLEMS = 100  # of one request, within the budget of a lookup; more get more time, in proportion
+NEAREST_SECONDS = 5.0  # kernels of a neighbour are asked for again after: the problem's own are being tuned
+
+_T = TypeVar("_T")
+_Named = TypeVar("_Named", LookedUp, PartialResult)
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A problem with the options of its lookup, ready to be looked up many times: `Client.prepare`."""
+
+    digest: str  # of what is sent, and where
+    name: str | None
+    problem: Mapping[str, Any]
+    shared: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OnMissTerms:
+    """What the service is to do about misses, and by which search."""
+
+    on_miss: OnMiss = "none"
+    search: Mapping[str, Any] | None = None
+    priority: Priority | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of the request."""
+        if self.on_miss == "none":
+            return {}
+        given = {"on_miss": self.on_miss, "search": self.search, "priority": self.priority}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+class LookupOperations(ClientState):
+    def prepare(
+        self,
+        problem: Problem,
+        *,
+        target: str | None = None,
+        device_class: str | None = None,
+        workspace_limit_bytes: int | None = None,
+        deterministic: bool = False,
+    ) -> Prepared:
+        """The problem with these options, for `lookup`: what is looked up many times is written as JSON once."""
+        return self._prepare(
+            problem,
+            {
+                "target": target,
+                "device_class": device_class,
+                "workspace_limit_bytes": workspace_limit_bytes,
+                "deterministic": deterministic or None,
+            },
+        )
+
+    def _prepare(self, problem: Mapping[str, Any], options: Mapping[str, Any]) -> Prepared:
+        shared = {name: value for name, value in options.items() if value is not None}
+        if "target" not in shared and "target" not in problem and (target := local_target()) is not None:
+            shared["target"] = target
+        name = problem.get("name")
+        sent = {key: value for key, value in problem.items() if key != "name"}
+        digest = hashlib.sha256(self.url.encode() + b"\n" + encode({**shared, "problems": [sent]})).hexdigest()
+        return Prepared(digest, name if isinstance(name, str) else None, problem, shared)
+
+    def _asked(
+        self,
+        problems: Sequence[Problem | Prepared],
+        target: str | None,
+        device_class: str | None,
+        workspace_limit_bytes: int | None,
+        deterministic: bool,
+    ) -> list[Prepared]:
+        """The problems of a lookup; the options are those of what is not prepared."""
+        options = {
+            "target": target,
+            "device_class": device_class,
+            "workspace_limit_bytes": workspace_limit_bytes,
+            "deterministic": deterministic or None,
+        }
+        return [problem if isinstance(problem, Prepared) else self._prepare(problem, options) for problem in problems]
+
+    def _lookup(
+        self,
+        problems: Sequence[Problem | Prepared],
+        *,
+        target: str | None = None,
+        device_class: str | None = None,
+        workspace_limit_bytes: int | None = None,
+        deterministic: bool = False,
+        on_miss: OnMiss = "none",
+        search: Mapping[str, Any] | None = None,
+        priority: Priority | None = None,
+        refresh: bool = False,
+    ) -> Operation[list[LookedUp]]:
+        """The known winner of each problem, in order; `record` is None where there is none yet. Nothing is tuned unless
+        `on_miss` says so.
+
+        `target`: an architecture; default: that of this machine's GPU. `workspace_limit_bytes` and `deterministic`
+        (equal bits in every run) narrow the kernels of each record. The options are those of problems that are not
+        `prepare`d.
+
+        A winner that the service answered before, to this process or to an earlier one, comes from the local cache;
+        where that is longer ago than `fresh_seconds`, the service is asked behind the caller's back. Misses are asked
+        for, within the client's `lookup_budget`. A service that does not answer is a miss whose `unanswered` says why.
+        `on_miss`: `tune` makes a job of misses, by `search` and `priority`, where none tries them (`tuning` names it).
+        `nearest` does, and answers verified kernels that are right for the problem but were tuned for one near by:
+        such a record is `tuned_for` that, and is asked for again after 5 s; it is not kept on the disk.
+        `refresh`: ask the service for every problem, as patiently as for a job, and raise `ServiceError`.
+        """
+        missed = OnMissTerms(on_miss, search, priority)
+        asked = self._asked(problems, target, device_class, workspace_limit_bytes, deterministic)
+        answers: dict[str, LookedUp] = {}
+        missing: dict[str, Prepared] = {}
+        stale: dict[str, Prepared] = {}
+        now = time.time()
+        for prepared in asked:
+            known = None if refresh else self._memory.winner(prepared.digest)
+            fresh_seconds = self._fresh_seconds
+            if known is None and on_miss == "nearest" and not refresh:
+                known, fresh_seconds = self._memory.nearest(prepared.digest), NEAREST_SECONDS
+            if known is None:
+                missing[prepared.digest] = prepared
+                continue
+            answers[prepared.digest] = known
+            if not 0 <= now - known.at < fresh_seconds:
+                stale[prepared.digest] = prepared
+        if missing:
+            answers |= yield from self._ask(list(missing.values()), missed, patient=refresh)
+        if stale and not (self._transport.breaker.open or self._transport.offline):
+            self._revalidate(list(stale.values()), missed)
+        return [_named(answers[prepared.digest], prepared.name) for prepared in asked]
+
+    def _lookup_fields(
+        self,
+        problems: Sequence[Problem | Prepared],
+        fields: Sequence[str],
+        *,
+        target: str | None = None,
+        device_class: str | None = None,
+        workspace_limit_bytes: int | None = None,
+        deterministic: bool = False,
+        on_miss: OnMiss = "none",
+        search: Mapping[str, Any] | None = None,
+        priority: Priority | None = None,
+    ) -> Operation[list[PartialResult]]:
+        """As `lookup`, but of each record these fields alone, as JSON: `revision`, or `front.so_sha256` of each kernel.
+        The service is asked for every problem, as patiently as for a job: nothing is taken from a cache, or kept.
+        Raises `ServiceError`."""
+        asked = self._asked(problems, target, device_class, workspace_limit_bytes, deterministic)
+        terms = {"fields": list(fields), **OnMissTerms(on_miss, search, priority).fields}
+        answers: dict[str, PartialResult] = {}
+        for shared, part in _requests(list({prepared.digest: prepared for prepared in asked}.values())):
+            body = encode({**shared, **terms, "problems": [dict(one.problem) for one in part]})
+            response = yield Call("POST", "/v1/lookups", body)
+            results = _as_many(response, parse(response, PartialLookups).results, part)
+            answers |= {one.digest: result for one, result in zip(part, results, strict=True)}
+        return [_named(answers[prepared.digest], prepared.name) for prepared in asked]
+
+    def _ask(
+        self, prepared: Sequence[Prepared], missed: OnMissTerms, *, patient: bool
+    ) -> Operation[dict[str, LookedUp]]:
+        """Of the service, by digest; it is remembered what it has. `patient`: without a budget; raise errors."""
+        answers: dict[str, LookedUp] = {}
+        for shared, part in _requests(prepared):
+            body = encode({**shared, **missed.fields, "problems": [dict(one.problem) for one in part]})
+            seconds = self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS)
+            try:
+                response = yield Call("POST", "/v1/lookups", body, seconds=None if patient else seconds)
+            except NO_ANSWER as error:
+                if patient:
+                    raise
+                miss = LookedUp(name=None, key="", record=None, unanswered=str(error))
+                answers |= {one.digest: miss for one in part}
+                continue
+            results = _as_many(response, parse(response, Lookups).results, part)
+            now = time.time()
+            for one, result in zip(part, results, strict=True):
+                answers[one.digest] = LookedUp(
+                    name=None, key=result.key, record=result.record, tuning=result.tuning, at=now
+                )
+        self._memory.keep(answers, self.url)
+        return answers
+
+    def _revalidate(self, stale: Sequence[Prepared], missed: OnMissTerms) -> None:
+        """Ask the service again, behind the caller's back."""
+        raise NotImplementedError
+
+    def _claim(self, stale: Sequence[Prepared]) -> list[Prepared]:
+        """Those of `stale` that are not asked for already; `_asked_again` gives them back."""
+        new = self._memory.claim(prepared.digest for prepared in stale)
+        return [prepared for prepared in stale if prepared.digest in new]
+
+    def _asked_again(self, prepared: Sequence[Prepared], missed: OnMissTerms) -> Operation[None]:
+        digests = [one.digest for one in prepared]
+        try:
+            yield from self._ask(prepared, missed, patient=False)
+        except CukilnError:
+            self._memory.renew(digests)  # it refuses what it has answered: it is not to be asked at every call
+        finally:
+            self._memory.release(digests)
+
+
+def _as_many(response: httpx2.Response, results: list[_T], asked: Sequence[Prepared]) -> list[_T]:
+    """The results, one of each problem. Raises `UnexpectedAnswer`."""
+    if len(results) != len(asked):
+        raise unexpected(response, f"{counted(len(results), 'result')} for {counted(len(asked), 'problem')}")
+    return results
+
+
+def _named(result: _Named, name: str | None) -> _Named:
+    """A result without a name is named by the service after its place in the request, which is not its place here."""
+    return result if result.name == name else result.model_copy(update={"name": name})
+
+
+def _requests(prepared: Sequence[Prepared]) -> list[tuple[Mapping[str, Any], list[Prepared]]]:
+    """As few requests as possible: of problems with the same options, so many at most."""
+    groups: dict[bytes, list[Prepared]] = {}
+    for one in prepared:
+        groups.setdefault(encode(one.shared), []).append(one)
+    return [
+        (group[0].shared, group[start : start + LARGEST_LOOKUP])
+        for group in groups.values()
+        for start in range(0, len(group), LARGEST_LOOKUP)
+    ]

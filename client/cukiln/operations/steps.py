@@ -1,0 +1,74 @@
+"""What operations are made of: calls with their paths, events to follow, pauses, lists in pages."""
+
+import uuid
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+from urllib.parse import quote, urlencode
+
+from cukiln.errors import UsageError
+from cukiln.events import Event
+from cukiln.operations.answers import parse
+from cukiln.transport import Call
+from cukiln.types import CandidatePage, ImportPage, JobPage, ProfilePage
+
+LARGEST_PAGE = 1_000  # candidates, or imports, in one answer
+
+_Page = TypeVar("_Page", CandidatePage, ImportPage, JobPage, ProfilePage)
+_Item = TypeVar("_Item")
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Read the events of a job to its end, or to a deadline (`time.monotonic()`), and report each."""
+
+    path: str
+    deadline: float | None
+    report: Callable[[Event], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    seconds: float
+
+
+Step = Call | Follow | Pause
+# A generator of steps: a call is sent its response, any step's error is raised where it was yielded.
+Operation = Generator[Step, Any, _T]
+
+
+@dataclass(frozen=True)
+class Listing(Generic[_Page, _Item]):
+    """Something that the service answers in pages."""
+
+    path: str
+    page: type[_Page]
+    items: Callable[[_Page], Sequence[_Item]]
+    options: Mapping[str, Any]
+
+    def read(self, cursor: str | None) -> Operation[_Page]:
+        """The page at `cursor`, None: the first."""
+        parameters = {"limit": LARGEST_PAGE, **self.options, "cursor": cursor}
+        query = urlencode({name: value for name, value in parameters.items() if value is not None})
+        response = yield Call("GET", f"{self.path}?{query}")
+        return parse(response, self.page)
+
+
+def once() -> dict[str, str]:
+    """Headers of a request that makes a job: sent again, it makes no second one."""
+    return {"Idempotency-Key": uuid.uuid4().hex}
+
+
+def job_path(job_id: str) -> str:
+    return f"/v1/jobs/{part(job_id, 'the job')}"
+
+
+def part(value: str, what: str) -> str:
+    """An id as one part of a path. Raises `UsageError` for what can be none: without it, another address is asked."""
+    if not isinstance(value, str) or not value.strip() or not value.isprintable():
+        raise UsageError(f"{what} is {value!r}; expected an id: printable text that is not empty")
+    quoted = quote(value, safe="")
+    return (
+        quoted.replace(".", "%2E") if value in (".", "..") else quoted
+    )  # as it stands, it would be a step in the path

@@ -1,0 +1,179 @@
+"""Kernels that are right only on tame numbers or short sums are caught, in every dtype and algorithm: without a
+maximum, with variances that cancel, without an epsilon, without the NaN that an operator's page promises, with few
+slices or few steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from codegen.kernel import Kernel
+from codegen.operators import operator
+from codegen.plan.verification_plan import check_output
+from codegen.search.schedule import Schedule
+from tests.operators.rows.kernels import kernel as row_kernel
+from tests.support.kernels.cpu_helpers import tensor_kernel
+from tests.support.kernels.mutant_runs import AS_IT_IS, judge_mutants
+from tests.support.kernels.mutants import changed, mutants, switched_operator
+
+OWN, ROWS, FOLDS = "kernel.cuh", "rows.cuh", "reduce.cuh"
+DTYPES = ("float32", "float16", "bfloat16")
+IN_TWO_PASSES = ("registers, a warp", "registers, a thread", "shared, two warps of four")
+ONLINE = ("online, a warp", "online, a block")
+
+
+@dataclass(frozen=True)
+class Unstable:
+    """`text`: file, what stands there, what is wrong in its place. Each of `kernels` must show it."""
+
+    operator: str
+    text: tuple[str, str, str]
+    kernels: Mapping[str, Kernel] = field(hash=False)
+
+
+def rows_of(name: str, schedules: tuple[str, ...], dtypes: tuple[str, ...] = DTYPES) -> dict[str, Kernel]:
+    return {
+        f"{schedule}, {dtype}": row_kernel(name, schedule, dtype, scale=False, shift=False)
+        for schedule in schedules
+        for dtype in dtypes
+    }
+
+
+def reductions(fn: str, **changes: Any) -> dict[str, Kernel]:
+    """By rows and by columns, whole and in slices."""
+    kernels = {}
+    for dtype in DTYPES:
+        for inner, tunables in (
+            ("reduced", {"algorithm": "row", "lanes": 32, "vector": 1, "threads": 64}),
+            ("kept", {"algorithm": "column", "lanes": 8, "vector": 1, "threads": 64}),
+        ):
+            for split in ("none", "workspace"):
+                signature = {
+                    "dtype": dtype, "out_dtype": dtype, "fn": fn, "map": "identity", "write_map": False, "epilogue": [],
+                    "inner": inner, "align": 1, "scattered": False, "kept_axes": 1, "reduced_axes": 1, **changes,
+                }  # fmt: skip
+                schedule = Schedule.of({**tunables, "unroll": 2, "split": split})
+                kernels[f"{inner}, {split}, {dtype}"] = Kernel.of("reduce", signature, schedule)
+    return kernels
+
+
+CASES = {
+    "softmax subtracts no maximum": Unstable(
+        "softmax",
+        (OWN, "greatest = rows::of_row<C, Greatest>(own, 0).value;", "greatest = 0.0f;"),
+        rows_of("softmax", IN_TWO_PASSES),
+    ),
+    "softmax makes no NaN of an infinity": Unstable(
+        "softmax", (OWN, "own.sum + (greatest - greatest)", "own.sum"), rows_of("softmax", ONLINE)
+    ),
+    "layer_norm has no origin online": Unstable(
+        # Of bfloat16's 8 bits no mean is so far away that fp32 loses the variance.
+        "layer_norm",
+        (OWN, "origin = middle_of(part.element(0), part.element(part.columns / 2), part.element(part.columns - 1));",
+         "origin = 0.0f;"),
+        rows_of("layer_norm", ONLINE, ("float32", "float16")),
+    ),
+    "layer_norm cancels its squares": Unstable(
+        "layer_norm",
+        (OWN, "(values.data[i] - mean) * (values.data[i] - mean)", "values.data[i] * values.data[i] - mean * mean"),
+        rows_of("layer_norm", IN_TWO_PASSES[:1], ("float32",)),
+    ),
+    "layer_norm forgets epsilon": Unstable(
+        "layer_norm", (ROWS, "square + arguments.epsilon", "square"), rows_of("layer_norm", (*IN_TWO_PASSES, *ONLINE))
+    ),
+    "rms_norm forgets epsilon": Unstable(
+        "rms_norm", (ROWS, "square + arguments.epsilon", "square"), rows_of("rms_norm", (*IN_TWO_PASSES, *ONLINE))
+    ),
+    "max loses NaN": Unstable(
+        "reduce", (FOLDS, "beyond || is_nan(other.value)", "beyond"), reductions("max")
+    ),
+    "min loses NaN": Unstable(
+        "reduce", (FOLDS, "beyond || is_nan(other.value)", "beyond"), reductions("min")
+    ),
+    "max begins at -1,000": Unstable(
+        "reduce",
+        (
+            FOLDS,
+            "return {greatest ? Ends<T>::least() : Ends<T>::greatest()};",
+            "return {greatest ? static_cast<T>(-1000) : Ends<T>::greatest()};",
+        ),
+        reductions("max"),
+    ),
+    "relu's gradient takes NaN for 0": Unstable(
+        "reduce", (OWN, "x <= 0.0f", "!(x > 0.0f)"), reductions("sum", map="relu_grad")
+    ),
+    "matmul adds 8 slices": Unstable(
+        "matmul",
+        ("gemm/split.cuh", "slice < slices", "slice < (slices < 8 ? slices : 8)"),
+        {
+            "fp16": tensor_kernel(split="workspace"),
+            "bfloat16": tensor_kernel("nn", "bfloat16", split="workspace"),
+        },
+    ),
+    "matmul loses the tenth step": Unstable(
+        "matmul",
+        (
+            "gemm/tensor.cuh",
+            "warp.accumulate(stage_at<Feed>(shared, reading));",
+            "if (step != 9) warp.accumulate(stage_at<Feed>(shared, reading));",
+        ),
+        {
+            f"{dtype}, {stages} stages": tensor_kernel(dtype=dtype, stages=stages, fragments=1)
+            for dtype in ("float16", "float32")
+            for stages in (2, 4)
+        },
+    ),
+    "reduce merges 128 slices": Unstable(
+        "reduce",
+        (OWN, "first < arguments.slices", "first < (arguments.slices < 128 ? arguments.slices : 128)"),
+        {name: kernel for name, kernel in reductions("sum").items() if "workspace" in name},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", CASES)
+def test_it_is_caught_in_every_kernel(words: str, tmp_path: Path) -> None:
+    case = CASES[words]
+    name = f"{case.operator}_{abs(hash(words)) % 10**6}"
+    class_name = type(operator(case.operator)).__name__
+    site = changed(operator(case.operator).kernel_texts, words, *case.text)
+    ((mutant),) = mutants([site])
+    with switched_operator(case.operator, class_name, tmp_path / "operator", name, [site]):
+        kernels = [Kernel(name, kernel.signature, kernel.tunables) for kernel in case.kernels.values()]
+        verdicts = judge_mutants(kernels, tmp_path / "build")
+    names = list(case.kernels)
+    as_they_are = {names[each.kernel]: each.verdict for each in verdicts if each.number == AS_IT_IS}
+    assert as_they_are == dict.fromkeys(names, "ok")
+    wrong = {names[each.kernel]: each.verdict for each in verdicts if each.number == mutant.number}
+    assert wrong == dict.fromkeys(names, "incorrect")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("count", [40, 300])
+def test_a_variance_of_squares_less_the_square_of_the_mean_is_outside_of_the_bound(dtype: str, count: int) -> None:
+    """In fp32, added in pairs. A variance about the mean is inside."""
+    own = operator("reduce")
+    problem = own.parse(
+        {
+            "operator": "reduce",
+            "shape": (16, count),
+            "axes": (1,),
+            "fn": "variance",
+            "dtype": dtype,
+            "out_dtype": "float32",
+        }
+    )
+    x = own.make_inputs(problem, "normal", np.random.default_rng(1))["x"].astype(np.float32)
+    expected, bound = own.reference(problem, {"x": x.astype(dtype)})
+    mean = x.mean(axis=1, dtype=np.float32)
+    cancelled = (x * x).mean(axis=1, dtype=np.float32) - mean * mean
+    apart = x - mean[:, None]
+    stable = (apart * apart).mean(axis=1, dtype=np.float32)
+    assert check_output(stable, expected, bound, exact=False).ok
+    assert check_output(cancelled, expected, bound, exact=False).wrong >= 4
+    assert (bound < expected).all()

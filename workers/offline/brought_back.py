@@ -1,0 +1,127 @@
+"""What is brought back from a machine without a network: at most 8 files of 16 MB, written as wholes.
+
+```
+report.json         what became of each part, which of the machine's libraries are there, what was too large
+state.zip           what the run continues from, on another machine too (`restore`)
+results-1.json.gz … what `cukiln import-results` sends; of a run that is not finished, too
+confirmed.json      of the primitives
+ceilings.json       of the device
+logs.txt            the last words of each part
+```
+"""
+
+import gzip
+import io
+import json
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from workers.offline.ceilings import CEILINGS_FILE
+from workers.offline.measured import JOURNAL_FILE, RESULTS_FILE, write_whole
+from workers.offline.parts import PARTS_FILE, Part, Progress
+
+BACK = "back"
+MOST_FILES, MOST_BYTES = 8, 16 * 2**20
+CONFIRMED_FILE, STATE_FILE, REPORT_FILE, LOGS_FILE = "confirmed.json", "state.zip", "report.json", "logs.txt"
+LOG_BYTES = 1 << 18  # of each part
+# Below INTO: all that a later call needs.
+STATE = (PARTS_FILE, CEILINGS_FILE, CONFIRMED_FILE, f"measured/{JOURNAL_FILE}")
+MOST_RESULTS = MOST_FILES - 5
+
+
+class TooLarge(Exception):
+    """Nothing fits into so few files; the message says what."""
+
+
+def bring_back(into: Path, progress: Progress, parts: Sequence[Part]) -> dict[str, int]:
+    """Write `back` anew from what stands in `into`; its files with their bytes."""
+    files: dict[str, bytes] = {}
+    left_out: dict[str, str] = {}
+    for name, data in _files(into, parts):
+        if len(data) <= MOST_BYTES:
+            files[name] = data
+        else:
+            left_out[name] = f"{len(data)} bytes, of at most {MOST_BYTES}"
+    results, why = _results(into / "measured" / RESULTS_FILE)
+    if why:
+        left_out[RESULTS_FILE] = why
+    report = {
+        "schema": 1,
+        "parts": dict(progress.described(parts)),
+        "libraries": _libraries(into),
+        "left_out": left_out,
+    }
+    files |= results | {REPORT_FILE: (json.dumps(report, indent=1) + "\n").encode()}
+    folder = into / BACK
+    folder.mkdir(exist_ok=True)
+    for name, data in files.items():
+        write_whole(folder / name, data)
+    for path in folder.iterdir():
+        if path.name not in files:
+            path.unlink()
+    return {name: len(data) for name, data in files.items()}
+
+
+def restore(back: Path, into: Path) -> None:
+    """What a run on an earlier machine had done; nothing where this one has begun."""
+    if (into / PARTS_FILE).exists():
+        return
+    with zipfile.ZipFile(back / STATE_FILE) as archive:
+        for name in STATE:
+            if name in archive.namelist() and name != PARTS_FILE:
+                (into / name).parent.mkdir(parents=True, exist_ok=True)
+                write_whole(into / name, archive.read(name))
+        write_whole(into / PARTS_FILE, archive.read(PARTS_FILE))  # last: it says that all of it is there
+
+
+def _files(into: Path, parts: Sequence[Part]) -> Iterator[tuple[str, bytes]]:
+    state = io.BytesIO()
+    with zipfile.ZipFile(state, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in STATE:
+            if (into / name).is_file():
+                archive.writestr(name, (into / name).read_bytes())
+    yield STATE_FILE, state.getvalue()
+    for name in (CONFIRMED_FILE, CEILINGS_FILE):
+        if (into / name).is_file():
+            yield name, (into / name).read_bytes()
+    logs = [into / f"{part.name.replace(' ', '-')}.log" for part in parts]
+    words = [f"==> {log.name}\n".encode() + log.read_bytes()[-LOG_BYTES:] for log in logs if log.is_file()]
+    yield LOGS_FILE, b"\n".join(words)
+
+
+def _results(path: Path) -> tuple[dict[str, bytes], str]:
+    """Compressed, as many problems in a file as fit; or why there are none."""
+    if not path.is_file():
+        return {}, ""
+    results = json.loads(path.read_bytes())
+    try:
+        packed = list(_packed(results, results["problems"]))
+    except TooLarge as error:
+        return {}, str(error)
+    if len(packed) > MOST_RESULTS:
+        return {}, f"{len(packed)} files of {MOST_BYTES} bytes, of at most {MOST_RESULTS}: `{STATE_FILE}` has all of it"
+    return {f"results-{number}.json.gz": data for number, data in enumerate(packed, 1)}, ""
+
+
+def _packed(results: Mapping[str, Any], problems: Sequence[Any]) -> Iterator[bytes]:
+    content = json.dumps({**results, "problems": problems}, separators=(",", ":"), allow_nan=False)
+    data = gzip.compress(content.encode(), mtime=0)
+    if len(data) <= MOST_BYTES:
+        yield data
+    elif len(problems) == 1:
+        raise TooLarge(f"{problems[0]['name']}: {len(data)} bytes of results, of at most {MOST_BYTES}")
+    else:
+        half = len(problems) // 2
+        yield from _packed(results, problems[:half])
+        yield from _packed(results, problems[half:])
+
+
+def _libraries(into: Path) -> Any:
+    log = into / "libraries.log"
+    lines = log.read_text(errors="replace").splitlines() if log.is_file() else []
+    try:
+        return json.loads(lines[-1]) if lines else None
+    except ValueError:
+        return None

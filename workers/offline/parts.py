@@ -1,0 +1,111 @@
+"""The parts of a run on a machine without a network: what each is, which is next, and what became of it.
+
+What began and ended stands in `parts.jsonl`, synced, so that the same command continues after whatever ended it. A part
+that ended is not run again, but one that found no GPU; one that was cut off is, where it would have more time; one that
+the whole run ended with twice is left out, but for the last, which loses nothing by it.
+"""
+
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from workers.offline.measured import append_line, read_lines
+
+PARTS_FILE = "parts.jsonl"
+TRIES = 2  # of a part with which the whole run ended
+SHARE = 0.25  # of the budget, for one part but the last
+LEAST_SECONDS = 2.0  # that is worth a start
+NOTHING_TO_USE = 2  # exit status of each part that finds no GPU, or nothing to drive it
+
+
+@dataclass(frozen=True)
+class Part:
+    """`python -m` with `words`. `seconds`: of one try at most. `continues`: what it did so far it does not do again."""
+
+    name: str
+    words: Sequence[str]
+    seconds: float
+    continues: bool = False
+
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", *self.words]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a try ended. `limit`: its seconds; `cut_off`: whether it reached them, or was stopped."""
+
+    status: int
+    seconds: float
+    limit: float
+    cut_off: bool
+
+
+def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, seconds: float) -> list[Part]:
+    """What tells most about all that follows comes first."""
+    of_gpu = ("--gpu-module", gpu_module, "--device", device)
+    measured = ("workers.offline.measure_bundle", str(installed / "bundle"), "--out", str(into / "measured"))
+    return [
+        Part("libraries", ("workers.offline.libraries_there",), 60),
+        Part("primitives", ("tests.gpu.confirm_primitives", "--result", str(into / "confirmed.json")), 150),
+        Part("measuring checks", ("tests.gpu.check_measuring",), 180),
+        Part("workspaces", ("tests.gpu.check_workspaces", "--library", str(installed / "workspaces.so")), 90),
+        Part("ceilings", ("workers.offline.ceilings", "--out", str(into), *of_gpu), 90),
+        Part("candidates and vendor", (*measured, *of_gpu, "--seconds", str(seconds)), float("inf"), continues=True),
+    ]
+
+
+class Progress:
+    """What was begun and what ended, in `folder`, of the installation called `of`: another has other kernels."""
+
+    def __init__(self, folder: Path, of: str = "") -> None:
+        self._path, self._of = folder / PARTS_FILE, of
+        self._begun: dict[str, int] = {}  # tries without an end
+        self.ended: dict[str, Ended] = {}
+        for line in read_lines(self._path):
+            if line["of"] == of:
+                self._take(line)
+
+    def begin(self, part: Part) -> None:
+        self._write({"part": part.name, "began": time.time()})
+
+    def end(self, part: Part, ended: Ended) -> None:
+        self._write({"part": part.name, "ended": vars(ended), "at": time.time()})
+
+    def next_limit(self, part: Part, budget: float, left: float) -> float | None:
+        """The seconds that the part has now; None where it is not run."""
+        limit = left if part.continues else min(part.seconds, SHARE * budget, left)
+        ended = self.ended.get(part.name)
+        if limit < LEAST_SECONDS or (self._begun.get(part.name, 0) >= TRIES and not part.continues):
+            return None
+        if ended is None or part.continues:
+            return None if ended is not None and ended.status == 0 and not ended.cut_off else limit
+        return limit if ended.status == NOTHING_TO_USE or (ended.cut_off and limit > ended.limit) else None
+
+    def described(self, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
+        """A word for each part."""
+        for part in parts:
+            ended = self.ended.get(part.name)
+            if ended is None:
+                tries = self._begun.get(part.name, 0)
+                yield part.name, f"the run ended with it, {tries} times" if tries else "not begun"
+            elif ended.cut_off:
+                yield part.name, f"cut off after {ended.seconds:.0f} s"
+            else:
+                yield part.name, f"exit status {ended.status} after {ended.seconds:.0f} s"
+
+    def _write(self, line: Mapping[str, Any]) -> None:
+        append_line(self._path, {"of": self._of, **line})
+        self._take(line)
+
+    def _take(self, line: Mapping[str, Any]) -> None:
+        name = str(line["part"])
+        if "ended" in line:
+            self.ended[name] = Ended(**line["ended"])
+            self._begun[name] = 0
+        else:
+            self._begun[name] = self._begun.get(name, 0) + 1

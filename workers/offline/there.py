@@ -1,0 +1,158 @@
+"""Run everything that tells how kernels do on this machine's GPU, most valuable first, until a budget ends.
+
+`measure_there.py` starts it from what was carried. Primitives, measuring checks, workspaces, ceilings, then candidates
+and the vendor's library in turns (`workers.offline.parts`), each in a process of its own under a limit of its own. What
+is to be brought back stands in INTO/back from the first part on. Exit status: 0 nothing is left; 1 something failed or
+is left; 2 wrong use; 130 interrupted.
+"""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO
+
+from storage.config.limits import MEASURE_SECONDS
+from workers.gpu.interface import DEFAULT_MODULE
+from workers.offline.brought_back import bring_back, restore
+from workers.offline.measure_all import say
+from workers.offline.measure_bundle import positive
+from workers.offline.parts import Ended, Part, Progress, parts_of
+from workers.processes.die_with_parent import tethered
+
+DONE, LEFT, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
+DEFAULT_BUDGET, MOST_BUDGET = 500.0, 540.0  # of one call: such a machine ends a command after ten minutes
+END_SECONDS = 8.0  # of a budget: a run that ends in order writes its results, then they are packed
+GRACE_SECONDS = 5.0  # between the two signals that end a part
+BACK_SECONDS = 20.0  # between two states of INTO/back while a part runs
+_LOOK_SECONDS = 0.2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = _options(arguments)
+    into: Path = options.into.absolute()
+    into.mkdir(parents=True, exist_ok=True)
+    lock = (into / "lock").open("ab")  # held until this process has ended
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        sys.stderr.write(f"measure_there: another run uses {into}; wait for it, or name another folder with --into\n")
+        return WRONG_USE
+    if options.continue_from is not None:
+        restore(options.continue_from.absolute(), into)
+    deadline = options.began + options.budget - END_SECONDS
+    module, device, seconds = options.gpu_module, options.device, options.seconds
+    parts = parts_of(options.installed.absolute(), into, gpu_module=module, device=device, seconds=seconds)
+    progress = Progress(into, options.installed.name)
+    with _stopping() as stopped:
+        for part in parts:
+            limit = progress.next_limit(part, options.budget, deadline - time.monotonic())
+            if limit is not None and not stopped:
+                ended = _run(part, progress, limit, into, parts, stopped)
+                say(f"{part.name}: {'cut off' if ended.cut_off else ended.status} after {ended.seconds:.1f} s")
+    files = bring_back(into, progress, parts)
+    for name, words in progress.described(parts):
+        say(f"{name}: {words}")
+    say(f"{into / 'back'}: {len(files)} files, {sum(files.values()) / 1e6:.2f} MB; `cukiln import-results` takes them")
+    if stopped:
+        return INTERRUPTED
+    whole = all(part.name in progress.ended and progress.ended[part.name].status == 0 for part in parts)
+    return DONE if whole and not any(ended.cut_off for ended in progress.ended.values()) else LEFT
+
+
+def _run(
+    part: Part, progress: Progress, limit: float, into: Path, parts: Sequence[Part], stopped: Sequence[int]
+) -> Ended:
+    """In a process that ends with this one; its words go into a file of its own."""
+    command = [*part.command, *(["--budget", f"{max(1.0, limit - GRACE_SECONDS):.1f}"] if part.continues else [])]
+    progress.begin(part)
+    say(f"{part.name}: at most {limit:.0f} s")
+    began = written = time.monotonic()
+    with (into / f"{part.name.replace(' ', '-')}.log").open("ab") as log:
+        process = _started(command, into, log)
+        while process.poll() is None and time.monotonic() - began < limit and not stopped:
+            time.sleep(_LOOK_SECONDS)
+            if time.monotonic() - written > BACK_SECONDS:
+                bring_back(into, progress, parts)
+                written = time.monotonic()
+        cut_off = _ended(process)
+    ended = Ended(process.returncode, time.monotonic() - began, limit, cut_off or bool(stopped))
+    progress.end(part, ended)
+    bring_back(into, progress, parts)
+    return ended
+
+
+def _started(command: Sequence[str], into: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+    # Without a file the buffers of a part would be lost where it is killed.
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(
+        tethered(command),
+        cwd=into,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def _ended(process: subprocess.Popen[bytes]) -> bool:
+    """End it where it still runs, in order if it can; whether it did."""
+    if process.poll() is not None:
+        return False
+    process.terminate()
+    try:
+        process.wait(GRACE_SECONDS)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+    return True
+
+
+@contextlib.contextmanager
+def _stopping() -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM end the part that runs; the list then holds the signal."""
+    received: list[int] = []
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        received.append(signum)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _budget(text: str) -> float:
+    value = positive(text)
+    if value > MOST_BUDGET:
+        raise argparse.ArgumentTypeError(f"{text} is over {MOST_BUDGET:.0f} seconds; the same command continues")
+    return value
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="measure_there.py", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("installed", type=Path, help=argparse.SUPPRESS)
+    # What unpacking took is of the budget too; by time.monotonic(), which is one clock for all processes.
+    parser.add_argument("--began", type=float, default=time.monotonic(), help=argparse.SUPPRESS)
+    parser.add_argument("--into", type=Path, required=True, help="folder of everything (cukiln-measured)")
+    parser.add_argument("--budget", type=_budget, default=DEFAULT_BUDGET, metavar="SECONDS", help="of this call (500)")
+    parser.add_argument("--continue-from", type=Path, metavar="BACK", help="what an earlier machine's run brought back")
+    parser.add_argument("--device", default="0", help="UUID or number of the GPU; default: the first")
+    parser.add_argument("--seconds", type=positive, default=MEASURE_SECONDS, help="of one candidate's samples at most")
+    parser.add_argument("--gpu-module", default=DEFAULT_MODULE, help="what drives the GPU")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
