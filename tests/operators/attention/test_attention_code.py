@@ -6,15 +6,18 @@ import re
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from codegen.kernel import Kernel
 from codegen.lower import lower
+from codegen.operators.attention.problem import PAGE_SIZES
 from codegen.targets import target
 from tests.operators.attention.kernels import CLASSES, attention, kernel
+from tests.operators.attention.test_attention import reads_values_transposed, touches_no_local_memory
 from tests.operators.harness.declarations import LEVEL_1
-from tests.operators.harness.machine_code import codes_of
+from tests.operators.harness.machine_code import ALIGNED, codes_of
 from tests.support.kernels.cpu_helpers import processes, toolchain, verify
 
 
@@ -55,11 +58,28 @@ def bodies(kernels: Sequence[Kernel], folder: Path) -> dict[str, str]:
     return {own.namespace: re.sub(r"L__BB\d+_", "L_", code.body.rsplit("}", 1)[0]) for own, code in codes.items()}
 
 
+UNEVEN: dict[str, dict[str, Any]] = {
+    "Llama, ragged": {**CLASSES["Llama"], "lengths": "ragged"},
+    **{
+        f"{name}, pages of {size}": {**CLASSES[name], "lengths": "paged", "page_size": size}
+        for name in ("Llama", "decode")
+        for size in PAGE_SIZES
+    },
+}
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_no_kernel_of_level_1_spills(arch: str, tmp_path_factory: pytest.TempPathFactory) -> None:
-    for name, fields in CLASSES.items():
+def test_every_kernel_of_level_1_multiplies_on_tensor_cores_what_it_copies_by_16_bytes(
+    arch: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """And reads by ldmatrix, of values transposed, and has no local memory."""
+    for name, fields in {**CLASSES, **UNEVEN}.items():
         kernels = list({c.kernel for c in lower(attention(**fields), target(arch), LEVEL_1).candidates})
+        assert {kernel.signature_dict["align"] for kernel in kernels} == {8}
         codes = codes_of(kernels, arch, tmp_path_factory.mktemp("codes"), toolchain(), processes())
         spilled = {k.tunables: (c.resources.spill_bytes, c.resources.stack_bytes) for k, c in codes.items()}
         assert set(spilled.values()) == {(0, 0)}, (name, spilled)
+        for own, code in codes.items():
+            for claim in (*ALIGNED, reads_values_transposed, touches_no_local_memory):
+                claim(own, code)
