@@ -35,7 +35,7 @@ def service(
 
 @pytest.fixture
 def client(service: WorkedApi, tmp_path: Path) -> Iterator[cukiln.Client]:
-    with cukiln.Client(service.api.url, cache_dir=tmp_path) as client:
+    with cukiln.Client(service.api.url, cache_dir=tmp_path, lookup_budget=60) as client:
         yield client
 
 
