@@ -77,7 +77,7 @@ class _Reduced:
         return self._problem(1, tiles["m"] * self.tile("m"), tiles["n"] * self.tile("n"), k, gap=0)
 
     def tail(self, matrices: int = 1) -> MatmulProblem:
-        k = self.static_k or self._k_of(2) + self.tile("k") - 3 * self.least("k") % self.tile("k")
+        k = self.static_k or self._k_of(0) + self.tile("k") - 3 * self.least("k") % self.tile("k")
         tiles = self._tiles(k, matrices)
         return self._problem(tiles["batch"], self._broken("m", tiles["m"], 1), self._broken("n", tiles["n"], 2), k, GAP)
 
@@ -119,7 +119,7 @@ class _Reduced:
 
     @property
     def even_k(self) -> int:
-        return self._k_of(MORE_STEPS)
+        return self._k_of(MORE_STEPS + (self.splits and int(self.tunables["stages"]) % 2 == 0))  # an odd number
 
     def _k_of(self, more: int) -> int:
         """So many steps more than stages at least."""
