@@ -50,6 +50,7 @@ def candidate_page(
             of_job.name,
             of_job.operator,
             of_job.problem,
+            of_job.target,
             of_job.device_class,
             *(column for column in candidate if column.name != "build"),
             build.slice,

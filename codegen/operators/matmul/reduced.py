@@ -27,6 +27,8 @@ WANTED = (("n", 2), ("m", 2), ("batch", 2), ("m", 3), ("n", 3), ("m", 5))
 MANY = ((2, 5, 2), (1, 5, 2), (1, 3, 2), (1, 2, 2))
 # k-steps that two and three slices divide into unequal shares of more than one.
 UNEVEN_STEPS = 7
+# That the even problem has beyond the stages of a pipeline, which must come round after it was filled once.
+MORE_STEPS = 4
 # Elements between rows and between matrices, times 1, 2, 3 in A, B and out, up to whole accesses.
 GAP = 20
 
@@ -75,7 +77,7 @@ class _Reduced:
         return self._problem(1, tiles["m"] * self.tile("m"), tiles["n"] * self.tile("n"), k, gap=0)
 
     def tail(self, matrices: int = 1) -> MatmulProblem:
-        k = self.static_k or self.even_k + self.tile("k") - 3 * self.least("k") % self.tile("k")
+        k = self.static_k or self._k_of(0) + self.tile("k") - 3 * self.least("k") % self.tile("k")
         tiles = self._tiles(k, matrices)
         return self._problem(tiles["batch"], self._broken("m", tiles["m"], 1), self._broken("n", tiles["n"], 2), k, GAP)
 
@@ -98,7 +100,9 @@ class _Reduced:
 
     @property
     def long_budget(self) -> int:
-        return LIMBS_MANY if is_limbs(self.tunables) else LONG_BUDGET if "mma_k" in self.tunables else LONG_BUDGET // 4
+        return (
+            LIMBS_BUDGET if is_limbs(self.tunables) else LONG_BUDGET if "mma_k" in self.tunables else LONG_BUDGET // 4
+        )
 
     @property
     def splits(self) -> bool:
@@ -115,7 +119,11 @@ class _Reduced:
 
     @property
     def even_k(self) -> int:
-        steps = max(int(self.tunables["stages"]) + 4, UNEVEN_STEPS if self.splits else 0)
+        return self._k_of(MORE_STEPS + (self.splits and int(self.tunables["stages"]) % 2 == 0))  # an odd number
+
+    def _k_of(self, more: int) -> int:
+        """So many steps more than stages at least."""
+        steps = max(int(self.tunables["stages"]) + more, UNEVEN_STEPS if self.splits else 0)
         # Of carries there are two, and what comes behind them.
         chained = 2 * int(self.tunables.get("chain_k", 0))
         return self.static_k or chained + steps * self.tile("k")
