@@ -69,17 +69,19 @@ UNEVEN: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.long
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", [*CLASSES, *UNEVEN])
 def test_every_kernel_of_level_1_multiplies_on_tensor_cores_what_it_copies_by_16_bytes(
-    arch: str, tmp_path_factory: pytest.TempPathFactory
+    name: str, arch: str, tmp_path: Path
 ) -> None:
     """And reads by ldmatrix, of values transposed, and has no local memory."""
-    for name, fields in {**CLASSES, **UNEVEN}.items():
-        kernels = list({c.kernel for c in lower(attention(**fields), target(arch), LEVEL_1).candidates})
-        assert {kernel.signature_dict["align"] for kernel in kernels} == {8}
-        codes = codes_of(kernels, arch, tmp_path_factory.mktemp("codes"), toolchain(), processes())
-        spilled = {k.tunables: (c.resources.spill_bytes, c.resources.stack_bytes) for k, c in codes.items()}
-        assert set(spilled.values()) == {(0, 0)}, (name, spilled)
-        for own, code in codes.items():
-            for claim in (*ALIGNED, reads_values_transposed, touches_no_local_memory):
-                claim(own, code)
+    problem = attention(**{**CLASSES, **UNEVEN}[name])
+    kernels = list({c.kernel for c in lower(problem, target(arch), LEVEL_1).candidates})
+    assert {kernel.signature_dict["align"] for kernel in kernels} == {8}
+    codes = codes_of(kernels, arch, tmp_path, toolchain(), processes())
+    spilled = {k.tunables: (c.resources.spill_bytes, c.resources.stack_bytes) for k, c in codes.items()}
+    assert set(spilled.values()) == {(0, 0)}, spilled
+    for own, code in codes.items():
+        for claim in (*ALIGNED, reads_values_transposed, touches_no_local_memory):
+            claim(own, code)
