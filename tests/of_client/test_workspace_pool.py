@@ -20,6 +20,7 @@ from tests.gpu import check_workspaces
 from tests.support.fixtures.library import Built, Child, launches
 from tests.support.gpu.cupy_streams import CudaError, StackedStreams
 from tests.support.gpu.fake_cuda.tensors import FakeTensor
+from workers.gpu.interface import Device
 
 
 def script(built: Built, body: str) -> str:
@@ -327,7 +328,9 @@ def test_the_script_for_a_gpu_says_that_there_is_none(
 
 
 def test_the_script_for_a_gpu_calls_a_kernel_that_needs_a_workspace() -> None:
-    assert check_workspaces.split_kernel((9, 0)).workspace_bytes(1, 384, 256, 4096, 4096, 4096, 256, 0, 0, 0) == (
+    device = Device("Simulated GPU", "GPU-0", (9, 0), "580.65", multiprocessors=132, l2_bytes=1, memory_bytes=1)
+    library = check_workspaces.split_library(device)
+    assert check_workspaces.split_kernel(library).workspace_bytes(1, 384, 256, 4096, 4096, 4096, 256, 0, 0, 0) == (
         8 * 384 * 256 * 4
     )
     (operands, *_), (expected, *_) = check_workspaces.operands(lambda array: array)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cukiln.cli.server import server_module
+from cukiln.counted import counted
 from cukiln.errors import UsageError
 
 
@@ -28,10 +29,9 @@ class Packing:
             carried = carry.pack(bundle, bundle / "carried", wheels=self.wheels, part_bytes=self.part_bytes)
         except carry.NotCarried as error:
             raise UsageError(str(error)) from error
-        return (
-            f"{carried.folder}: {len(carried.files)} files, {carried.bytes / 1e6:.1f} MB, {carried.wheels} wheels; "
-            f"there: python3 {carry.SCRIPT} --budget 500"
-        )
+        files, wheels = counted(len(carried.files), "file"), counted(carried.wheels, "wheel")
+        there = f"python3 {carry.SCRIPT} --budget 500"
+        return f"{carried.folder}: {files}, {carried.bytes / 1e6:.1f} MB, {wheels}; there: {there}"
 
 
 def packing(wheels: Path | None, part_bytes: str) -> Packing:

@@ -163,6 +163,7 @@ inline float add_any(float d, const float* a, const float* b, int stride, int co
 // A row of 8 elements of d, and what belongs to them.
 typedef float Row __attribute__((vector_size(32)));
 typedef int RowOfInts __attribute__((vector_size(32)));
+typedef uint32_t RowOfWords __attribute__((vector_size(32)));
 typedef double HalfRow __attribute__((vector_size(32)));
 typedef int64_t HalfRowOfBits __attribute__((vector_size(32)));
 typedef int HalfRowOfInts __attribute__((vector_size(16)));
@@ -232,8 +233,8 @@ CUKILN_INLINE void add_regular(float* d, const float* z, const float* a, const f
     largest = row > largest ? row : largest;
   }
   // 2^(fraction_bits - exponent) and its inverse, by their exponents' fields.
-  const RowOfInts field = same_bits<RowOfInts>(largest);
-  const Row scale = same_bits<Row>(((254 + fraction_bits) << 23) - field), unit = same_bits<Row>(field - (fraction_bits << 23));
+  const RowOfWords field = same_bits<RowOfWords>(largest);
+  const Row scale = same_bits<Row>(((254u + fraction_bits) << 23) - field), unit = same_bits<Row>(field - (uint32_t{fraction_bits} << 23));
   memcpy(&sums, d, sizeof(Row));
   const RowOfInts start = __builtin_convertvector(sums * scale, RowOfInts);
   RowOfInts products = {};  // 16 of less than 2^27 with F of 25: apart from d, with which they could overflow

@@ -21,7 +21,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from cukiln.cli.elsewhere import compile_bundle, import_results, winner_library
-from cukiln.cli.server import packing, size_of
+from cukiln.cli.packing import packing, size_of
 from cukiln.client import Client
 from cukiln.errors import UsageError
 from cukiln.types import ENDED, Job
