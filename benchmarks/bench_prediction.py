@@ -10,7 +10,7 @@ where it is installed and has one.
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,9 @@ def figures(published: PublishedSet, predicted: Sequence[float]) -> dict[str, An
     return {"rho": _rounded(statistics.mean(rhos)), **tops, "ratio_median": ratio}
 
 
-def _mean(shares: Any) -> float:
+def _mean(shares: Iterable[float]) -> float:
     """The geometric mean."""
-    return round(statistics.geometric_mean(list(shares)), 3)
+    return round(statistics.geometric_mean(shares), 3)
 
 
 def _rounded(value: float | None) -> float | None:

@@ -26,6 +26,7 @@ from codegen.targets import Target, target
 PUBLISHED = Path(__file__).with_name("published")
 MATMUL = operator("matmul")
 VENDOR = "cublas"
+DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # by what stands in a file's name; else float32
 LEVEL = 1  # of the search whose best stands beside the vendor's kernel
 
 Row = Mapping[str, str]
@@ -94,9 +95,6 @@ def _read(path: Path) -> PublishedSet:
     if {"m", "n", "k", "tflops"} <= columns:
         return PublishedSet(path.stem, gpu, dtype, False, tuple(_vendor(row, dtype, sheet) for row in rows))
     raise ValueError(f"{path.name}: columns {', '.join(sorted(columns))} are of no known kind")
-
-
-DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def _problem(extents: Sequence[int], **fields: str) -> Problem:

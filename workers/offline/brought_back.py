@@ -20,11 +20,11 @@ from typing import Any
 
 from workers.offline.ceilings import CEILINGS_FILE
 from workers.offline.measured import JOURNAL_FILE, RESULTS_FILE, write_whole
-from workers.offline.parts import PARTS_FILE, Part, Progress
+from workers.offline.parts import CONFIRMED_FILE, PARTS_FILE, Part, Progress
 
 BACK = "back"
 MOST_FILES, MOST_BYTES = 8, 16 * 2**20
-CONFIRMED_FILE, STATE_FILE, REPORT_FILE, LOGS_FILE = "confirmed.json", "state.zip", "report.json", "logs.txt"
+STATE_FILE, REPORT_FILE, LOGS_FILE = "state.zip", "report.json", "logs.txt"
 LOG_BYTES = 1 << 18  # of each part
 # Below INTO: all that a later call needs.
 STATE = (PARTS_FILE, CEILINGS_FILE, CONFIRMED_FILE, f"measured/{JOURNAL_FILE}")
@@ -86,7 +86,7 @@ def _files(into: Path, parts: Sequence[Part]) -> Iterator[tuple[str, bytes]]:
     for name in (CONFIRMED_FILE, CEILINGS_FILE):
         if (into / name).is_file():
             yield name, (into / name).read_bytes()
-    logs = [into / f"{part.name.replace(' ', '-')}.log" for part in parts]
+    logs = [into / part.log for part in parts]
     words = [f"==> {log.name}\n".encode() + log.read_bytes()[-LOG_BYTES:] for log in logs if log.is_file()]
     yield LOGS_FILE, b"\n".join(words)
 

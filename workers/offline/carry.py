@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from workers.offline.measured import write_whole
+from workers.offline.parts import WORKSPACES_LIBRARY
 from workers.offline.work import BUNDLE_FILE, LIBRARIES
 from workers.processes.fence.access import ROOT
 
 SCHEMA = 1
 MOST_BYTES = 60_000_000
-CARRIED_FILE, ARCHIVE, SCRIPT, WORKSPACES_LIBRARY = "carried.json", "carried.zip", "measure_there.py", "workspaces.so"
+CARRIED_FILE, ARCHIVE, SCRIPT = "carried.json", "carried.zip", "measure_there.py"
 SOURCES = ("codegen", "storage", "workers", "client/cukiln", "tests/gpu")
 DEFAULT_WHEELS = ROOT / "build" / "offline-wheels"
 # The winner of this is what the check of workspaces calls there (tests/gpu/check_workspaces.py).

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from types import FrameType
@@ -71,7 +71,7 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     candidates = sum(len(problem.candidates) for problem in work.problems)
     say(f"{counted(len(work.problems), 'problem')}, {counted(candidates, 'candidate')}")
     whole, failure, cancel = False, "", threading.Event()
-    with _stopping(cancel) as stopped:
+    with stopping(cancel.set) as stopped:
         journal = Journal(out, Conditions(device, gpu_plans(problem.problem.operator for problem in work.problems)))
         engine = Engine(
             options.gpu_module,
@@ -121,13 +121,13 @@ def _resolve(options: argparse.Namespace) -> None:
 
 
 @contextlib.contextmanager
-def _stopping(cancel: threading.Event) -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM set `cancel`, which ends the run in order; the list then holds the signal."""
+def stopping(then: Callable[[], object] = lambda: None) -> Iterator[list[int]]:
+    """Ctrl-C and SIGTERM call `then`, and end the run in order; the list then holds the signal."""
     received: list[int] = []
 
     def stop(signum: int, frame: FrameType | None) -> None:
         received.append(signum)
-        cancel.set()
+        then()
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -14,7 +14,7 @@ from typing import Any
 
 from workers.offline.measured import append_line, read_lines
 
-PARTS_FILE = "parts.jsonl"
+PARTS_FILE, CONFIRMED_FILE, WORKSPACES_LIBRARY = "parts.jsonl", "confirmed.json", "workspaces.so"
 TRIES = 2  # of a part with which the whole run ended
 SHARE = 0.25  # of the budget, for one part but the last
 LEAST_SECONDS = 2.0  # that is worth a start
@@ -29,6 +29,11 @@ class Part:
     words: Sequence[str]
     seconds: float
     continues: bool = False
+
+    @property
+    def log(self) -> str:
+        """The file of its words."""
+        return f"{self.name.replace(' ', '-')}.log"
 
     @property
     def command(self) -> list[str]:
@@ -51,9 +56,9 @@ def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, secon
     measured = ("workers.offline.measure_bundle", str(installed / "bundle"), "--out", str(into / "measured"))
     return [
         Part("libraries", ("workers.offline.libraries_there",), 60),
-        Part("primitives", ("tests.gpu.confirm_primitives", "--result", str(into / "confirmed.json")), 150),
+        Part("primitives", ("tests.gpu.confirm_primitives", "--result", str(into / CONFIRMED_FILE)), 150),
         Part("measuring checks", ("tests.gpu.check_measuring",), 180),
-        Part("workspaces", ("tests.gpu.check_workspaces", "--library", str(installed / "workspaces.so")), 90),
+        Part("workspaces", ("tests.gpu.check_workspaces", "--library", str(installed / WORKSPACES_LIBRARY)), 90),
         Part("ceilings", ("workers.offline.ceilings", "--out", str(into), *of_gpu), 90),
         Part("candidates and vendor", (*measured, *of_gpu, "--seconds", str(seconds)), float("inf"), continues=True),
     ]

@@ -14,20 +14,18 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import IO
 
 from storage.config.limits import MEASURE_SECONDS
 from workers.gpu.interface import DEFAULT_MODULE
-from workers.offline.brought_back import bring_back, restore
+from workers.offline.brought_back import BACK, bring_back, restore
 from workers.offline.measure_all import say
-from workers.offline.measure_bundle import positive
+from workers.offline.measure_bundle import DONE, INTERRUPTED, LEFT, WRONG_USE, positive, stopping
 from workers.offline.parts import Ended, Part, Progress, parts_of
 from workers.processes.die_with_parent import tethered
 
-DONE, LEFT, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
 DEFAULT_BUDGET, MOST_BUDGET = 500.0, 540.0  # of one call: such a machine ends a command after ten minutes
 END_SECONDS = 8.0  # of a budget: a run that ends in order writes its results, then they are packed
 GRACE_SECONDS = 5.0  # between the two signals that end a part
@@ -51,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     module, device, seconds = options.gpu_module, options.device, options.seconds
     parts = parts_of(options.installed.absolute(), into, gpu_module=module, device=device, seconds=seconds)
     progress = Progress(into, options.installed.name)
-    with _stopping() as stopped:
+    with stopping() as stopped:
         for part in parts:
             limit = progress.next_limit(part, options.budget, deadline - time.monotonic())
             if limit is not None and not stopped:
@@ -60,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     files = bring_back(into, progress, parts)
     for name, words in progress.described(parts):
         say(f"{name}: {words}")
-    say(f"{into / 'back'}: {len(files)} files, {sum(files.values()) / 1e6:.2f} MB; `cukiln import-results` takes them")
+    say(f"{into / BACK}: {len(files)} files, {sum(files.values()) / 1e6:.2f} MB; `cukiln import-results` takes them")
     if stopped:
         return INTERRUPTED
     whole = all(part.name in progress.ended and progress.ended[part.name].status == 0 for part in parts)
@@ -75,7 +73,7 @@ def _run(
     progress.begin(part)
     say(f"{part.name}: at most {limit:.0f} s")
     began = written = time.monotonic()
-    with (into / f"{part.name.replace(' ', '-')}.log").open("ab") as log:
+    with (into / part.log).open("ab") as log:
         process = _started(command, into, log)
         while process.poll() is None and time.monotonic() - began < limit and not stopped:
             time.sleep(_LOOK_SECONDS)
@@ -115,22 +113,6 @@ def _ended(process: subprocess.Popen[bytes]) -> bool:
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
     return True
-
-
-@contextlib.contextmanager
-def _stopping() -> Iterator[list[int]]:
-    """Ctrl-C and SIGTERM end the part that runs; the list then holds the signal."""
-    received: list[int] = []
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        received.append(signum)
-
-    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _budget(text: str) -> float:

@@ -4,8 +4,8 @@ Run as a program, by its path and with Python's own library alone (`python -I -S
 the words of NVRTC and ptxas, which are nvcc's; the exit status is 0, 1 where the file is refused, 128 + signal where
 ptxas was ended by one. Where NVRTC fails of itself, this process aborts, as a compiler that crashes does.
 
-NVRTC's own cubins are not used: it writes each `static constexpr` member of a class as a variable of the file, whoever
-names it, so that a kernel's code would depend on what else is in its file. Such lines are left out of the PTX.
+NVRTC's own cubins are not used: it writes each `static constexpr` member of a class as a variable of the file, used or
+not, so that a kernel's code would depend on what else is in its file. Such lines are left out of the PTX.
 """
 
 import argparse
