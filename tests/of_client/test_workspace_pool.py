@@ -323,7 +323,7 @@ def test_the_script_for_a_gpu_says_that_there_is_none(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    assert check_workspaces.main() == check_workspaces.NO_GPU
+    assert check_workspaces.main([]) == check_workspaces.NO_GPU
     assert "CuPy" in capsys.readouterr().err
 
 

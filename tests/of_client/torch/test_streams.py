@@ -56,7 +56,7 @@ def test_a_call_takes_all_memory_from_pytorch_and_runs_on_its_current_stream(
 ) -> None:
     digest = hashlib.sha256(two_launches.path.read_bytes()).hexdigest()
     script = SCRIPT.format(path=str(two_launches.path), digest=digest, capturing=capturing)
-    answer, log = child(script, driver=fake_driver, FAKE_CUDA_PEEK="16")
+    answer, log = child(script, driver=fake_driver, torch=True, FAKE_CUDA_PEEK="16")
     for (out, _), (workspace, _) in answer:
         assert out == [1000] and workspace == [4000]
     seen = launches(log)

@@ -152,17 +152,17 @@ def test_nvcc_starts_no_tool_but_those_of_the_table(toolchain: Toolchain, tmp_pa
     assert {Path(program).name for program in started} == {"g++", "cicc", "ptxas"}
 
 
-# How nvcc says that they ended it says of cicc, too, and how g++ itself ends is how nvcc does.
-LIKE_ANOTHER = ("ptxas", "g++")
+# The driver itself, what it starts, and what g++ starts under it: each says of a signal what others of its kind say.
+IN_ALL_WAYS = ("nvcc", "cicc", "cc1plus")
 
 
 def table(tools: Mapping[str, Sequence[str]], ways: Sequence[signal.Signals]) -> list[tuple[str, str, signal.Signals]]:
-    """Each tool of each step, and how it ends: in all ways in one step, and in the first in the others."""
+    """Each tool of each step, and how it ends: some in all ways in one step, the others in one way each, in turn."""
     return [
         (step, tool, number)
         for step, names in tools.items()
-        for tool in names
-        for number in (ways if step == "compile" and tool not in LIKE_ANOTHER else ways[:1])
+        for place, tool in enumerate(names)
+        for number in (ways if step == "compile" and tool in IN_ALL_WAYS else [ways[place % len(ways)]])
     ]
 
 
