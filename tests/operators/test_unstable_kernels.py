@@ -127,6 +127,14 @@ CASES = {
             for stages in (2, 4)
         },
     ),
+    "matmul cuts off what it multiplies as tf32": Unstable(
+        "matmul",
+        ("gemm/tensor.cuh", "fragments.a[i][r] = round_to_tf32(fragments.a[i][r]);", "fragments.a[i][r] += 0;"),
+        {
+            layout: tensor_kernel(layout, "float32", split=split)
+            for layout, split in (("nt", "none"), ("nn", "workspace"), ("tn", "none"))
+        },
+    ),
     "reduce merges 128 slices": Unstable(
         "reduce",
         (OWN, "first < arguments.slices", "first < (arguments.slices < 128 ? arguments.slices : 128)"),
