@@ -34,17 +34,23 @@ def plan_test(
     return KernelTest(library, kernel.namespace, own, cases, repeats=own.deterministic(kernel), cpu_seconds=cpu_seconds)
 
 
-def run_kernels(request: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
-    """Verifies the request's kernels one after the other, until one may have damaged this process."""
+def run_kernels(
+    request: dict[str, Any],
+    say: Callable[[dict[str, Any]], None],
+    load: Callable[[Path], CpuLibrary] = CpuLibrary,
+    make: Callable[..., KernelTest] = plan_test,
+) -> None:
+    """Verifies the request's kernels one after the other, until one may have damaged this process. `load` and `make`:
+    of other libraries another test, called as `plan_test` is."""
     unknown = [Path(folder) for name, folder in request["operators"].items() if name not in operators()]
     load_operators(unknown)
-    library = CpuLibrary(Path(request["library"]))
+    library = load(Path(request["library"]))
     part = Part(**request.get("part", {}))
     for data in request["kernels"]:
         kernel = Kernel.from_json(data)
         say({"start": kernel.id})
         began_at, stopwatch = time.time(), Stopwatch()
-        test = plan_test(library, kernel, request["seed"], request["cpu_seconds"], part)
+        test = make(library, kernel, request["seed"], request["cpu_seconds"], part)
         failure = test.failure()
         spent = stopwatch.read()
         say(
