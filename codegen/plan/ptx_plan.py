@@ -5,7 +5,7 @@ a GPU. Approximate instructions come out at the lower end of their documented er
 another, and products and sums that ptxas may fuse are fused in the one and not in the other.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from codegen.kernel import Kernel
@@ -36,16 +36,24 @@ def ptx_cases(operator: Operator, kernel: Kernel, seed: int, ways: Ways) -> Iter
     exact = operator.exact(kernel)
     for case in plan_cases(operator, kernel, seed):
         own = replace(case, exact=case.exact and exact)
-        if own.exact or not (ways.fusible or ways.approximate):
+        if own.exact:
             # Whole numbers come out exactly in whichever way.
             ends = (-1, 1) if ways.approximate else (0,)
             runs = (_run(run, ends[i % len(ends)], ways.fusible and i % 2 == 1) for i, run in enumerate(case.runs))
             yield replace(own, runs=tuple(runs))
             continue
         low, high = (-1, 1) if ways.approximate else (0, 0)
-        yield replace(own, runs=tuple(_run(run, low, False) for run in case.runs))
-        if len(case.runs) > 1:
+        yield from _by_launch(own, [_run(run, low, False) for run in case.runs])
+        if ways.fusible or ways.approximate:
             yield replace(own, runs=(_run(case.runs[-1], high, ways.fusible),))
+
+
+def _by_launch(case: Case, runs: Iterable[PtxRun]) -> Iterator[Case]:
+    """A case for each launch: another one adds in another order, and need not give the same bits."""
+    launches: dict[tuple[int, ...], list[PtxRun]] = {}
+    for run in runs:
+        launches.setdefault(run.launch, []).append(run)
+    return (replace(case, runs=tuple(own)) for own in launches.values())
 
 
 def _run(run: Run, approximation: int, fuse: bool) -> PtxRun:

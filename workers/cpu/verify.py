@@ -154,7 +154,6 @@ class CpuChildren:
     part: Part
     on_print: Callable[[str], object] | None
     python: tuple[str, ...] = (sys.executable,)
-    child: str = CHILD
     more: Mapping[str, Any] = field(default_factory=dict)  # of the request
 
     def verify(self, library: Path, kernels: Sequence[Kernel]) -> Iterable[CpuVerdict]:
@@ -166,7 +165,7 @@ class CpuChildren:
             heard = time.monotonic()
             key = new_key()
             hear = Hearing(key)
-            argv = [*self.python, "-m", self.child, self._request(library, list(waiting.values()))]
+            argv = [*self.python, "-m", CHILD, self._request(library, list(waiting.values()))]
             with self.processes.stream(
                 argv,
                 cwd=self.folder,

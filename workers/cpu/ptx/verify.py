@@ -25,7 +25,6 @@ from workers.processes.processes import Limits, Processes
 
 # A whole plan takes a few tenths of a second: a kernel that needs a hundred times as much does not end.
 KERNEL_CPU_SECONDS, KERNEL_WALL_SECONDS = 30.0, 120.0
-CHILD = "workers.cpu.ptx.run"
 PtxOutcome = Literal["ok", "incorrect", "runtime_error", "run_timeout", "compile_error", "untranslated"]
 _LINE = re.compile(rf"{re.escape(SOURCE)}:(\d+)")
 
@@ -127,8 +126,7 @@ def _verify_one(
         request.part,
         None,
     )
-    children.child = CHILD
-    children.more = {"ways": asdict(Ways(text.fusible > 0, text.approximate > 0))}
+    children.more = {"ptx": asdict(Ways(text.fusible > 0, text.approximate > 0))}
     for verdict in children.verify(library, [kernel]):
         return _of_run(verdict, counts, builder)
     return None
