@@ -15,8 +15,8 @@ _PARAMETER = re.compile(r"\.param (?:\.align (\d+) )?\.(?:b8 (\w+)\[(\d+)\]|([bu
 _MAX_THREADS = re.compile(r"\.maxntid (\d+)(?:, (\d+))?(?:, (\d+))?")
 _REGISTERS = re.compile(r"\.reg \.(\w+)\s+(.+)")
 _LOCAL = re.compile(r"\.local \.align (\d+) \.b8\s+(\w+)\[(\d+)\]")
-_LOCATION = re.compile(r"\.loc (\d+) (\d+) (\d+)(?:, function_name [$\w+]+, inlined_at .*)?")
-_FILE = re.compile(r'\.file\s+(\d+) "(.*?)".*')
+_LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:, function_name [$\w+]+, inlined_at .*)?")
+_FILE = re.compile(r'^\s*\.file\s+(\d+) "(.*?)".*$', re.MULTILINE)
 _LABEL = re.compile(r"([$\w]+):")
 _INSTRUCTION = re.compile(r"(?:@(!?%\w+)\s+)?([a-z][\w.:]*)(?:\s+(.*))?", re.DOTALL)
 _HINTS = re.compile(r'\.pragma\s+"(?:nounroll|used_bytes_mask \d+)"')
@@ -40,7 +40,8 @@ def split_operands(text: str) -> tuple[str, ...]:
 
 def read_ptx(text: str) -> Module:
     """The module; raises UnknownPtx."""
-    reader = _Reader()
+    # nvcc names the files behind the code.
+    reader = _Reader(files={match[1]: match[2] for match in _FILE.finditer(text)})
     for number, line in enumerate(_without_comments(text), 1):
         reader.line(number, line)
     reader.end(text.count("\n") + 1)
@@ -84,8 +85,8 @@ class _Reader:
             self.module.target = match[1]
         elif match := _SHARED.fullmatch(statement):
             self.module.shared[match[2]] = int(match[1])
-        elif match := _FILE.fullmatch(statement):
-            self.files[match[1]] = match[2]
+        elif _FILE.fullmatch(statement):
+            pass
         elif match := _ENTRY.match(line):
             self.entry, self.where = Entry(match[1], number), "parameters"
             if rest := line[match.end() :].strip():

@@ -48,7 +48,8 @@ class PtxBuilder:
         NotBuilt, PtxCancelled, InfrastructureError."""
         write_text(self.folder / SOURCE, render_lines(kernels))
         self._run(self._toolchain.ptx_command(target, SOURCE, PTX), "the device compiler")
-        return read_bytes(self.folder / PTX, self._limits.output_bytes).decode("utf-8")
+        text = read_bytes(self.folder / PTX, self._limits.output_bytes).decode("utf-8")
+        return text.replace(f'"{self.folder}/', '"')
 
     def library(self, kernel: Kernel, text: PtxText, sums: int = TURING_SUMS) -> Path:
         """Raises as `ptx_of`."""
