@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from codegen.primitives import PRIMITIVE_HEADERS
 from codegen.ptx.module import Array, Entry, Instruction, Label, Module, UnknownPtx
 
+Location = tuple[str, str, str]  # file, line and column, as numbers of the text
 BITS = {"pred": 1, **{f"{kind}{bits}": bits for kind in "bus" for bits in (16, 32, 64)}, "f32": 32, "f64": 64}
 _VERSIONS = re.compile(r"\.version (\d+\.\d+)")
 _TARGET = re.compile(r"\.target (sm_\d+\w?)(?:, debug)?")
@@ -15,7 +17,7 @@ _PARAMETER = re.compile(r"\.param (?:\.align (\d+) )?\.(?:b8 (\w+)\[(\d+)\]|([bu
 _MAX_THREADS = re.compile(r"\.maxntid (\d+)(?:, (\d+))?(?:, (\d+))?")
 _REGISTERS = re.compile(r"\.reg \.(\w+)\s+(.+)")
 _LOCAL = re.compile(r"\.local \.align (\d+) \.b8\s+(\w+)\[(\d+)\]")
-_LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:, function_name [$\w+]+, inlined_at .*)?")
+_LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:, function_name [$\w+]+, inlined_at (\d+) (\d+) (\d+))?")
 _FILE = re.compile(r'^\s*\.file\s+(\d+) "(.*?)".*$', re.MULTILINE)
 _LABEL = re.compile(r"([$\w]+):")
 _INSTRUCTION = re.compile(r"(?:@(!?%\w+)\s+)?([a-z][\w.:]*)(?:\s+(.*))?", re.DOTALL)
@@ -61,6 +63,7 @@ class _Reader:
     where: str = "module"  # or parameters, head, body, section
     files: dict[str, str] = field(default_factory=dict)
     place: str | None = None
+    callers: dict[Location, Location] = field(default_factory=dict)  # of inlined functions
     pending: str = ""  # a statement that goes on in the next line
     pending_line: int = 0
 
@@ -129,7 +132,7 @@ class _Reader:
     def _of_body(self, number: int, line: str) -> None:
         if not self.pending:
             if match := _LOCATION.fullmatch(line):
-                self.place = f"{self.files.get(match[1], match[1])}:{match[2]}"
+                self._locate(match)
                 return
             if match := _LABEL.fullmatch(line):
                 self._own().statements.append(Label(match[1]))
@@ -144,6 +147,17 @@ class _Reader:
         for statement in statements:
             self._statement(self.pending_line, statement.strip())
             self.pending_line = number
+
+    def _locate(self, match: re.Match[str]) -> None:
+        """A primitive is named by the line that calls it, as its twin is: nvcc says where code was inlined."""
+        at: Location = (match[1], match[2], match[3])
+        if match[4]:
+            self.callers[at] = (match[4], match[5], match[6])
+        seen = {at}
+        while self.files.get(at[0]) in PRIMITIVE_HEADERS and at in self.callers and self.callers[at] not in seen:
+            at = self.callers[at]
+            seen.add(at)
+        self.place = f"{self.files.get(at[0], at[0])}:{at[1]}"
 
     def _statement(self, number: int, text: str) -> None:
         entry = self._own()

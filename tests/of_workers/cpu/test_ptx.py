@@ -76,7 +76,7 @@ def test_a_fault_is_named_with_its_instruction_and_the_line_that_it_comes_from(p
     (wait, *_) = [mutant for mutant in mutants_of(HALVES, ptx) if mutant.rule == "no wait"]
     verdict = verdict_of(HALVES, wait.of(ptx))
     assert verdict.verdict == "runtime_error"
-    assert re.search(r"async_copy\.cuh:\d+, kernel\.ptx:\d+ and has not waited for that", verdict.message)
+    assert re.search(r"gemm/tensor\.cuh:\d+, kernel\.ptx:\d+ and has not waited for that", verdict.message)
     assert re.search(r"\[line \d+: cp\.async\.cg\.shared\.global \[%r\d+\]", verdict.message)
 
 
