@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from codegen.kernel import Kernel
+from codegen.primitives import HOPPER_SUMS, TURING_SUMS
 from codegen.text.render_group import symbols
 from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
 from workers.cpu.ptx.build import PtxBuilder
@@ -24,8 +25,10 @@ def ptx_of(kernels: tuple[Kernel, ...], target: str = TARGET) -> str:
         return PtxBuilder(folder, toolchain(), processes(), LIMITS).ptx_of(kernels, target)
 
 
-def verdict_of(kernel: Kernel, ptx: str, target: str = TARGET, seed: int = 1) -> PtxVerdict:
-    (verdict,) = verify_ptx([kernel], PtxRequest(target, seed), toolchain(), processes(), LIMITS, ptx=ptx)
+def verdict_of(kernel: Kernel, ptx: str, target: str = TARGET) -> PtxVerdict:
+    """A loop that never ends is given 5 seconds."""
+    request = PtxRequest(target, 1, HOPPER_SUMS if target >= "sm_90" else TURING_SUMS, cpu_seconds=5.0)
+    (verdict,) = verify_ptx([kernel], request, toolchain(), processes(), LIMITS, ptx=ptx)
     return verdict
 
 

@@ -45,12 +45,14 @@ class PtxVerdict:
 
 @dataclass(frozen=True)
 class PtxRequest:
-    """How kernels are run. `sums`: whose tensor cores add (`Target.tensor_sums`). `part`: of the plan."""
+    """How kernels are run. `sums`: whose tensor cores add (`Target.tensor_sums`). `part`: of the plan. `cpu_seconds`:
+    of a kernel's whole plan."""
 
     target: str
     seed: int
     sums: int = TURING_SUMS
     part: Part = field(default_factory=Part)
+    cpu_seconds: float = KERNEL_CPU_SECONDS
 
 
 def verify_ptx(
@@ -120,7 +122,7 @@ def _verify_one(
         limits,
         builder.folder,
         request.seed,
-        KERNEL_CPU_SECONDS,
+        request.cpu_seconds,
         KERNEL_WALL_SECONDS,
         cancel,
         request.part,
