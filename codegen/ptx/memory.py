@@ -4,7 +4,6 @@ from codegen.ptx.operands import SIGNED, UNSIGNED, Operands
 from codegen.ptx.rules import Match, rule
 
 _TYPE = r"([bsuf])(8|16|32|64)"
-_CALLS = {"shared": "shared_word", "global": "global_word", "local": "local_word"}
 
 
 def _count(match: Match, group: int) -> int:
@@ -15,7 +14,12 @@ def _pointer(operands: Operands, space: str, number: int, bytes: int, access: st
     """The checked address of an access."""
     if space == "shared":
         return f"shared_word<{bytes}>({access}, {operands.shared_memory(number)}, {operands.here})"
-    return f"{_CALLS[space]}<{bytes}>({access}, {operands.memory(number)}, {operands.here})"
+    if space == "local":
+        if not operands.scope.entry.arrays:
+            raise operands.instruction.refused("local memory of an entry that has none")
+        where = f"local_memory, sizeof(local_memory), {operands.memory(number)}"
+        return f"local_word<{bytes}>({where}, {operands.here})"
+    return f"global_word<{bytes}>({access}, {operands.memory(number)}, {operands.here})"
 
 
 @rule(rf"ld\.(?:(shared|global|local)|global\.(nc))(?:\.v([24]))?\.{_TYPE}")

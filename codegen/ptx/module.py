@@ -47,7 +47,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Array:
-    """Bytes of a thread's own memory, or of the constant bank; in an entry `align` bytes are promised."""
+    """Bytes of a thread's own memory."""
 
     name: str
     bytes: int

@@ -31,7 +31,3 @@ def translation(operands: Operands) -> str:
         if match := pattern.fullmatch(instruction.opcode):
             return made(operands, match)
     raise instruction.refused(f"no rule for {instruction.opcode}")
-
-
-def has_rule(opcode: str) -> bool:
-    return any(pattern.fullmatch(opcode) for pattern, _ in _RULES)

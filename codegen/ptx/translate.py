@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from codegen.ptx import floats, integers, memory, warps
 from codegen.ptx.floats import APPROXIMATE, FUSIBLE_PRODUCT, FUSIBLE_SUM, Product
-from codegen.ptx.module import Array, Entry, Instruction, Label, Module, UnknownPtx
+from codegen.ptx.module import Entry, Instruction, Label, Module, UnknownPtx
 from codegen.ptx.operands import UNSIGNED, Operands, Scope
 from codegen.ptx.rules import translation
 
@@ -63,11 +63,20 @@ class _Translating:
             yield f"{kind} {', '.join(f'{name} = {poison}' for name in names)};"
         if any(bits in (32, 64) and ".cc" in each.opcode for bits in by_bits for each in self._instructions()):
             yield "bool carry = false;"
-        yield from map(self._array, self.entry.arrays)
+        yield from self._arrays()
 
-    def _array(self, array: Array) -> str:
-        declared = f"alignas({array.align}) unsigned char {array.name}[{array.bytes}];"
-        return f"{declared} memset({array.name}, 0xff, {array.bytes});"
+    def _arrays(self) -> Iterator[str]:
+        """One behind the other in the thread's frame, so that an access outside of them all is seen."""
+        offsets, size = [], 0
+        for array in self.entry.arrays:
+            offsets.append((size + array.align - 1) // array.align * array.align)
+            size = offsets[-1] + array.bytes
+        if size:
+            align = max(array.align for array in self.entry.arrays)
+            yield f"alignas({align}) unsigned char local_memory[{size}];"
+            yield "memset(local_memory, 0xff, sizeof(local_memory));"
+        for array, offset in zip(self.entry.arrays, offsets, strict=True):
+            yield f"unsigned char* const {array.name} = local_memory + {offset};"
 
     def _instructions(self) -> Iterator[Instruction]:
         return (each for each in self.entry.statements if isinstance(each, Instruction))

@@ -68,12 +68,16 @@ def render_ptx(kernel: Kernel, module: Module) -> PtxText:
         translate(module, by_symbol[symbol], name) for symbol, name in zip(symbols(kernel), names, strict=True)
     )
     op = operator(kernel.operator)
+    sizes = [by_symbol[symbol].parameter_bytes for symbol in symbols(kernel)]
+    arguments = f"{op.namespace}::{op.arguments(kernel)}"
     paths = [path for path in CPU_HEADERS if path not in (*_MATRICES, "cpu/grid.h")]
     paths[paths.index("epilogue.cuh") : paths.index("epilogue.cuh")] = PTX_HEADERS
     parts = [_DEFINES, *(header(path, header_text(path)) for path in paths)]
     parts += [header(name, text) for name, text in operators_texts([kernel.operator]).items()]
     parts.append(f'#line 1 "{kernel.namespace}.cu"\nnamespace {kernel.namespace} {{\n{render_config(kernel)}}}\n')
     parts.append("namespace cukiln {\nnamespace ptx {\n" + "".join(each.text for each in functions) + "}\n}\n")
+    # What `bind` makes is what the PTX reads.
+    parts += [f"static_assert(sizeof({arguments}) == {size});\n" for size in sizes]
     parts.append(entries(kernel, op, [f"cukiln::ptx::{name}" for name in names]))
     return PtxText("".join(parts), functions)
 

@@ -34,6 +34,7 @@ SHUFFLES = {
 }
 STORE = f"mov.u32 %r3, {SHARED}; mad.lo.s32 %r4, %r1, 4, %r3;"
 LOAD_NEXT = "add.s32 %r5, %r1, 1; and.b32 %r5, %r5, 63; mad.lo.s32 %r6, %r5, 4, %r3; ld.shared.u32 %r20, [%r6];"
+DEPOT = ".local .align 16 .b8 depot[16]; mov.u64 %rd14, depot; cvta.local.u64 %rd15, %rd14;"
 SNIPPETS = {
     **{
         name: Snippet(f"{LANE} {text} {INSIDE} add.s32 %r20, %r15, %r14;") for name, (text, _) in SHUFFLES.items()
@@ -50,6 +51,9 @@ SNIPPETS = {
     "behind_shared": Snippet(f"{STORE} ld.shared.u32 %r20, [%r4+4096];"),
     "misaligned": Snippet(f"{STORE} ld.shared.v2.u32 {{%r20, %r21}}, [%r4+4];"),
     "an_offset_as_an_address": Snippet("mov.u32 %r4, 0; ld.shared.u32 %r20, [%r4];"),
+    "local": Snippet(f"{DEPOT} st.local.u32 [%rd15+8], %r10; ld.local.u32 %r20, [%rd14+8];"),
+    "unwritten_local": Snippet(f"{DEPOT} ld.local.u32 %r20, [%rd14+12];"),
+    "behind_local": Snippet(f"{DEPOT} ld.local.u32 %r20, [%rd14+16];"),
     "behind_global": Snippet("st.global.u64 [%rd6+8192], %rd10;", "rd"),
     "an_input": Snippet("st.global.u64 [%rd4], %rd10;", "rd"),
     "read_only_cache": Snippet("st.global.u64 [%rd6], %rd10; ld.global.nc.u64 %rd20, [%rd6];", "rd"),
@@ -95,6 +99,7 @@ def test_votes_count_all_lanes(snippets: Snippets) -> None:
         ("behind_shared", "outside of its 4096 bytes"),
         ("misaligned", "misaligned in its 4096 bytes"),
         ("an_offset_as_an_address", "outside of its 4096 bytes"),
+        ("behind_local", "4 bytes at offset 16 of 16 bytes of local memory"),
         ("behind_global", "of out (2048 bytes): outside of it"),
         ("an_input", "an input, which no kernel may write"),
         ("read_only_cache", "reads through the read-only cache"),
@@ -111,6 +116,11 @@ def test_a_missing_barrier_is_a_race_and_shows_in_some_order(snippets: Snippets)
     assert snippets.run("neighbour", threads=64, watch=True).out == [*range(1, 64), 0]
     assert "race on shared memory" in snippets.run("race", threads=64, watch=True).message
     assert snippets.run("race", threads=64).out != [*range(1, 64), 0]
+
+
+def test_local_memory_is_a_threads_own_and_poisoned(snippets: Snippets) -> None:
+    assert snippets.run("local", [(7 + i,) for i in range(64)], threads=64).out == [7 + i for i in range(64)]
+    assert set(snippets.run("unwritten_local", threads=64).out) == {0xFFFFFFFF}
 
 
 def test_shared_memory_and_copies_are_poisoned_until_they_are_there(snippets: Snippets) -> None:

@@ -39,10 +39,11 @@ CUKILN_INLINE void* global_word(Global access, uint64_t address, int line, const
 
 // A thread's own arrays lie in its frame.
 template <int bytes>
-CUKILN_INLINE void* local_word(Access, uint64_t address, int line, const char* file) {
-  const uint64_t stack = reinterpret_cast<uint64_t>(cpu::fibers[current].stack);
-  if (address % bytes != 0 || address < stack || address > stack + cpu::stack_bytes - bytes)
-    refuse(line, file, "an access of %d bytes to local memory at 0x%llx", bytes, static_cast<unsigned long long>(address));
+CUKILN_INLINE void* local_word(const void* memory, uint64_t size, uint64_t address, int line, const char* file) {
+  const uint64_t offset = address - reinterpret_cast<uint64_t>(memory);
+  if (address % bytes != 0 || size < bytes || offset > size - bytes)
+    refuse(line, file, "an access of %d bytes at offset %lld of %llu bytes of local memory", bytes, static_cast<long long>(offset),
+           static_cast<unsigned long long>(size));
   return reinterpret_cast<void*>(address);
 }
 template <int bytes>
