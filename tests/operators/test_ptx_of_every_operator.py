@@ -21,7 +21,7 @@ from tests.support.kernels.ptx_mutants import mutants_of, ptx_of, sample, verdic
 from tests.support.kernels.random_cases import seed_of_this_run
 from tests.support.run.places import ROOT
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]  # tens of kernels, a second or more each
 ARTIFACTS = Path(os.environ.get("CUKILN_TEST_ARTIFACTS") or ROOT / ".test-artifacts")
 TOGETHER = 8  # kernels of one call of nvcc
 MUTANTS, CAUGHT = 45, 30
