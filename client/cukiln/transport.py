@@ -34,6 +34,7 @@ from cukiln.errors import (
     UnexpectedAnswer,
     UsageError,
 )
+from cukiln.forks import renew_after_fork
 from cukiln.types import ProblemDetail
 
 CONNECT_SECONDS = 0.2
@@ -110,6 +111,10 @@ class _Rules:
             # Certificate authorities, which take 20 ms to read, are for https; this context trusts none.
             self._options["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._connect()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._connect()  # the connections that are there are the parent's
 
     def _connect(self) -> None:
         """Make the client of httpx2, which connects with its first request."""
