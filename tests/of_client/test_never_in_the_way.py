@@ -19,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 import cukiln
 from cukiln.breaker import Breaker
 from cukiln.client import Client
-from cukiln.errors import BadRequest, ServiceUnreachable
+from cukiln.errors import BadRequest, ServiceUnreachable, UsageError
 from cukiln.transport import Transport
 from tests.support.fixtures.client import (
     MATMUL,
@@ -43,6 +43,12 @@ def test_a_lookup_of_a_hung_service_ends_as_a_miss_within_its_budget(answer: byt
     assert result.record is None
     assert result.unanswered is not None and "no answer" in result.unanswered
     assert taken >= 0.19  # what it is not: at once. How late a busy machine is says nothing of the client.
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
+def test_a_budget_that_is_none_is_refused(seconds: float) -> None:
+    with pytest.raises(UsageError, match=r"lookup_budget is .*; a positive number of seconds is needed"):
+        Client(lookup_budget=seconds)
 
 
 def test_after_three_failures_nothing_is_sent_until_the_pause_is_over() -> None:
