@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from codegen.counts import LaunchCounts, Openings, Primitive, RingForm, load, merged, store
 from codegen.epilogue import node_of, scalars
+from codegen.far import Far
 from codegen.kernel import Candidate, Kernel
 from codegen.operand import Operand as Operand  # re-exported for operators
 from codegen.problem import Problem
@@ -316,6 +317,10 @@ class Operator(ABC):
     def positive_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
         """Problems for one run each, with its launch-time values, on positive numbers: there roundings in one direction
         add up."""
+        return []
+
+    def far_problems(self, kernel: Kernel) -> list[Far]:
+        """For one exact run each on the CPU: an offset in 32 bits ends elsewhere."""
         return []
 
     @abstractmethod

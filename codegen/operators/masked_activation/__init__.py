@@ -14,6 +14,7 @@ from codegen.dtypes import dtype
 from codegen.epilogue import Identity, node_of, words_of_mask
 from codegen.epilogue import MaskedActivation as Node
 from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
+from codegen.far import FAR, Far
 from codegen.fixed_point import FIELDS, IMADS, RINGS, as_ring_node, over_ring, products, shift_of
 from codegen.fixed_point_reference import applied, bounded
 from codegen.kernel import Kernel
@@ -166,24 +167,34 @@ class MaskedActivation(Operator):
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         """Two whole blocks; those and a part of a vector, in the middle of a word; two words; one element."""
         s, t = kernel.signature_dict, _full(kernel.tunables.as_dict())
+        block = _block(t)
+        return [
+            self._of_elements(s, elements) for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 64, 1)
+        ]
+
+    def far_problems(self, kernel: Kernel) -> list[Far]:
+        """The last block of many and a part of one; of lists more than a block would be to do."""
+        s, t = kernel.signature_dict, _full(kernel.tunables.as_dict())
+        if not _is_vectorised(t):
+            return []
+        block = _block(t)
+        elements, before = block + block // 2 + 3, -(-FAR // block) * block
+        return [Far(self._of_elements(s, before + elements), self._of_elements(s, elements), last_blocks=2)]
+
+    def _of_elements(self, s: Mapping[str, Any], elements: int) -> Problem:
         node = node_of(s["node"])
         assert isinstance(node, Node)
         shift = {name: s[name] for name in FIELDS if name in s}
         if shift:
             node = as_ring_node(node, s["fraction_bits"])
-        per_element = int(t["vector"]) * int(t["loads"]) if _is_vectorised(t) else WORD_BITS
-        block = int(t["threads"]) * per_element
-        return [
-            MaskedActivationProblem(
-                shape=(elements,),
-                dtype=s["dtype"],
-                where_set=node.where_set,
-                where_clear=node.where_clear,
-                mask=node.mask,
-                **shift,
-            )
-            for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 64, 1)
-        ]
+        return MaskedActivationProblem(
+            shape=(elements,),
+            dtype=s["dtype"],
+            where_set=node.where_set,
+            where_clear=node.where_clear,
+            mask=node.mask,
+            **shift,
+        )
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """`integer`: over a ring of all of it, else integers of either sign, whose polynomials fp32 rounds once, if at
@@ -311,6 +322,11 @@ def _multiplied(p: MaskedActivationProblem, elements: int, node: Node) -> list[P
     count = elements * products((node,))
     name, truncated = ("imad", bool(p.fraction_bits)) if over_ring(p) else ("fma", False)
     return [Primitive(name, count, count, of_epilogue=count), Primitive(TRUNCATE, count if truncated else 0)]
+
+
+def _block(t: Mapping[str, Any]) -> int:
+    """Elements of a block."""
+    return int(t["threads"]) * (int(t["vector"]) * int(t["loads"]) if _is_vectorised(t) else WORD_BITS)
 
 
 def _is_vectorised(tunables: Mapping[str, Any]) -> bool:
