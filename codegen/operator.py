@@ -26,7 +26,7 @@ from codegen.targets import Target
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
-InputKind = Literal["integer", "normal", "positive"]
+InputKind = Literal["integer", "normal", "positive", "special"]
 # Of a kernel without an estimate: half of a multiprocessor's threads can have them.
 TYPICAL_REGISTERS = 64
 WIDEST_ACCESS = 16  # bytes that one thread moves with one instruction
@@ -319,6 +319,10 @@ class Operator(ABC):
         add up."""
         return []
 
+    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        """Problems for one run each, with its launch-time values, on normals with some NaN."""
+        return []
+
     def far_problems(self, kernel: Kernel) -> list[Far]:
         """For one exact run each on the CPU: an offset in 32 bits ends elsewhere."""
         return []
@@ -326,7 +330,7 @@ class Operator(ABC):
     @abstractmethod
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """Arrays of the logical shapes of the `in` operands. `integer`: the exact result is representable;
-        `positive`: of `positive_problems` alone."""
+        `positive`, `special`: of `positive_problems` and `special_problems` alone."""
 
     @abstractmethod
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:

@@ -173,6 +173,9 @@ class WinogradOperator(ConvolutionOperator):
     def positive_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
         return [] if winograd.is_winograd(kernel) else super().positive_problems(kernel)
 
+    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        return [] if winograd.is_winograd(kernel) else super().special_problems(kernel)
+
     def far_problems(self, kernel: Kernel) -> list[Far]:
         """Of the implicit product in one launch. The phases of a gradient with a stride lie one behind the other."""
         t = self.values(kernel.tunables)

@@ -51,7 +51,8 @@ def test_a_gpu_runs_the_problems_and_launches_of_the_cpu(candidate: Candidate) -
     long = {problem: [tuple(values)] for problem, values in OP.long_problems(candidate.kernel)}
     for case in cases:
         every = [tuple(values) for values in OP.test_launches(candidate.kernel, case.problem)]
-        assert list(case.launches) == long.get(case.problem, every)
+        once = case.kind in ("positive", "special")
+        assert list(case.launches) == (every[:1] if once else long.get(case.problem, every))
 
 
 @pytest.mark.parametrize(("split", "repeatable"), [("workspace", True), ("stream", True), ("atomic", False)])
