@@ -318,6 +318,7 @@ def test_a_part_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "hangs.py").write_text(HANGS)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     log = tmp_path / "hangs.log"
 
     def clock() -> float:
