@@ -206,6 +206,8 @@ def wide_offsets(line: Line) -> Iterator[Edit]:
         yield Edit(match.start(), match[0], match[0].replace("int64_t", "int"))
 
 
+WIDE = "32-bit offset"
+"""The rule whose survivors are a class of their own: not every kernel's plan has a problem that is so large."""
 RULES: dict[str, Rule] = {
     "constant": constants,
     "comparison": comparisons,
@@ -216,7 +218,7 @@ RULES: dict[str, Rule] = {
     "element": elements,
     "initial value": initial_values,
     "case": cases,
-    "32-bit offset": wide_offsets,
+    WIDE: wide_offsets,
 }
 
 

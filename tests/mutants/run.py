@@ -15,6 +15,7 @@ from functools import partial
 from multiprocessing import get_context
 
 from tests.mutants.judge import Judged, judge
+from tests.mutants.rules import WIDE
 from tests.mutants.subjects import SUBJECTS
 from tests.support.run.places import ARTIFACTS
 
@@ -44,7 +45,7 @@ def survivors(judged: Sequence[Judged]) -> list[str]:
     return [
         f"{each.kernel}: {each.change.words()} ({each.how})"
         for each in judged
-        if each.outcome == "survived" and each.change.rule != "32-bit offset"
+        if each.outcome == "survived" and each.change.rule != WIDE
     ]
 
 

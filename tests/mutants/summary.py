@@ -7,10 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.mutants.judge import ARGUED
+from tests.mutants.rules import WIDE
 from tests.mutants.subjects import SUBJECTS
 
-WIDE = "32-bit offset"
-"""The rule whose survivors are a class of their own: not every kernel's plan has a problem that is so large."""
 COLUMNS = ("mutants", "caught", "same code", "by argument", "survived", "of 32-bit offsets")
 # How the plan caught them: words of a message, the first that fit.
 CAUGHT = {

@@ -12,7 +12,8 @@ WHOLE = 16  # elements: multiples of it leave alignment classes as they are
 
 
 def far_strides(shape: Sequence[int], near: Sequence[int]) -> tuple[int, ...]:
-    """Of an input: every axis reaches beyond 32 bits. `near`: strides of the wanted alignment class."""
+    """Of an input: the longest axis reaches beyond 32 bits, and so do others where it has up to MOST_APART indices.
+    `near`: strides of the wanted alignment class."""
     longest, *others = sorted(range(len(near)), key=lambda axis: -shape[axis])
     apart = _apart(shape[longest])
     strides = [near[longest] % WHOLE + apart] * len(near)
