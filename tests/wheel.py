@@ -1,5 +1,5 @@
-"""The client's own tests, over the wheel alone in new environments, of every Python from 3.11 that is here:
-`python -m tests.wheel [TORCH]`, a requirement of PyTorch's build for CPUs.
+"""The client's own tests, over the wheel alone in new environments, of every Python from 3.11 that is here, on the PATH
+or pyenv's: `python -m tests.wheel [TORCH]`, a requirement of PyTorch's build for CPUs.
 
 The tests lie in a folder without the checkout's client, so that nothing but the installed wheel can be imported; of
 them, those that need the server are left out. Those of `cukiln.torch` and `cukiln.jax` run with that extra, each in an
@@ -20,7 +20,7 @@ from pathlib import Path
 from tests.support.service.running_service import SERVER_PYTHON
 
 ROOT = Path(__file__).parents[1]
-PYTHONS = ("python3.11", "python3.12", "python3.13")
+RELEASES = ("3.11", "3.12", "3.13")
 NEEDED = ("hypothesis", "pytest", "pytest-timeout", "starlette", "uvicorn", "numpy")  # by the tests themselves
 OF_CODEGEN = ("ml-dtypes", "rfc8785")
 CLIENT = "tests/support/fixtures/client.py"
@@ -99,6 +99,22 @@ def check(python: str, wheel: Path, part: Part, folder: Path) -> int:
     return subprocess.run(command, cwd=folder / "of_wheel", env=environment, check=False).returncode
 
 
+def pythons() -> list[str]:
+    """Of each release that the pins cover, the first that makes environments."""
+    versions = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
+    found = []
+    for release in RELEASES:
+        names = [f"python{release}", *map(str, sorted(versions.glob(f"{release}.*/bin/python{release}")))]
+        found += list(filter(_makes_environments, filter(shutil.which, names)))[:1]
+    return found
+
+
+def _makes_environments(python: str) -> bool:
+    # pyenv's shims are on the PATH for releases that are not chosen, too.
+    done = subprocess.run([python, "-c", "import ensurepip, venv"], capture_output=True, check=False)
+    return done.returncode == 0
+
+
 def has(python: str, requirement: str) -> bool:
     command = [python, "-m", "pip", "--quiet", "--disable-pip-version-check", "download", "--no-deps", "--dest"]
     with tempfile.TemporaryDirectory() as unused:
@@ -114,7 +130,7 @@ def main(torch: str | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="cukiln-wheel-") as name:
         run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", name, str(ROOT))
         (wheel,) = Path(name).glob("*.whl")
-        for python in filter(shutil.which, PYTHONS):
+        for python in pythons():
             of_torch = torch if torch is not None and has(python, torch) else None
             if of_torch != torch:
                 print(f"this package index has no {torch} for {python}: its tests are left out")  # noqa: T201

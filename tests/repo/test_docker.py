@@ -89,14 +89,39 @@ def test_everything_the_ignore_file_lets_in_exists() -> None:
             assert (ROOT / line[1:]).exists(), line
 
 
+def installed(dockerfile: Path, cuda: str) -> str:
+    """The arguments of each pip that builds the image for this CUDA."""
+    (command,) = (line for line in of_kind(dockerfile, "RUN") if "pip install" in line)
+    played = f'set -e; python() {{ :; }}; pip() {{ echo "$@"; }}; {command}'
+    done = subprocess.run(["sh", "-c", played], env={"CUDA": cuda}, capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("cuda", ["12", "13"])
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=by_name)
-def test_every_installed_group_exists(dockerfile: Path) -> None:
+def test_every_installed_group_exists(dockerfile: Path, cuda: str) -> None:
     import tomllib
 
-    data, text = tomllib.loads((ROOT / "pyproject.toml").read_text()), dockerfile.read_text()
-    assert re.findall(r'--editable "\.\[(\w+)\]"', text) == ["server"]
+    data, words = tomllib.loads((ROOT / "pyproject.toml").read_text()), installed(dockerfile, cuda)
+    assert re.findall(r"--editable \.\[(\w+)\]", words) == ["server"]
     assert "server" in data["project"]["optional-dependencies"]
-    assert set(re.findall(r"--group (\w+)", text)) <= set(data["dependency-groups"])
+    assert set(re.findall(r"--group (\S+)", words)) <= set(data["dependency-groups"])
+
+
+@pytest.mark.parametrize(("image", "group"), [("compile-worker", "toolchain"), ("gpu-worker", "gpu")])
+def test_images_are_of_the_cuda_that_is_asked_for(image: str, group: str) -> None:
+    dockerfile = DOCKER / f"{image}.Dockerfile"
+    assert of_kind(dockerfile, "ARG") == ["CUDA=13"]
+    assert any("CUKILN_CUDA=$CUDA" in line.split() for line in of_kind(dockerfile, "ENV"))
+    groups = {cuda: re.findall(r"--group (\S+)", installed(dockerfile, cuda)) for cuda in ("12", "13")}
+    assert groups == {"12": ["postgres", f"{group}-cuda12"], "13": ["postgres", group]}
+
+
+def test_all_containers_of_a_host_are_of_one_cuda() -> None:
+    asked = "${CUDA:-13}"
+    assert {service["environment"]["CUKILN_CUDA"] for service in OURS.values()} == {asked}
+    built = {name: service["build"].get("args") for name, service in OURS.items() if "build" in service}
+    assert built == {"api": None, "compile-worker": {"CUDA": asked}, "gpu-worker": {"CUDA": asked}}
 
 
 @pytest.mark.parametrize("dockerfile", DOCKERFILES, ids=by_name)

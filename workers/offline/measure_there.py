@@ -7,6 +7,7 @@ whatever ended it.
 
 import argparse
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -27,6 +28,8 @@ def install(into: Path) -> Path:
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if carried["python"] not in (None, own):
         raise SystemExit(f"the packages are for Python {carried['python']}, this is {own}: python{carried['python']} …")
+    if importlib.util.find_spec("numpy") is None:
+        raise SystemExit(f"{sys.executable} has no NumPy, which every part needs: run a Python that has NumPy and CuPy")
     installed = into / f"installed-{carried['sha256'][:16]}"
     if installed.is_dir():
         return installed
@@ -62,9 +65,12 @@ def main() -> None:
     parser.add_argument("--into", type=Path, default=Path(DEFAULT_INTO))
     options, words = parser.parse_known_args()
     into = options.into.resolve()
-    into.mkdir(parents=True, exist_ok=True)
     try:
+        into.mkdir(parents=True, exist_ok=True)
         installed = install(into)
+    except OSError as error:
+        sys.stderr.write(f"measure_there: cannot install into {into} ({error}); --into names another folder\n")
+        sys.exit(WRONG_USE)
     except SystemExit as error:
         sys.stderr.write(f"measure_there: {error}\n")
         sys.exit(WRONG_USE)

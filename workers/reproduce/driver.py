@@ -294,7 +294,8 @@ def _on_gpu(folder: Path, device: int) -> dict[str, Any]:
     try:
         from workers.reproduce.on_gpu import GpuAbsent, run_on_gpu
     except ModuleNotFoundError as error:
-        return {"cannot": f"this Python has no {error.name}: `pip install numpy cupy-cuda13x`"}
+        to_do = "`pip install numpy cupy-cuda13x`, for kernels of CUDA 12 cupy-cuda12x"
+        return {"cannot": f"this Python has no {error.name}: {to_do}"}
     try:
         return run_on_gpu(folder, device)
     except GpuAbsent as error:

@@ -49,7 +49,8 @@ def _cupy(number: int) -> Any:
     try:
         import cupy
     except ImportError as error:
-        raise GpuAbsent(f"CuPy cannot be imported ({error}): `pip install cupy-cuda13x`") from error
+        to_do = "`pip install cupy-cuda13x`, for kernels of CUDA 12 cupy-cuda12x"
+        raise GpuAbsent(f"CuPy cannot be imported ({error}): {to_do}") from error
     try:
         count = cupy.cuda.runtime.getDeviceCount()
     except Exception as error:

@@ -72,5 +72,5 @@ class Attention(Operation):
             array if mapped else jnp.broadcast_to(array, (size, *array.shape))
             for array, mapped in zip(arrays, batched, strict=True)
         )
-        together = (array.reshape(-1, *array.shape[2:]) for array in (q, k, v))
+        together = (array.reshape(size * array.shape[1], *array.shape[2:]) for array in (q, k, v))
         return apply(self, *together).reshape(*q.shape[:-1], v.shape[-1])

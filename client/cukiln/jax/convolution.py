@@ -182,8 +182,8 @@ def _images_together(operation: Operation, size: int, batched: Sequence[bool], a
     if any(batched[1:]):
         return Operation.batched(operation, size, batched, arrays)
     images = arrays[0]
-    answer = apply(operation, images.reshape(-1, *images.shape[2:]), *arrays[1:])
-    return answer.reshape(size, -1, *answer.shape[1:])
+    answer = apply(operation, images.reshape(size * images.shape[1], *images.shape[2:]), *arrays[1:])
+    return answer.reshape(size, images.shape[1], *answer.shape[1:])
 
 
 def _pair(value: int | Pair) -> Pair:

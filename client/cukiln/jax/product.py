@@ -149,7 +149,7 @@ class Product(Operation):
         of_a = self._of_a(cotangent, b)
         rows = (a, cotangent)
         if b.ndim == 2 and self.layout[0] == "n":  # the sum over the batch is part of one product
-            rows = (a.reshape(-1, a.shape[-1]), cotangent.reshape(-1, cotangent.shape[-1]))
+            rows = (_as_rows(a), _as_rows(cotangent))
         sums = [cotangent.sum(range(cotangent.ndim - 1), dtype=jnp.float32).astype(bias[0].dtype)] if bias else []
         return [of_a, self._of_b(*rows), *sums]
 
@@ -162,6 +162,10 @@ class Product(Operation):
         if self.layout[1] == "n":  # db = aᵀ · dc
             return multiply(Product(f"{_FLIPPED[self.layout[0]]}n", allow_tf32=self.allow_tf32), a, cotangent)
         return multiply(Product(f"t{self.layout[0]}", allow_tf32=self.allow_tf32), cotangent, a)  # dbᵀ = dcᵀ · a
+
+
+def _as_rows(x: jax.Array) -> jax.Array:
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])  # -1 is no axis of an empty array
 
 
 def _mapped(x: jax.Array, mapped: bool, batch: tuple[int, ...]) -> jax.Array:

@@ -240,7 +240,7 @@ def _summed(gradient: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
 def _of_second(a: torch.Tensor, shape: torch.Size, dz: torch.Tensor) -> torch.Tensor:
     if len(shape) == 2 and a.dim() > 2:
-        return matmul(a.reshape(-1, a.shape[-1]).mT, dz.reshape(-1, dz.shape[-1]))
+        return matmul(a.flatten(0, -2).mT, dz.flatten(0, -2))  # `reshape(-1, 0)` is refused
     return _summed(matmul(a.mT, dz), shape)
 
 

@@ -156,7 +156,7 @@ class _Reduce(torch.autograd.Function):
             dx = (dy if ctx.op == "sum" else dy / count).expand(ctx.shape)
         elif ctx.op in _OF_SQUARES:
             middle = x - x.mean(axes, keepdim=True) if ctx.op == "variance" else x
-            dx = dy * middle * (2 / count if ctx.op == "variance" else 2)
+            dx = dy * middle * (2 / max(count, 1) if ctx.op == "variance" else 2)
         else:
             dx = _of_values(ctx.op, dy, x, spread(out), axes)
         return dx, None, None, None, None

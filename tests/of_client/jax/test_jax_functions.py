@@ -231,6 +231,28 @@ def test_numbers_of_numpy_and_not_a_number_are_numbers(client: cukiln.Client) ->
         jax.jit(lambda epsilon: cj.rms_norm(x, epsilon=epsilon))(0.5)
 
 
+@pytest.mark.parametrize("shapes", [((2, 3, 0), (0, 4)), ((2, 3, 4), (4, 0)), ((0, 3, 4), (4, 5))], ids=str)
+def test_gradients_of_empty_products_are_empty_or_zero(shapes: Any) -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import cukiln.jax as cj
+
+    gradients = jax.grad(lambda a, b: cj.matmul(a, b).sum(), argnums=(0, 1))(*map(jnp.ones, shapes))
+    assert [gradient.shape for gradient in gradients] == list(shapes)
+    assert all(not gradient.any() for gradient in gradients)
+
+
+def test_no_images_are_mapped_to_none() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import cukiln.jax as cj
+
+    made = jax.vmap(lambda x: cj.conv2d(x, jnp.ones((4, 3, 3, 2))))(jnp.ones((0, 2, 8, 8, 2)))
+    assert made.shape == (0, 2, 6, 6, 4)
+
+
 def test_a_query_that_sees_no_key_gives_zeros() -> None:
     import jax
 

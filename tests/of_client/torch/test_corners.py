@@ -178,3 +178,30 @@ def test_a_search_that_breaks_off_is_tried_again(played: Callable[..., PlayedSer
     torch.testing.assert_close(ck.matmul(a, b), a @ b)
     ((_, entry),) = dispatch.current().table.items()
     assert entry.ready.is_set() and not math.isinf(entry.until)
+
+
+@pytest.mark.parametrize("shapes", [((2, 3, 0), (0, 4)), ((2, 3, 4), (4, 0)), ((0, 3, 4), (4, 5))], ids=str)
+def test_gradients_of_empty_products_are_pytorchs(shapes: Any, service: PlayedService) -> None:
+    import torch
+
+    import cukiln.torch as ck
+
+    results = []
+    for function in (ck.matmul, torch.matmul):
+        a, b = (torch.ones(shape, requires_grad=True) for shape in shapes)
+        out = function(a, b)
+        results.append([out, *torch.autograd.grad(out.square().sum(), (a, b))])
+    torch.testing.assert_close(*results)
+    assert service.calls == 0
+
+
+@pytest.mark.parametrize("op", ["sum", "mean", "variance", "sum_of_squares", "logsumexp"])
+def test_gradients_of_reductions_of_nothing_are_empty(op: Any, service: PlayedService) -> None:
+    import torch
+
+    import cukiln.torch as ck
+
+    x = torch.ones(0, 4, requires_grad=True)
+    (dx,) = torch.autograd.grad(ck.reduce(x, 0, op).sum(), x)
+    assert dx.shape == (0, 4)
+    assert service.calls == 0

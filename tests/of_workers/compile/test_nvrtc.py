@@ -102,6 +102,21 @@ def test_an_nvcc_of_another_cuda_is_refused_where_it_is_named(
         find_toolchain(processes, nvcc=str(nvcc), cuda=cuda)
 
 
+def test_what_an_nvcc_of_cuda_12_makes_is_of_a_toolchain_of_its_own(
+    nvrtc: Toolchain, toolchain: Toolchain, tmp_path: Path
+) -> None:
+    calls = f'[ "$1" = --version ] && exec echo "release 12.9, V12.9.41"; exec "{toolchain.device_compiler.path}" "$@"'
+    nvcc = script(tmp_path, "nvcc", f"#!/bin/sh\n{calls}\n")  # it says that it is of CUDA 12
+    processes = Processes(reads=[tmp_path])
+    found = find_toolchain(processes, nvcc=str(nvcc), cuda=12)
+    assert found.cuda == 12 and len({found.digest, nvrtc.digest, toolchain.digest}) == 3
+    kernels: list[Kernel] = [probe()]
+    outcome = compile_kernels(kernels, found, processes)
+    processes.close()
+    assert statuses(outcome, kernels) == ["ok"], outcome.why
+    assert outcome.artifact is not None and "$ nvcc " in outcome.artifact.log
+
+
 def test_an_nvcc_of_another_cuda_is_passed_over_where_it_is_not(
     tmp_path: Path, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -26,13 +26,14 @@ from cukiln.client import Client
 from cukiln.errors import UsageError
 from cukiln.types import ENDED, Job
 from tests.gpu.check_workspaces import split_kernel
-from tests.support.fixtures.bare_machine import BareMachine, make_wheels
+from tests.support.fixtures.bare_machine import PYTHON, BareMachine, make_wheels
 from tests.support.fixtures.elsewhere import REQUEST, ROOT, lines_of, results_in
 from tests.support.fixtures.queue import wait_for
 from workers.offline import brought_back, there
 from workers.offline.brought_back import MOST_BYTES, MOST_FILES, bring_back, restore
 from workers.offline.carry import MOST_BYTES as MOST_CARRIED
 from workers.offline.carry import NotCarried, pack
+from workers.offline.measure_there import DEFAULT_INTO
 from workers.offline.measured import append_line, write_results
 from workers.offline.parts import Ended, Part, Progress, parts_of
 
@@ -200,6 +201,19 @@ def test_packages_for_another_python_are_refused_with_the_right_one(carried: Pat
     (tmp_path / "carried.json").write_text(json.dumps({**described, "python": "3.99"}))
     ended = BareMachine(tmp_path, tmp_path).run()
     assert ended.returncode == 2 and "the packages are for Python 3.99, this is 3." in ended.stderr
+
+
+def test_a_python_without_numpy_is_refused_before_anything_is_installed(carried: Path, tmp_path: Path) -> None:
+    command = [PYTHON, "-S", str(carried / "measure_there.py")]
+    ended = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True, check=False)
+    assert ended.returncode == 2 and "has no NumPy" in ended.stderr and "Traceback" not in ended.stderr
+    assert not list((tmp_path / DEFAULT_INTO).iterdir())
+
+
+def test_a_folder_that_cannot_be_made_is_said(machine: BareMachine) -> None:
+    (machine.folder / "taken").write_text("")
+    ended = machine.run("--into", machine.folder / "taken" / "folder")
+    assert ended.returncode == 2 and "cannot install into" in ended.stderr and "Traceback" not in ended.stderr
 
 
 def test_what_cannot_be_packed_is_said(
