@@ -40,6 +40,13 @@ MLA = {
     "one query": "mla_paged_decode_h16_ckv512_kpe64_ps64",
     "prompts": "mla_paged_prefill_causal_h16_ckv512_kpe64_ps64",
 }
+# Of attention's public shapes, 32 heads of 128 on 8.
+PAGED = {
+    "one query, pages of 1": "flashinfer/gqa_paged_decode_h32_kv8_d128_ps1",
+    "one query, pages of 16": "vllm/gqa_paged_decode_h32_kv8_d128_ps16",
+    "prompts, pages of 1": "flashinfer/gqa_paged_prefill_causal_h32_kv8_d128_ps1",
+    "prompts, pages of 16": "vllm/gqa_paged_prefill_h32_kv8_d128_ps16",
+}
 COLUMNS_OF_TURN, ROWS_OF_TURN = 64, 8  # of the loops inside mla's: of a product with keys; of a copy
 _LABEL = re.compile(r"^(\.L\w+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);")
@@ -134,10 +141,10 @@ def candidate_of(arch: str, head_dim: int) -> Candidate:
     return own.candidate(own.parse(fields), Schedule.of(best(arch, head_dim, False, LENGTH).schedule))
 
 
-def candidate_of_mla(arch: str, name: str) -> Candidate:
-    """The best predicted of a public shape."""
-    (fields,) = (shape for shape in shapes_of("mla") if shape["name"].endswith(name))
-    problem = operator("mla").parse({field: value for field, value in fields.items() if field != "name"})
+def candidate_of_shape(of: str, arch: str, name: str) -> Candidate:
+    """The best predicted of an operator's public shape."""
+    (fields,) = (shape for shape in shapes_of(of) if shape["name"].endswith(name))
+    problem = operator(of).parse({field: value for field, value in fields.items() if field != "name"})
     candidates = lower(problem, target(arch), Search(level=LEVEL)).candidates
     return min(candidates, key=lambda candidate: (predict_before(candidate, target(arch)).us, candidate.id))
 
@@ -160,8 +167,16 @@ def counted(arch: str, head_dim: int, toolchain: Toolchain, processes: Processes
 
 def counted_of_mla(arch: str, what: str, toolchain: Toolchain, processes: Processes) -> dict[str, Any]:
     """`what`: of MLA. Raises as `counted`."""
-    candidate = candidate_of_mla(arch, MLA[what])
+    candidate = candidate_of_shape("mla", arch, MLA[what])
     return {"what": what, **_counted(candidate, arch, turns_of_mla(candidate), toolchain, processes)}
+
+
+def counted_of_pages(arch: str, what: str, toolchain: Toolchain, processes: Processes) -> dict[str, Any]:
+    """`what`: of PAGED. Raises as `counted`."""
+    return {
+        "what": what,
+        **_counted(candidate_of_shape("attention", arch, PAGED[what]), arch, {}, toolchain, processes),
+    }
 
 
 def _counted(
@@ -192,6 +207,7 @@ def main() -> None:
     with closing(Processes()) as processes:
         toolchain = find_toolchain(processes)
         loops = [counted(arch, head_dim, toolchain, processes) for arch in arguments.targets for head_dim in HEAD_DIMS]
+        loops += [counted_of_pages(arch, what, toolchain, processes) for arch in arguments.targets for what in PAGED]
         loops += [counted_of_mla(arch, what, toolchain, processes) for arch in arguments.targets for what in MLA]
     print(json.dumps({"benchmark": "count-sass", "toolchain": dict(toolchain.versions), "loops": loops}))
 

@@ -108,6 +108,15 @@ class Cost:
 
 
 @dataclass(frozen=True)
+class ScalarBounds:
+    """What a call may give for a scalar: its kernel computes nothing meaningful of others."""
+
+    name: str
+    least: float
+    most: float
+
+
+@dataclass(frozen=True)
 class Tables:
     """Operands of a kernel that say where sequences lie, by their number, and the tensor of keys, or of their pages, of
     `page_size` keys (0: none). As `Tables` in binding/check_tables.h."""
@@ -295,6 +304,10 @@ class Operator(ABC):
     def scalars(self, problem: Problem) -> list[float]:
         """The double array of the launch ABI: those of the epilogue."""
         return scalars(getattr(problem, "epilogue", ()))
+
+    def scalar_bounds(self, problem: Problem) -> tuple[ScalarBounds, ...]:
+        """Of the first scalars, what a call may give: another number is refused, NaN too."""
+        return ()
 
     @abstractmethod
     def operands(self, problem: Problem) -> tuple[Operand, ...]:

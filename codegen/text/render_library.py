@@ -118,6 +118,8 @@ def kernel_block(
     is checked too."""
     op: Operator = operator(kernel.operator)
     problem = op.test_problems(kernel)[0]
+    bounds = op.scalar_bounds(problem)
+    pairs = [f"{{{each.least.hex()}, {each.most.hex()}}}" for each in bounds]
     space = f"::{op.namespace}"
     check = _CHECK.replace("SPACE", space) if for_tensors else ""
     if on_cpu and (tables := op.tables(kernel)):
@@ -134,6 +136,9 @@ struct Binding {{
   static constexpr int first_function = {first_function};
   static constexpr const char* attribute_names[] = {_array([*map(_quoted, op.attribute_names)])};
   static constexpr int32_t launch[] = {_array(launch)};
+  static constexpr int bounded = {len(bounds)};
+  static constexpr const char* bounded_names[] = {_array([_quoted(bound.name) for bound in bounds])};
+  static constexpr double bounds[][2] = {_array(pairs or ["{0}"])};
   static Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars,
                         void* workspace) {{
     return {space}::bind<Config>(pointers, extents, launch, scalars, workspace);

@@ -47,7 +47,7 @@ def test_several_launches_share_a_workspace(two_launches: Built, child: Child, f
     ]
     assert answer[5] == ["ValueError", "the workspace has 3999 bytes; 4000 on cuda:0 are needed"]
     assert answer[6][0] == "ValueError"
-    assert answer[7] == ["TypeError", "argument 3 must be a number (a scalar of the epilogue)"]
+    assert answer[7] == ["TypeError", "argument 3 must be a number"]
     assert answer[8] == ["ValueError", "the workspace is null; this call needs 4000 bytes"]
     assert answer[9] == ["TypeError", "the workspace must be a CUDA tensor or an address"]
     assert answer[10] == ["ValueError", "the workspace begins at 0x73000008; a multiple of 16 bytes is allowed"]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import predict_attention
-from benchmarks.count_sass import MLA, counted, counted_of_mla
+from benchmarks.count_sass import MLA, PAGED, counted, counted_of_mla, counted_of_pages
 from benchmarks.predict_attention import HEAD_DIMS, TARGETS
 from tests.support.run.places import ROOT
 from workers.compile.toolchain import find_toolchain
@@ -38,6 +38,14 @@ def sass() -> str:
         toolchain = find_toolchain(processes)
         loops = [counted(arch, head_dim, toolchain, processes) for arch in TARGETS for head_dim in HEAD_DIMS]
     return _table("target, head", loops)
+
+
+def sass_of_pages() -> str:
+    """By target and problem, in Markdown."""
+    with closing(Processes()) as processes:
+        toolchain = find_toolchain(processes)
+        loops = [counted_of_pages(arch, what, toolchain, processes) for arch in TARGETS for what in PAGED]
+    return _table("target", loops)
 
 
 def sass_of_mla() -> str:
@@ -71,6 +79,7 @@ Tables = Mapping[str, Callable[[], str]]
 TABLES: Tables = {
     **{f"predicted for {arch}": partial(predict_attention.table, arch) for arch in TARGETS},
     "SASS": sass,
+    "SASS of pages": sass_of_pages,
 }
 OF_PAGES: Mapping[Path, Tables] = {PAGE: TABLES, MLA_PAGE: {"SASS": sass_of_mla}}
 

@@ -71,6 +71,15 @@ def test_loops_inside_the_main_one_of_mla_are_counted_as_often_as_they_turn() ->
     assert loop["instructions"]["LDGSTS"] == t["tile_kv"] * 576 // 8 // (32 * t["warps"])
 
 
+@pytest.mark.parametrize(("table", "page"), [("SASS", PAGE), ("SASS of pages", PAGE), ("SASS", MLA_PAGE)])
+def test_the_roofline_takes_about_the_instructions_that_sass_has(table: str, page: Path) -> None:
+    """Addresses of paged copies among them, which are two thirds of a decode step's."""
+    names, *rows = rows_of(table, page)
+    read_, taken = names.index("other for each HMMA"), names.index("as predicted")
+    assert [row[0] for row in rows if not 0.85 < float(row[taken]) / float(row[read_]) < 1.2] == []
+    assert len(rows) >= 4
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("page", OF_PAGES, ids=lambda page: page.name)
 def test_the_page_has_the_predictions_and_the_counts_of_today(page: Path) -> None:

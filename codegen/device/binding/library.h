@@ -13,6 +13,9 @@ constexpr int most_argument_bytes = 4096;  // of a kernel's parameters (CUDA C++
 struct KernelEntry {
   int operands, extents, attributes, scalars, first_function;  // extents: the attributes among them, behind the others
   const int32_t* launch;  // the values that the library was built with
+  int bounded;  // of the scalars the first ones, each with the least and the greatest that a call may give
+  const char* const* bounded_names;
+  const double (*bounds)[2];
   int64_t (*workspace_bytes)(const int64_t* extents, const int32_t* launch);
   // Writes the arguments that all launches of a call take, and the launches; returns how many they are.
   int (*plan)(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace,
@@ -31,11 +34,23 @@ int plan_call(void* const* pointers, const int64_t* extents, const int32_t* laun
 // Of a kernel's Binding.
 template <class B>
 constexpr KernelEntry entry_of = {B::operands, B::extents, B::attributes,      B::scalars,  B::first_function,
-                                  B::launch,   B::workspace_bytes, plan_call<B>};
+                                  B::launch,   B::bounded,  B::bounded_names, B::bounds,      B::workspace_bytes,
+                                  plan_call<B>};
+
+// NaN is within no bounds.
+inline int check_scalars(const KernelEntry& kernel, const double* scalars) {
+  for (int i = 0; i < kernel.bounded; ++i) {
+    const double least = kernel.bounds[i][0], most = kernel.bounds[i][1];
+    if (!(scalars[i] >= least && scalars[i] <= most))
+      return fail("ValueError: %s is %.16g; %.16g to %.16g is allowed", kernel.bounded_names[i], scalars[i], least, most);
+  }
+  return fine;
+}
 
 // Launches one call on a device. Null `launch` means the values the library was built with.
 inline int launch_on(const KernelEntry& kernel, int device, void* const* pointers, const int64_t* extents, const int32_t* launch,
                      const double* scalars, void* workspace, void* stream) {
+  if (const int status = check_scalars(kernel, scalars)) return status;
   const Loaded* loaded = loaded_for_launch(device, stream);
   if (loaded == nullptr) return failed;
   const int32_t* values = launch ? launch : kernel.launch;

@@ -9,6 +9,7 @@ namespace binding {
 template <class B>
 int launch_part(int device, void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars,
                 void* workspace, void* transformed, void* stream, int begin, int end) {
+  static_assert(B::bounded == 0, "a call in parts checks no scalars");
   const Loaded* loaded = loaded_for_launch(device, stream);
   if (loaded == nullptr) return failed;
   const int32_t* values = launch ? launch : B::launch;

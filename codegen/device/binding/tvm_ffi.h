@@ -74,7 +74,7 @@ inline bool read_scalar(const TVMFFIAny& value, int index, double* out) {
   if (value.type_index == kTVMFFIFloat) *out = value.v_float64;
   else if (value.type_index == kTVMFFIInt) *out = static_cast<double>(value.v_int64);
   else {
-    fail("TypeError: argument %d must be a number (a scalar of the epilogue)", index);
+    fail("TypeError: argument %d must be a number", index);
     return false;
   }
   return true;

@@ -24,12 +24,21 @@ from codegen.operator import (
     LaunchBounds,
     Operand,
     Operator,
+    ScalarBounds,
     Tables,
     Work,
     constants,
 )
 from codegen.operators.attention import inputs, space, split, work
-from codegen.operators.attention.problem import DENSE, NOT_COMPUTED, TABLES, AttentionProblem, Tensor
+from codegen.operators.attention.problem import (
+    DENSE,
+    LARGEST_SCALE,
+    NOT_COMPUTED,
+    SMALLEST_SCALE,
+    TABLES,
+    AttentionProblem,
+    Tensor,
+)
 from codegen.operators.attention.reduced import reduced_problems
 from codegen.operators.attention.reference import reference
 from codegen.problem import Problem, refuse
@@ -41,6 +50,7 @@ from codegen.targets import Target
 
 INPUTS: tuple[Tensor, ...] = ("q", "k", "v")
 TENSORS: tuple[Tensor, ...] = (*INPUTS, "out")
+SCALE, SOFTCAP = (ScalarBounds(name, SMALLEST_SCALE, LARGEST_SCALE) for name in ("scale", "softcap"))
 WITHOUT_END = -1  # of a window, as an attribute
 
 
@@ -123,6 +133,10 @@ class Attention(Operator):
     def scalars(self, problem: Problem) -> list[float]:
         p: AttentionProblem = self.own(problem)
         return [p.scale] if p.softcap is None else [p.scale, p.softcap]
+
+    def scalar_bounds(self, problem: Problem) -> tuple[ScalarBounds, ...]:
+        p: AttentionProblem = self.own(problem)
+        return (SCALE,) if p.softcap is None else (SCALE, SOFTCAP)
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """q, k, v, the tables of a ragged batch, out in the layout's order of axes, then lse."""

@@ -30,6 +30,9 @@ MMA = {"float16": "mma_m16n8k16_f16", "bfloat16": "mma_m16n8k16_bf16"}
 # Instructions of a lane: of a score (greatest, multiply-add, exponential, addition, half of a conversion), of a capped
 # one besides; of a copy with its address and its check; of a step of the loop beside what it computes.
 PER_SCORE, PER_CAP, PER_COPY, PER_STEP = 4.5, 24.0, 5.0, 60.0
+# Of a copy from a page, whose place is multiplied out: of pages of one key, and of longer ones. Fitted to the SASS of
+# seven main loops each (`benchmarks.count_sass.PAGED`; nvcc 13.2, sm_80 and sm_90a: 21 to 24, and 27 to 41).
+PER_PAGED_COPY = {1: 22.0, 16: 33.0, 64: 33.0}
 MATRIX_BYTES = 512
 # Of a float that `merge` brings to the greatest score and adds; its loop is unrolled so often.
 PER_PARTIAL, PARTIALS_IN_FLIGHT = 1.5, 4
@@ -76,13 +79,15 @@ def work(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int], tar
     merging = (_merge(p, t, align_out, target),) if divided else ()
     written = float(split.workspace_bytes(p, t) if divided else least.bytes_written)
     to_dram = _beyond_l2(p, t, target) if divided else written
-    copies = (all_steps * tile_kv * whole + float(count) * tile_q * columns[0]) / align
+    copies = all_steps * tile_kv * whole / align, float(count) * tile_q * columns[0] / align
+    per_copy = PER_PAGED_COPY[p.page_size] if p.page_size else PER_COPY
     tables = lookups.of_run(p, t, steps(p, t), align)
     other = (
         scores * (PER_SCORE + (PER_CAP if p.softcap else 0.0))
         + all_steps * threads(t) * (pieces(t) * columns[1] / 2 + PER_STEP)  # sums are rescaled
         + WARP * (macs / MMA_MACS + from_shared / MATRIX_BYTES)
-        + PER_COPY * copies
+        + per_copy * copies[0]
+        + PER_COPY * copies[1]
         + float(count) * tile_q * columns[1] * 3.0
         + sum(table.instructions for table in tables)
     )

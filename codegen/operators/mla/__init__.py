@@ -22,11 +22,13 @@ from codegen.operator import (
     LaunchBounds,
     Operand,
     Operator,
+    ScalarBounds,
     Tables,
     Work,
     constants,
 )
 from codegen.operators.attention import split
+from codegen.operators.attention.problem import LARGEST_SCALE, SMALLEST_SCALE
 from codegen.operators.attention.space import threads
 from codegen.operators.mla import inputs, space, work
 from codegen.operators.mla.problem import HEAD_DIM_CKV, TABLES, TENSORS, VECTOR, MlaProblem
@@ -116,6 +118,9 @@ class Mla(Operator):
 
     def scalars(self, problem: Problem) -> list[float]:
         return [self.own(problem).scale]
+
+    def scalar_bounds(self, problem: Problem) -> tuple[ScalarBounds, ...]:
+        return (ScalarBounds("scale", SMALLEST_SCALE, LARGEST_SCALE),)
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """Queries, caches, tables, out, then lse."""

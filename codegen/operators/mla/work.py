@@ -26,6 +26,11 @@ from codegen.operators.mla.seen import copied, most_tiles, scores, tiles
 from codegen.operators.mla.space import blocks, pieces, row_groups, shared_bytes, workspace_bytes
 from codegen.targets import Target
 
+# Instructions of a copy from a page, by its size: a lane reads the page's number from shared memory and multiplies the
+# place out. Fitted to the SASS of four main loops each (`benchmarks.count_sass.MLA`; nvcc 13.2, sm_80 and sm_90a: 31 to
+# 41 and 43 to 50); none was read of pages of 16.
+PER_PAGED_COPY = {1: 37.0, 16: 47.0, 64: 47.0}
+
 KEY_BYTES = ELEMENT_BYTES * HEAD_DIM
 
 
@@ -55,7 +60,7 @@ def work(p: MlaProblem, t: Mapping[str, Any], target: Target) -> Work:
     q_bytes, out_bytes = (float(count) * tile_q * ELEMENT_BYTES * columns for columns in (HEAD_DIM, HEAD_DIM_CKV))
     staged = 0.0 if divided else 2.0 * out_bytes
     written = float(workspace_bytes(p, t) if divided else least.bytes_written)
-    copies = (steps * tile_kv + float(count) * tile_q) * HEAD_DIM / VECTOR
+    copies = steps * tile_kv * HEAD_DIM / VECTOR, float(count) * tile_q * HEAD_DIM / VECTOR
     own = Tables(p.batch, searched=p.ragged, listed=True, ends_within=p.page_size > 1)
     # A thread of each key of a tile reads its page, into shared memory.
     tables = own.of_blocks(count, threads(t)), Lookups(steps * tile_kv, WARP / p.page_size)
@@ -63,7 +68,8 @@ def work(p: MlaProblem, t: Mapping[str, Any], target: Target) -> Work:
         every_score * PER_SCORE
         + steps * threads(t) * (pieces(t) * HEAD_DIM_CKV / warps_vo / 2 + PER_STEP)  # sums are rescaled
         + WARP * (macs / MMA_MACS + steps * fragments / MATRIX_BYTES)
-        + PER_COPY * copies
+        + PER_PAGED_COPY[p.page_size] * copies[0]
+        + PER_COPY * copies[1]
         + float(count) * tile_q * HEAD_DIM_CKV * 3.0
         + sum(table.instructions for table in tables)
     )

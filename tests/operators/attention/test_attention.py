@@ -972,6 +972,10 @@ CALLS = {
                             "lse is float16; float32 is allowed"),
             "lse over out": ({"lse": "F(2, 4, 70, address=0x50000000)"}, "ValueError", "lse overlaps out"),
             "device": ({"v": "H(2, 90, 2, 64, device=1)"}, "ValueError", "v is on cuda:1, but q is on cuda:0"),
+            "a scale of 0": ({2: 0.0}, "ValueError", "scale is 0; 9.5367431640625e-07 to 1048576 is allowed"),
+            "a scale below 0": ({2: -0.125}, "ValueError", "scale is -0.125; 9.5367431640625e-07 to"),
+            "a scale that is no number": ({2: math.nan}, "ValueError", "scale is nan; 9.5367431640625e-07 to"),
+            "an endless scale": ({2: math.inf}, "ValueError", "scale is inf; 9.5367431640625e-07 to"),
             "no queries": (
                 {**moved(q=(2, 0, 4, 64), out=(2, 0, 4, 64)), "lse": "F(2, 4, 0, address=0x60000000)"}, "ValueError",
                 "q is empty; every extent must be at least 1"),
@@ -979,8 +983,9 @@ CALLS = {
     ),
     # 32 splits of 8,192 keys, in tiles of 64, of 4 heads that are packed.
     "decode": declare.Library(
-        candidate=lambda: level_0(**DECODE, lse=True),
-        record={"operands": ["q", "k", "v", "out", "lse"], "attributes": [-1, 0]},
+        candidate=lambda: level_0(**DECODE, lse=True, softcap=30.0),
+        record={"operands": ["q", "k", "v", "out", "lse"], "attributes": [-1, 0],
+                "scalars": [1 / math.sqrt(128), 30.0]},
         taken={
             "fewer keys": (decoded(keys=700), [(8, 11, 1), (2, 1, 1)]),
             "a tile of keys": (decoded(keys=60), [(8, 1, 1), (2, 1, 1)]),
@@ -990,6 +995,8 @@ CALLS = {
             "one head of keys": (decoded(keys=700, heads_kv=1), [(2, 11, 1), (2, 1, 1)]),
         },
         refused={
+            "a cap of 0": ({3: 0.0}, "ValueError", "softcap is 0; 9.5367431640625e-07 to 1048576 is allowed"),
+            "a scale beyond": ({2: 2.0**21}, "ValueError", "scale is 2097152; 9.5367431640625e-07 to 1048576 is"),
             "out over q": ({"out": "q"}, "ValueError", "out overlaps q"),
             "too many heads of a group": (
                 {name: f"H(1, 1, {heads}, 128, address={address})"

@@ -20,6 +20,7 @@ Answers = Mapping[tuple[str, str, str], tuple[Any, list[dict[str, Any]]]]
 # `attempted` is what a call returned, or [error, message], and what the driver was asked meanwhile.
 PRELUDE = """
 import os
+from math import inf, nan
 def H(*shape, **where): return T(shape, 'float16', **where)
 def F(*shape, **where): return T(shape, 'float32', **where)
 def log():

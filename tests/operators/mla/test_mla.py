@@ -613,6 +613,7 @@ CALLS = {
                 "attributes": [0]},
         taken={"no keys": ({"kv_indices": table(0)}, [(4, 1, 1), (16, 1, 1)])},
         refused={
+            "a scale that is no number": ({1: math.nan}, "ValueError", "scale is nan; 9.5367431640625e-07 to 1048576"),
             "a token more": ({"q_nope": "H(5, 16, 512)", "q_pe": "H(5, 16, 64)", "out": OUT.format(5),
                               "lse": "F(5, 16, address=0x68000000)"}, "ValueError",
                              "each sequence has one query; tokens of q_nope and sequences of kv_indptr: 5 and 4"),
