@@ -25,7 +25,7 @@ from codegen.targets import Target
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
-InputKind = Literal["integer", "normal"]
+InputKind = Literal["integer", "normal", "positive"]
 # Of a kernel without an estimate: half of a multiprocessor's threads can have them.
 TYPICAL_REGISTERS = 64
 WIDEST_ACCESS = 16  # bytes that one thread moves with one instruction
@@ -326,9 +326,15 @@ class Operator(ABC):
         than a pipeline remembers, extents that are too short for more."""
         return []
 
+    def positive_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        """Problems for one run each, with its launch-time values, on positive numbers: there roundings in one direction
+        add up."""
+        return []
+
     @abstractmethod
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
-        """Arrays of the logical shapes of the `in` operands. `integer`: the exact result is representable."""
+        """Arrays of the logical shapes of the `in` operands. `integer`: the exact result is representable;
+        `positive`: of `positive_problems` alone."""
 
     @abstractmethod
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:

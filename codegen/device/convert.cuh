@@ -61,6 +61,14 @@ __device__ __forceinline__ unsigned pack_pair(float low, float high) {
   return PackPair<T>::convert(low, high);
 }
 
+// The bits of a float's nearest neighbour that tf32 holds (11 significant bits, 13 zeros behind them), ties away from zero.
+// Without it mma cuts operands off, which is a bias. Needs sm_80.
+__device__ __forceinline__ unsigned round_to_tf32(unsigned bits) {
+  unsigned rounded;
+  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(__uint_as_float(bits)));
+  return rounded;
+}
+
 // Transposes 4 x 4 bytes: byte j of words[i] becomes byte i of words[j].
 __device__ __forceinline__ void transpose_bytes(unsigned (&words)[4]) {
   const unsigned low01 = __byte_perm(words[0], words[1], 0x5140), low23 = __byte_perm(words[2], words[3], 0x5140);

@@ -75,7 +75,7 @@ __device__ __forceinline__ void mma_m16n8k8_f16(float (&d)[4], const unsigned (&
                : "r"(a[0]), "r"(a[1]), "r"(b));
 }
 
-// Operands are the bits of floats, of which the 13 lowest are not used. Needs sm_80.
+// Operands are the bits of floats, of which the 13 lowest are not used (`round_to_tf32`). Needs sm_80.
 __device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
   asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])

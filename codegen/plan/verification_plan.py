@@ -6,7 +6,8 @@ says what is run with them and judges what comes back:
 1. integers whose exact result is representable: equal, once per order of warps, inexact activations as identity;
 2. random normals against float64 within the operator's bound, the shipped activations;
 3. case 2 again in another order of warps: the same bits, because every element has one order of summation;
-4. integers on a few long problems, once: with as many parts as candidates have, with many steps.
+4. integers on a few long problems, once: with as many parts as candidates have, with many steps;
+5. positive numbers, once, of kernels that round their operands: a rounding in one direction adds up there.
 
 Buffers, shared memory and padding are poisoned with NaN before a case runs, so that what was never written shows.
 """
@@ -27,12 +28,13 @@ if TYPE_CHECKING:  # the plan of a recorded kernel is checked where no operator 
     from codegen.operator import Operator
     from codegen.problem import Problem
 
-Kind = Literal["integer", "normal"]
+Kind = Literal["integer", "normal", "positive"]
 Order = Literal["ascending", "descending", "seeded"]
 
 # Raised when the cases or the check of outputs change: old verdicts then no longer count.
-PLAN_SCHEMA = 3
-LONG = 1  # of the seeds that one seed gives: those of long problems
+PLAN_SCHEMA = 4
+# Of the seeds that one seed gives: those of long problems, those of positive numbers.
+LONG, POSITIVE = 1, 2
 EXACT_ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")
 # The second run must give the bits of the first.
 NORMAL_ORDERS: tuple[Order, ...] = ("descending", "seeded")
@@ -139,7 +141,8 @@ class OutputCheck:
 
 
 def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
-    """The cases of a kernel: for each problem first the exact one, then the approximate one; then long ones, exact.
+    """The cases of a kernel: for each problem first the exact one, then the approximate one; then long ones, exact, and
+    those of positive numbers.
 
     Exact runs use every combination of launch-time tunables and every order of warps. `seed` decides all inputs and all
     seeded orders.
@@ -160,8 +163,15 @@ def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
         repeats = tuple(Run(order, launch, normal_seed + i) for i, order in enumerate(NORMAL_ORDERS))
         yield Case(problem, "normal", False, normal_seed, repeats)
     for number, (problem, values) in enumerate(operator.long_problems(kernel)):
-        own = int(np.random.SeedSequence([seed, LONG, number]).generate_state(1, np.uint32)[0])
+        own = _seed(seed, LONG, number)
         yield Case(problem, "integer", True, own, (Run("seeded", tuple(values), own),))
+    for number, (problem, values) in enumerate(operator.positive_problems(kernel)):
+        own = _seed(seed, POSITIVE, number)
+        yield Case(problem, "positive", False, own, (Run("seeded", tuple(values), own),))
+
+
+def _seed(seed: int, purpose: int, number: int) -> int:
+    return int(np.random.SeedSequence([seed, purpose, number]).generate_state(1, np.uint32)[0])
 
 
 def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) -> OutputCheck:

@@ -67,6 +67,8 @@ L2_SHARE = 0.75
 TAIL_STEPS = 3
 # Of the test problems: all have inputs whose result is exact (`codegen/rows/reference.py`), one is usual.
 EPSILONS = (12.0, 1e-5, 3.0, 48.0)
+# Rows, two of them with an outlier for an origin, and as long as it takes until sums about it lose more than the dtype.
+LONG_ROWS, LONG_ROW = 5, {"float32": 2**15, "float16": 2**17, "bfloat16": 2**17}
 
 
 class RowOperator(Operator):
@@ -247,6 +249,13 @@ class NormOperator(RowOperator):
     problem_type: ClassVar[type[NormProblem]]
     centred: ClassVar[bool]
 
+    def test_problems(self, kernel: Kernel) -> list[Problem]:
+        problems = super().test_problems(kernel)
+        if self.centred and kernel.tunables.get("algorithm") == "online":
+            s = kernel.signature_dict
+            problems.append(self._of_class(s, LONG_ROWS, LONG_ROW[s["dtype"]], downward=False, number=1))
+        return problems
+
     def multiplications(self, problem: Problem) -> int:
         """Squares, products with the reciprocal of their root, and with gamma."""
         p = self.own(problem)
@@ -254,7 +263,7 @@ class NormOperator(RowOperator):
 
     def beside(self, p: Any, t: Mapping[str, Any]) -> tuple[Primitive, ...]:
         """Online every thread of a row reads three elements, of which one is near the mean, and each thread has the
-        variance by a multiply-add."""
+        variance by a multiply-add. (Where none is near, all is done once more.)"""
         if not self.centred or t["algorithm"] != "online":
             return ()
         threads, size = -(-p.rows // int(t["rows"])) * _threads(t), dtype(p.dtype).bytes

@@ -2,10 +2,10 @@
 
 With u = 2^-24 and gamma(n) = n u / (1 - n u), a sum of n numbers in any order is off by gamma(n - 1) of the sum of
 their sizes at most (Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed., section 4.2), of random numbers
-by a multiple of the root of n (`summed_roundings`). Two algorithms are
-allowed for: the mean and then the squares of distances from it, and sums of distances from an element of the row and of
-their squares, which loses as much as that element is far from the mean; the bound is the larger one. Where fp32 holds
-every sum of a row, whatever its order, nothing is lost.
+by a multiple of the root of n (`summed_roundings`). Two algorithms are allowed for: the mean and then the squares of
+distances from it, and sums of distances from an origin and of their squares, which loses as much as the origin is far
+from the mean: an element of the row, or where that is an outlier the mean that was found from it. The bound is the
+larger one. Where fp32 holds every sum of a row, whatever its order, nothing is lost.
 """
 
 import math
@@ -25,6 +25,10 @@ LARGEST_DRAWN = 2**22
 # Integers of a row of exact statistics are units times a power of two, the first of these with which fp32 rounds the
 # variance of 4 units² and epsilon to a power of four.
 UNITS = tuple(2.0**power for power in range(-8, 14))
+# Of `online`: squares of the origin's distance from the mean, in variances, from which on rows are surely read again
+# (twice `furthest` of layer_norm/kernel.cuh).
+SURELY_AGAIN = 16.0
+OUTLIERS = 3000.0
 # Whole units that the mean of a row may be away from 0: what each dtype has of them.
 LARGEST_MEAN = {"float32": 8192, "float16": 2040, "bfloat16": 250}
 
@@ -34,7 +38,8 @@ def make_inputs(
 ) -> dict[str, npt.NDArray[np.generic]]:
     """`integer`: rows with exact mean squares, `centred`: about their mean, which is then a whole number of units.
     `normal`: normals of another mean and another spread in each row; in every third the spread is about the root of
-    epsilon, and the mean 0, so that epsilon counts."""
+    epsilon, and the mean 0, so that epsilon counts; centred, in every third the first and the last are OUTLIERS spreads
+    away: then no element of the three that are looked at is near the mean."""
     rows, columns = random_shape(problem)
     if kind == "integer":
         unit = unit_of(problem.epsilon)
@@ -44,6 +49,8 @@ def make_inputs(
         if problem.epsilon > 0.0:
             centres[::3], spreads[::3] = 0.0, spreads[::3] * math.sqrt(problem.epsilon)
         x = centres + spreads * rng.standard_normal((rows, columns), dtype=np.float32)
+        if centred:
+            x[1::3, [0, -1]] = (centres + OUTLIERS * spreads)[1::3]
     made = {"x": repeated(problem, x)}
     for name in problem.vectors:
         values = rng.integers(-4, 4, columns, endpoint=True) if kind == "integer" else rng.standard_normal(columns)
@@ -153,13 +160,19 @@ def statistics(x: Float64) -> tuple[Bounded, Bounded]:
     size = _row_sums(xp.abs(x)) / columns
     of_mean = gamma_of(summed_roundings(columns) + 1.0) * size
     of_variance = gamma_of(summed_roundings(columns) + 4.0) * (variance + of_mean * of_mean) + of_mean * of_mean
-    # From the middle one of three elements.
+    # From the middle one of three elements, and from the mean that is found so.
     origin = _middle(x[:, :1], x[:, columns // 2 : columns // 2 + 1], x[:, columns - 1 : columns])
     shifted = x - origin
-    apart, around = mean - origin, _row_sums(shifted * shifted) / columns
-    of_apart = gamma_of(summed_roundings(columns) + 3.0) * _row_sums(xp.abs(shifted)) / columns
-    of_around = gamma_of(summed_roundings(columns) + 6.0) * around
-    of_variance_apart = of_around + (2.0 * xp.abs(apart) + of_apart) * of_apart + 3.0 * U * around
+    squared = _row_sums(shifted * shifted)
+    apart, around = mean - origin, squared / columns
+    first = _about(xp.abs(apart), _row_sums(xp.abs(shifted)) / columns, around, columns)
+    first_mean = first[0] + U * (xp.abs(mean) + first[0])
+    second_around = variance + first_mean * first_mean
+    second = _about(first_mean, xp.sqrt(second_around), second_around, columns)
+    near = apart * apart <= SURELY_AGAIN * variance
+    of_apart, of_variance_apart = (
+        xp.where(near, xp.maximum(once, twice), twice) for once, twice in zip(first, second, strict=True)
+    )
     of_mean = xp.maximum(of_mean, of_apart + U * (xp.abs(mean) + of_apart)) + TINY
     of_variance = xp.maximum(of_variance, of_variance_apart) + TINY
     shifts = whole_after(x), whole_after(mean)
@@ -171,9 +184,17 @@ def statistics(x: Float64) -> tuple[Bounded, Bounded]:
         (largest <= EXACT_SUM)
         & _held(mean, sums, columns)
         & _held(variance, all_squares, columns)
-        & _held(around, _row_sums(shifted * shifted), columns)
+        & _held(around, squared, columns)
     )
     return Bounded(mean, xp.where(exact, 0.0, of_mean)), Bounded(variance, xp.where(exact, 0.0, of_variance))
+
+
+def _about(apart: Float64, size: Float64, around: Float64, columns: int) -> tuple[Float64, Float64]:
+    """How far the mean's distance from an origin and the variance may be off, with that distance, the mean size of the
+    elements' distances and that of their squares."""
+    of_apart = gamma_of(summed_roundings(columns) + 3.0) * size
+    of_around = gamma_of(summed_roundings(columns) + 6.0) * around
+    return of_apart, of_around + (2.0 * apart + of_apart) * of_apart + 3.0 * U * around
 
 
 def _row_sums(x: Float64) -> Float64:

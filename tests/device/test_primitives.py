@@ -58,8 +58,28 @@ def test_of_a_number_and_a_nan_the_number_is_the_greater_and_of_zeros_the_positi
 
 def test_a_pair_has_the_first_number_in_its_low_half(emulations: CpuEmulations) -> None:
     words = np.tile(np.array([1.0 + 2.0**-9, -70000.0], np.float32), (1, 32)).view(np.uint32)
-    results = emulations.run(CHECK["pairs"], words).view(np.float32).reshape(32, 4)
-    assert results[5].tolist() == [1.0 + 2.0**-9, -INF, 1.0, -70144.0]
+    results = emulations.run(CHECK["pairs"], words).view(np.float32).reshape(32, 5)
+    assert results[5, :4].tolist() == [1.0 + 2.0**-9, -INF, 1.0, -70144.0]
+
+
+def test_a_number_is_rounded_to_the_nearest_of_tf32_and_from_between_two_away_from_zero(
+    emulations: CpuEmulations,
+) -> None:
+    ulp, quantum = 2.0**-23, 2.0**-10
+    expected = {
+        1.0: 1.0, 1.0 + quantum / 2 - ulp: 1.0, 1.0 + quantum / 2: 1.0 + quantum,
+        1.0 + quantum * 1.5: 1.0 + 2 * quantum, -1.0 - quantum / 2: -1.0 - quantum, 2.0 - ulp: 2.0,
+        1.0 - quantum / 4: 1.0, 0.0: 0.0, INF: INF, -INF: -INF,
+        float(np.finfo(np.float32).max): INF, 2.0**-149 * 4095: 0.0, 2.0**-149 * 4096: 2.0**-136,
+    }  # fmt: skip
+    numbers = np.zeros((32, 2), np.float32)
+    numbers[: len(expected), 0] = list(expected)
+    numbers[-2:, 0] = NAN, -0.0
+    rounded = emulations.run(CHECK["pairs"], numbers.reshape(1, 64).view(np.uint32)).view(np.float32).reshape(32, 5)
+    assert rounded[: len(expected), 4].tolist() == list(expected.values())
+    assert np.isnan(rounded[-2, 4])
+    assert np.signbit(rounded[-1, 4])
+    assert rounded[-1, 4] == 0.0
 
 
 # --- ldmatrix

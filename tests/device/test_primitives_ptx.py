@@ -24,7 +24,7 @@ INSTRUCTIONS: dict[str, tuple[str, ...]] = {
        for name in ("signed char 1", "unsigned char 1")},
     "arithmetic": ("fma.rn.f32", "cvt.rn.f16.f32", "ex2.approx.ftz.f32", "max.f32"),
     "conversions": ("cvt.rn.f32.s32", "cvt.f32.f16", "cvt.rn.f16.f32"),
-    "pairs": ("cvt.rn.f16x2.f32", "cvt.rn.bf16x2.f32"),
+    "pairs": ("cvt.rn.f16x2.f32", "cvt.rn.bf16x2.f32", "cvt.rna.tf32.f32"),
     "bytes": ("prmt.b32",),
     "shuffles": ("shfl.sync.idx.b32", "shfl.sync.up.b32", "shfl.sync.down.b32", "shfl.sync.bfly.b32"),
     "votes": ("vote.sync.any.pred", "vote.sync.all.pred", "vote.sync.ballot.b32"),

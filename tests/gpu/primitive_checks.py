@@ -184,7 +184,7 @@ CHECKS: tuple[Check, ...] = (
     *(_vectors(element, count) for element in ("signed char", "unsigned char") for count in (1, 2, 4, 8, 16)),
     Check("arithmetic", "arithmetic", _FUNCTIONS, inputs.floats(96), 384, _ARITHMETIC),
     Check("conversions", "conversions", ("to_float", "from_float"), inputs.every_half, 224, same_floats),
-    Check("pairs", "pairs", ("pack_pair",), inputs.floats(64), 128, same_floats, capability=80),
+    Check("pairs", "pairs", ("pack_pair", "round_to_tf32"), inputs.floats(64), 160, same_floats, capability=80),
     Check("bytes", "bytes_transposed", ("transpose_bytes",), inputs.random_words(128), 128, same_bits),
     Check("shuffles", "shuffles", _SHUFFLES, inputs.operands_of_shuffles, 128, same_bits),
     Check("votes", "votes", ("vote_any", "vote_all", "vote_ballot"), inputs.votes, 96, same_bits),

@@ -79,17 +79,23 @@ __device__ __forceinline__ void conversions(const Arguments arguments) {
   put(out + 6, to_float(from_float<BFloat16>(value)));
 }
 
-// Two floats of each lane as a pair of halves and as one of bfloat16, and back.
+// Two floats of each lane as a pair of halves and as one of bfloat16, and back; the first rounded to tf32.
 __device__ __forceinline__ void pairs(const Arguments arguments) {
   const int thread = static_cast<int>(threadIdx.x);
   const float* in = input<float>(arguments, 64) + thread * 2;
-  float* out = output<float>(arguments, 128) + thread * 4;
+  float* out = output<float>(arguments, 160) + thread * 5;
   const float low = load_global<1>(in).data[0], high = load_global<1>(in + 1).data[0];
   const unsigned halves = pack_pair<Half>(low, high), bfloats = pack_pair<BFloat16>(low, high);
   put(out, to_float(Half{static_cast<unsigned short>(halves & 0xffffu)}));
   put(out + 1, to_float(Half{static_cast<unsigned short>(halves >> 16)}));
   put(out + 2, to_float(BFloat16{static_cast<unsigned short>(bfloats & 0xffffu)}));
   put(out + 3, to_float(BFloat16{static_cast<unsigned short>(bfloats >> 16)}));
+  unsigned bits;
+  __builtin_memcpy(&bits, &low, 4);
+  bits = round_to_tf32(bits);
+  float rounded;
+  __builtin_memcpy(&rounded, &bits, 4);
+  put(out + 4, rounded);
 }
 
 __device__ __forceinline__ void bytes_transposed(const Arguments arguments) {

@@ -36,6 +36,7 @@ template <class C, bool ring = gemm::over_ring<C>>
 struct Product : C {
   using Output = typename C::Accumulator;
   using Epilogue = Chain<>;
+  static constexpr bool rounded = true;
 };
 template <class C>
 struct Product<C, true> : C {
@@ -182,22 +183,19 @@ __device__ __forceinline__ void transform(const V (&given)[Pass::in][Pass::in], 
   for (int row = 0; row < Pass::out; ++row) Pass::apply(between[row], result[row]);
 }
 
-// To the nearest value that has 11 significant bits, ties away from zero: what tf32 reads of others depends on the hardware.
-__device__ __forceinline__ float round_to_tf32(float x) {
-  unsigned bits;
-  __builtin_memcpy(&bits, &x, sizeof(bits));
-  if ((bits & 0x7f800000u) == 0x7f800000u) return x;
-  bits = (bits + 0x1000u) & 0xffffe000u;
-  __builtin_memcpy(&x, &bits, sizeof(bits));
-  return x;
-}
-
-// As an operand of the products.
+// As an operand of the products: the next launch multiplies what is there.
 template <class C>
 __device__ __forceinline__ typename C::Input as_operand(float x) {
   using T = typename C::Input;
-  if constexpr (C::tensor_cores && is_same<T, float>) return round_to_tf32(x);
-  return from_float<T>(x);
+  if constexpr (C::tensor_cores && is_same<T, float>) {
+    unsigned bits;
+    __builtin_memcpy(&bits, &x, sizeof(bits));
+    bits = round_to_tf32(bits);
+    __builtin_memcpy(&x, &bits, sizeof(bits));
+    return x;
+  } else {
+    return from_float<T>(x);
+  }
 }
 
 // Elements of fp16 are divided by the transform's largest growth, a power of two, so that none overflows.

@@ -44,6 +44,11 @@ inline unsigned pack_pair(float low, float high) {
   return from_float<T>(low).bits | static_cast<unsigned>(from_float<T>(high).bits) << 16;
 }
 
+inline unsigned round_to_tf32(unsigned bits) {
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffffffu;
+  return (bits + 0x1000u) & 0xffffe000u;
+}
+
 inline void transpose_bytes(unsigned (&words)[4]) {
   unsigned char before[4][4], after[4][4];
   memcpy(before, words, sizeof(before));

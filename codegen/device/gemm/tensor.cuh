@@ -336,6 +336,10 @@ template <> struct Mma<signed char, 32> {
   }
 };
 
+// Whether operands are fp32 that has not been rounded to tf32 yet (Config::rounded: in memory already).
+template <class C, class = void> constexpr bool rounds_operands = is_same<typename C::Input, float>;
+template <class C> constexpr bool rounds_operands<C, typename Named<C::rounded>::type> = false;
+
 // A warp's piece of the block's tile: its accumulators and how it reads what they are made of.
 template <class C, class Feed, bool by_limbs = over_ring<C>>
 struct WarpTile {
@@ -377,6 +381,18 @@ struct WarpTile {
     for (int i = 0; i < pieces_m; ++i) reader_a.load(fragments.a[i], stage, i, k_step);
 #pragma unroll
     for (int j = 0; j < pieces_n; ++j) reader_b.load(fragments.b[j], stage + Feed::TileA::bytes, j, k_step);
+    if constexpr (rounds_operands<C>) round(fragments);
+  }
+
+  static __device__ __forceinline__ void round(Fragments& fragments) {
+#pragma unroll
+    for (int i = 0; i < pieces_m; ++i)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) fragments.a[i][r] = round_to_tf32(fragments.a[i][r]);
+#pragma unroll
+    for (int j = 0; j < pieces_n; ++j)
+#pragma unroll
+      for (int r = 0; r < 4; ++r) fragments.b[j][r] = round_to_tf32(fragments.b[j][r]);
   }
 
   __device__ __forceinline__ void multiply(const Fragments& fragments) {

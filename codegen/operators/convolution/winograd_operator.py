@@ -168,6 +168,9 @@ class WinogradOperator(ConvolutionOperator):
     def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
         return [] if winograd.is_winograd(kernel) else super().long_problems(kernel)
 
+    def positive_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        return [] if winograd.is_winograd(kernel) else super().positive_problems(kernel)
+
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         if not winograd.is_winograd(kernel):
             return super().test_launches(kernel, problem)
@@ -177,7 +180,7 @@ class WinogradOperator(ConvolutionOperator):
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p, made = self.own(problem), super().make_inputs(problem, kind, rng)
-        if p.winograd == "none" or kind == "normal":
+        if p.winograd == "none" or kind != "integer":
             return made
         image, filters = p.reads
         drawn = winograd_plan.integers(self.layer(p), made[image].shape, made[filters].shape, rng)

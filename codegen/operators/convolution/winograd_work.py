@@ -11,7 +11,9 @@ from codegen.operator import Cost, Work
 from codegen.operators.convolution import winograd
 from codegen.operators.convolution.problem import AllowsWinograd, windows_inside
 from codegen.operators.matmul import counts, limb_planes, traffic
+from codegen.operators.matmul.kernel_family import is_tensor
 from codegen.operators.matmul.product import family
+from codegen.operators.matmul.tensor import fragment_bytes, rounding
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
 
@@ -41,6 +43,9 @@ def work(problem: AllowsWinograd, schedule: Schedule, least: Cost, target: Targe
     alone = Cost(0, image + filters, sums, 1, 0)
     count = family(t).work
     run = count(as_product, t, aligned, alone, target)
+    if as_product.dtype == "float32" and is_tensor(t):  # the transforms have rounded
+        once = rounding(as_product, fragment_bytes(as_product, t))
+        run = replace(run, other_instructions=run.other_instructions - once)
     moved = traffic.input_traffic(as_product, t, target)
     from_dram = moved * (image * _beyond_l2(image, target) + filters * _beyond_l2(filters, target)) / (image + filters)
     return replace(

@@ -24,6 +24,9 @@ __device__ __forceinline__ float middle_of(float a, float b, float c) {
   return c < low ? low : c < high ? c : high;
 }
 
+// Variances that the square of the origin's distance from the mean may be: so much is lost of the sums.
+constexpr float furthest = 8.0f;
+
 template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
   using Values = Vector<float, C::vector>;
@@ -31,28 +34,40 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   const float columns = static_cast<float>(arguments.columns);
   float mean, variance;
   if constexpr (C::algorithm == rows::online) {
-    // One pass, with distances from an element of the row (Chan, Golub and LeVeque, The American Statistician 37:3, 1983,
-    // "shifted data"): the middle one of three, so that no single outlier is it. Unlike running means these sums are exact
-    // where fp32 holds them.
+    // Distances from an element of the row (Chan, Golub and LeVeque, The American Statistician 37:3, 1983, "shifted
+    // data"): the middle one of three, so that no single outlier is it. Unlike running means these sums are exact where
+    // fp32 holds them. Where it is an outlier all the same, once more, from the mean that was found.
     float origin = 0.0f;
     if (part.columns > 0) origin = middle_of(part.element(0), part.element(part.columns / 2), part.element(part.columns - 1));
-    Distances::State own = {0.0f, 0.0f};
-    part.each([&](Values& values, unsigned) {
-      Values squares;
+    bool again = true;
+    mean = variance = 0.0f;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; ++pass) {
+      Distances::State own = {0.0f, 0.0f};
+      if (again) {
+        part.each([&](Values& values, unsigned) {
+          Values squares;
 #pragma unroll
-      for (int i = 0; i < C::vector; ++i) {
-        values.data[i] -= origin;
-        squares.data[i] = values.data[i] * values.data[i];
-        CUKILN_COUNT("multiply", 1);
+          for (int i = 0; i < C::vector; ++i) {
+            values.data[i] -= origin;
+            squares.data[i] = values.data[i] * values.data[i];
+            CUKILN_COUNT("multiply", 1);
+          }
+          own.sum += fold::added(values);
+          own.squares += fold::added(squares);
+        });
       }
-      own.sum += fold::added(values);
-      own.squares += fold::added(squares);
-    });
-    own = rows::of_row<C, Distances>(own, 0);
-    const float distance = own.sum / columns;
-    variance = cukiln::fma(-distance, distance, own.squares / columns);
-    if (variance < 0.0f) variance = 0.0f;
-    mean = origin + distance;
+      own = rows::of_row<C, Distances>(own, pass);
+      if (again) {
+        const float distance = own.sum / columns;
+        variance = cukiln::fma(-distance, distance, own.squares / columns);
+        if (variance < 0.0f) variance = 0.0f;
+        mean = origin + distance;
+        again = distance * distance > furthest * variance;
+        origin = mean;
+      }
+      if (C::rows == 1 && !again) break;  // all of the block have the same row
+    }
   } else {
     mean = rows::sum_of<C>(part, 0, [](const Values& values) { return values; }) / columns;
     variance = rows::sum_of<C>(part, 1, [&](const Values& values) {

@@ -63,7 +63,8 @@ def make_inputs(
     """Arrays of the operands' dtypes and logical shapes.
 
     `integer`: integers (times a power of two) of either sign whose every partial sum fp32 holds exactly, as wide as
-    that allows. `normal`: standard normals, rounded to the dtype; of int8 uniform integers.
+    that allows. `normal`: standard normals, rounded to the dtype; of int8 uniform integers. `positive`: their sizes, of
+    A and B.
     """
     made, terms = draw_inputs(problem, operands, kind, rng)
     if problem.k > terms:
@@ -119,9 +120,10 @@ def _draw(
         return rng.choice(np.array([0, 0, 1, 2, 255], dtype=np.uint8), size=shape)
     if operand.dtype == "int32":  # words of a packed mask, bits behind the last output included
         return rng.integers(-(2**31), 2**31 - 1, size=shape, dtype=np.int32, endpoint=True)
-    if kind == "normal":
+    if kind != "integer":
         if operand.dtype != "int8":
-            return rng.standard_normal(shape, dtype=np.float32)
+            normals = rng.standard_normal(shape, dtype=np.float32)
+            return np.abs(normals) if kind == "positive" and operand.name in ("a", "b") else normals
         limit = int(min(LARGEST["int8"], max(2.0, math.sqrt(_spread(problem) * _int8_limit(problem)))))
         return rng.integers(-limit - (limit == LARGEST["int8"]), limit, size=shape, dtype=np.int32, endpoint=True)
     limit = {"a": integers.a, "b": integers.b}.get(operand.name, 8)

@@ -12,8 +12,9 @@ sum of k products may be off by
   `codegen/device/cpu/tensor_sums.h`). So each of the n + 1 addends loses less than u S, and the sum less than 2 u S:
   (n + 3) u S, at most 4 u S for each product. Cutting off is a bias: of positive numbers it grows with k, not with its
   root. Zeros of padding lose nothing. What one addition lost goes through the next ones, hence gamma;
-- tf32: also Σ(|a - ã||b| + |a||b - b̃| + |a - ã||b - b̃|), where ã and b̃ are a and b without their low 13 bits,
-  which the hardware ignores;
+- tf32: also what rounding a and b to ã and b̃ costs, to the nearest with 11 significant bits: Σ(|a - ã||b| + |a||b - b̃|
+  + |a - ã||b - b̃|) at most, and, because they go either way, 8 times the root of the sum of these squares (Hoeffding:
+  more in one of 10^13 sums);
 - int8: nothing. Sums in int32 are exact, and wrap around as int32 does;
 - over a ring: nothing (`codegen/fixed_point_reference.py`).
 
@@ -89,7 +90,10 @@ def accumulated(
     if tf32:
         lost_a, lost_b = _beyond_tf32(a), _beyond_tf32(b)
         if bool(lost_a.any()) or bool(lost_b.any()):
-            lost = multiply(lost_a, size_b + lost_b) + multiply(size_a, lost_b)
+            all_lost = multiply(lost_a, size_b + lost_b) + multiply(size_a, lost_b)
+            most_b = size_b + lost_b
+            squares = multiply(lost_a * lost_a, most_b * most_b) + multiply(size_a * size_a, lost_b * lost_b)
+            lost = xp.minimum(all_lost, 8.0 * xp.sqrt(squares))
             size_a, size_b = size_a + lost_a, size_b + lost_b
     sizes = multiply(size_a, size_b)
     roundings = U * (summed_roundings(k) if on_cuda_cores else 4.0 * k)
@@ -104,9 +108,8 @@ def accumulated(
 
 
 def _beyond_tf32(values: Float64) -> Float64:
-    """What reading a value as tf32 may cost: less than the distance of its neighbours there, whichever it becomes;
-    nothing where tf32 holds it."""
+    """What rounding a value to tf32 may cost: half the distance of its neighbours; nothing where tf32 holds it."""
     xp = namespace_of(values)
     _, exponent = xp.frexp(values)
     quantum = powers_of_two(xp.maximum(exponent, SMALLEST_EXPONENT) - TF32_SIGNIFICANT_BITS)
-    return xp.where(values % quantum == 0.0, 0.0, quantum)
+    return xp.where(values % quantum == 0.0, 0.0, 0.5 * quantum)

@@ -252,7 +252,7 @@ def work(
     tiles, blocks = grid.blocks(problem, t["tile_m"], t["tile_n"]), split.grid_blocks(problem, t)
     k_bytes = steps * t["tile_k"] * size
     filled = float(tiles * (t["tile_m"] + t["tile_n"]) * k_bytes)
-    read = float(tiles * t["warps_m"] * t["warps_n"] * (rows + columns) * k_bytes)
+    read = fragment_bytes(problem, t)
     # A block of stream-K has a part of a tile at each end.
     pieces = max(tiles * t["split_k"], tiles + blocks if t["split"] == "stream" else 0)
     outputs = float(pieces * t["tile_m"] * t["tile_n"])
@@ -289,7 +289,19 @@ def _instructions(
     loads = read / MATRIX_BYTES * (1 + 3 * words)
     copies = tiles * steps * t["tile_k"] * (t["tile_m"] / aligns[0] + t["tile_n"] / aligns[1])
     per_copy = 5 if t["copy"] == "cp_async" else 7
-    return float(WARP * (warps * mma + loads + 20 * warps * steps) + per_copy * copies)
+    return float(WARP * (warps * mma + loads + 20 * warps * steps) + per_copy * copies) + rounding(problem, read)
+
+
+def rounding(problem: MatmulProblem, read: float) -> float:
+    """Per-lane instructions that round what fragments read to tf32, each register."""
+    return read / 4 if problem.dtype == "float32" else 0.0
+
+
+def fragment_bytes(problem: MatmulProblem, t: Mapping[str, Any]) -> float:
+    """That warps read of shared memory."""
+    (rows, columns), tiles = warp_tile(t), grid.blocks(problem, t["tile_m"], t["tile_n"])
+    k_bytes = grid.k_steps(problem.k, t["tile_k"]) * t["tile_k"] * dtype(problem.dtype).bytes
+    return float(tiles * t["warps_m"] * t["warps_n"] * (rows + columns) * k_bytes)
 
 
 def _epilogue(problem: MatmulProblem, t: Mapping[str, Any], outputs: float) -> float:

@@ -79,6 +79,11 @@ def _integer_sums(a: Array, b: Array) -> Array:
 
 
 def tf32(values: Float32) -> Float32:
+    """To the nearest of 11 significant bits, ties away from zero."""
+    return cut_off((np.ascontiguousarray(values).view(np.uint32) + np.uint32(0x1000)).view(np.float32))
+
+
+def cut_off(values: Float32) -> Float32:
     """Without the low 13 bits, as the tensor cores read fp32."""
     return (np.ascontiguousarray(values).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
 

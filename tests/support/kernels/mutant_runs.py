@@ -101,7 +101,7 @@ class Remembered:
         return self._made[problem, kind][0]
 
     def reference(self, problem: Problem, inputs: Mapping[str, Any], exact: bool = False) -> tuple[Any, Any]:
-        return self._made[problem, "integer" if exact else "normal"][1]
+        return next(expected for made, expected in self._made.values() if made is inputs)
 
 
 def run_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
