@@ -52,22 +52,22 @@ _RUNTIME = "#define CUKILN_RUNTIME 1\n"
 
 def render_runtime() -> str:
     """The C++ text that runs kernels, for those of `render_cpu(…, runtime=False)`, under the same flags."""
-    return "".join([_DEFINES, _RUNTIME, *(_header(path, header_text(path)) for path in RUNTIME_HEADERS)])
+    return "".join([_DEFINES, _RUNTIME, *(header(path, header_text(path)) for path in RUNTIME_HEADERS)])
 
 
 def render_cpu(kernels: Sequence[Kernel], *, runtime: bool = True, sums: int = TURING_SUMS) -> str:
     """The C++ text; kernels in the order given. `runtime`: with what runs them, else to be linked with it. `sums`:
     whose tensor cores add (`Target.tensor_sums`)."""
     parts = [_DEFINES, f"#define CUKILN_TENSOR_SUMS {sums}\n", _RUNTIME if runtime else ""]
-    parts += [_header(path, header_text(path)) for path in CPU_HEADERS]
-    parts += [_header(name, text) for name, text in operators_texts(operator_names(kernels)).items()]
+    parts += [header(path, header_text(path)) for path in CPU_HEADERS]
+    parts += [header(name, text) for name, text in operators_texts(operator_names(kernels)).items()]
     for kernel in kernels:
         parts.append(f'#line 1 "{kernel.namespace}.cu"\n{slice_text(kernel)}')
-        parts.append(_entries(kernel, operator(kernel.operator)))
+        parts.append(entries(kernel, operator(kernel.operator), emulated_functions(kernel)))
     return "".join(parts)
 
 
-def _header(name: str, text: str) -> str:
+def header(name: str, text: str) -> str:
     """The text under its own name and lines, so that g++ and the harness name places that a person can open.
 
     Inlining took its line `#pragma once` away, so all code counts from 2. Includes of each other mean nothing in one
@@ -77,10 +77,17 @@ def _header(name: str, text: str) -> str:
     return f'#line 2 "{name}"\n' + "\n".join(lines) + "\n"
 
 
-def _entries(kernel: Kernel, op: Operator) -> str:
+def emulated_functions(kernel: Kernel) -> list[str]:
+    """The kernel's functions as the runtime calls them, in the order that `Launch.function` indexes."""
+    op = operator(kernel.operator)
+    arguments = f"{op.namespace}::{op.arguments(kernel)}"
+    return [f"cukiln::cpu::call_kernel<{arguments}, {kernel.namespace}::{name}>" for name in functions_of(kernel)]
+
+
+def entries(kernel: Kernel, op: Operator, functions: Sequence[str]) -> str:
+    """The C entry points of a kernel whose functions are these."""
     space = kernel.namespace
     arguments = f"{op.namespace}::{op.arguments(kernel)}"
-    functions = ", ".join(f"cukiln::cpu::call_kernel<{arguments}, {space}::{name}>" for name in functions_of(kernel))
     return (
         f"CUKILN_CPU_EXPORT int64_t {space}_workspace_bytes(const int64_t* extents, const int32_t* launch) {{\n"
         f"  return {op.namespace}::workspace_bytes<{space}::Config>(extents, launch);\n"
@@ -90,7 +97,7 @@ def _entries(kernel: Kernel, op: Operator) -> str:
         "      call->pointers, call->integers, call->launch, call->scalars, call->workspace);\n"
         "  cukiln::Launch launches[cukiln::cpu::max_launches];\n"
         f"  const int count = {op.namespace}::plan<{space}::Config>(arguments, launches);\n"
-        f"  const cukiln::cpu::Function functions[] = {{{functions}}};\n"
+        f"  const cukiln::cpu::Function functions[] = {{{', '.join(functions)}}};\n"
         f"  return cukiln::cpu::execute(*call, launches, count, functions, {len(functions_of(kernel))}, &arguments);\n"
         "}\n"
     )

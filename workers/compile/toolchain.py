@@ -72,6 +72,13 @@ class Nvcc:
         head = [*self.program, "-ccbin", str(host_compiler), "-gencode", architecture]
         return [*head, *DEVICE_FLAGS, "--keep", "--keep-dir", ".", "--time", phases, "-o", cubin, source]
 
+    def ptx_command(self, host_compiler: Path, target: str, source: str, ptx: str) -> list[str]:
+        """The same PTX as `command` leaves beside its cubin, with the lines of its source."""
+        architecture = f"-arch={target.replace('sm_', 'compute_')}"
+        flags = [flag for flag in DEVICE_FLAGS if flag.startswith(("-std", "-O"))]
+        head = [*self.program, "-ccbin", str(host_compiler), architecture]
+        return [*head, *flags, "-ptx", "-lineinfo", "-o", ptx, source]
+
 
 @dataclass(frozen=True)
 class Nvrtc:
@@ -100,6 +107,11 @@ class Nvrtc:
     def command(self, host_compiler: Path, target: str, source: str, cubin: str, phases: str) -> list[str]:
         """As of `Nvcc`; without a host compiler."""
         return [*self.program, "--target", target, "--time", phases, "-o", cubin, source]
+
+    def ptx_command(self, host_compiler: Path, target: str, source: str, ptx: str) -> list[str]:
+        """As of `Nvcc`, but without lines: the PTX stands beside a cubin, and has its name."""
+        stem = ptx.removesuffix(".ptx")
+        return self.command(host_compiler, target, source, f"{stem}.cubin", f"{stem}.csv")
 
 
 @dataclass(frozen=True)
@@ -133,6 +145,10 @@ class Toolchain:
     def device_command(self, target: str, source: str, cubin: str, phases: str) -> list[str]:
         """From a file to its cubin, with its PTX beside it; without paths, which would reach the cubin."""
         return self.device_compiler.command(self.host_compiler, target, source, cubin, phases)
+
+    def ptx_command(self, target: str, source: str, ptx: str) -> list[str]:
+        """From a file to its PTX; where the compiler can say so, with the lines that instructions come from."""
+        return self.device_compiler.ptx_command(self.host_compiler, target, source, ptx)
 
     def program_command(self, source: str, output: str) -> list[str]:
         """g++ on a small host program that is run once: not optimised."""

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
@@ -20,18 +20,21 @@ from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError
 from workers.compile.toolchain import ToolchainMissing, toolchain_of
+from workers.cpu.ptx.verify import PtxRequest, PtxVerdict, verify_ptx
 from workers.cpu.verify import CpuVerdict, verify_on_cpu
 from workers.processes.processes import ProcessError, fenced_processes
 
 __all__ = ["ORDERS", "Options", "Part", "prove", "report"]
 
+Verdict = CpuVerdict | PtxVerdict
 RIGHT, WRONG, WRONG_USE = 0, 1, 2
 WIDTH = 100  # columns of what a person reads
 
 
 @dataclass(frozen=True)
 class Options:
-    """`limit`: candidates of each problem; None: all that `schedules` lists, else one. `part`: of the test plan."""
+    """`limit`: candidates of each problem; None: all that `schedules` lists, else one. `part`: of the test plan. `ptx`:
+    run what nvcc makes of the kernels in place of the twins of their primitives."""
 
     problem: str | None = None
     limit: int | None = None
@@ -39,6 +42,7 @@ class Options:
     part: Part = field(default_factory=Part)
     sanitize: bool = False
     as_json: bool = False
+    ptx: bool = False
 
 
 class WrongUse(Exception):
@@ -50,21 +54,32 @@ def prove(request: Mapping[str, Any], options: Options) -> int:
     try:
         settings = load_settings()
         load_operator_path(settings)
+        if options.ptx and options.sanitize:
+            raise WrongUse(
+                "--sanitize is for the twins of primitives, --ptx for what nvcc makes of them: leave one out"
+            )
         kernels = list(dict.fromkeys(_kernels(request, options, settings)))
         verdicts = _verify(kernels, options, settings)
     except (CodegenError, ProcessError, SettingsError, ToolchainMissing, ValidationError, WrongUse) as error:
         sys.stderr.write(f"cukiln prove: {error}\n")
         return WRONG_USE
-    for (kernel, _), verdict in zip(kernels, verdicts, strict=True):
-        sys.stdout.write(_json(kernel, verdict) if options.as_json else report(kernel, verdict))
+    for asked, verdict in zip(kernels, verdicts, strict=True):
+        sys.stdout.write(_json(asked.kernel, verdict) if options.as_json else report(asked.kernel, verdict))
     if options.part != Part() and not options.as_json:
         sys.stdout.write("A part of the test plan was run: nothing is proved by that.\n")
     return RIGHT if all(verdict.verdict == "ok" for verdict in verdicts) else WRONG
 
 
-def _kernels(request: Mapping[str, Any], options: Options, settings: Settings) -> Iterator[tuple[Kernel, int]]:
-    """Those of every problem that is asked for, and whose tensor cores add; raises WrongUse, CodegenError,
-    ValidationError."""
+class Asked(NamedTuple):
+    """A kernel, and whose tensor cores add (`Target.tensor_sums`). `target`: of its PTX; empty without."""
+
+    kernel: Kernel
+    sums: int
+    target: str
+
+
+def _kernels(request: Mapping[str, Any], options: Options, settings: Settings) -> Iterator[Asked]:
+    """Those of every problem that is asked for; raises WrongUse, CodegenError, ValidationError."""
     parsed = JobRequest.model_validate(dict(request))
     wanted = [place for place, each in enumerate(parsed.problems) if options.problem in (None, name_of(each, place))]
     if not wanted:
@@ -76,36 +91,43 @@ def _kernels(request: Mapping[str, Any], options: Options, settings: Settings) -
         lowered = lower(problem.problem, problem.target, search)
         if lowered.why_empty:
             raise WrongUse(f"{problem.name}: {lowered.why_empty}")
-        yield from ((candidate.kernel, problem.target.tensor_sums) for candidate in lowered.candidates)
+        target = problem.target.architecture if options.ptx else ""
+        yield from (Asked(each.kernel, problem.target.tensor_sums, target) for each in lowered.candidates)
 
 
-def _verify(kernels: Sequence[tuple[Kernel, int]], options: Options, settings: Settings) -> list[CpuVerdict]:
-    """The verdicts, in the order of the kernels, each with whose tensor cores add."""
-    verdicts: dict[tuple[str, int], CpuVerdict] = {}
+def _verify(kernels: Sequence[Asked], options: Options, settings: Settings) -> list[Verdict]:
+    """The verdicts, in the order of the kernels."""
+    verdicts: dict[tuple[str, int, str], Verdict] = {}
     with closing(fenced_processes(settings)) as processes:
         toolchain = toolchain_of(settings, processes)
-        for sums in dict.fromkeys(sums for _, sums in kernels):
-            judged = verify_on_cpu(
-                [kernel for kernel, its in kernels if its == sums],
-                toolchain,
-                processes,
-                settings.limits("verify"),
-                seed=options.seed,
-                sanitize=options.sanitize,
-                sums=sums,
-                # Where standard output is one object for each kernel, nothing else may stand in it.
-                on_print=sys.stderr.write if options.as_json else sys.stdout.write,
-                part=options.part,
-            )
-            verdicts |= {(verdict.kernel_id, sums): verdict for verdict in judged}
-    return [verdicts[kernel.id, sums] for kernel, sums in kernels]
+        for sums, target in dict.fromkeys((each.sums, each.target) for each in kernels):
+            own = [each.kernel for each in kernels if (each.sums, each.target) == (sums, target)]
+            judged: Sequence[Verdict]
+            if target:
+                request = PtxRequest(target, options.seed, sums, options.part)
+                judged = verify_ptx(own, request, toolchain, processes, settings.limits("verify"))
+            else:
+                judged = verify_on_cpu(
+                    own,
+                    toolchain,
+                    processes,
+                    settings.limits("verify"),
+                    seed=options.seed,
+                    sanitize=options.sanitize,
+                    sums=sums,
+                    # Where standard output is one object for each kernel, nothing else may stand in it.
+                    on_print=sys.stderr.write if options.as_json else sys.stdout.write,
+                    part=options.part,
+                )
+            verdicts |= {(verdict.kernel_id, sums, target): verdict for verdict in judged}
+    return [verdicts[each.kernel.id, each.sums, each.target] for each in kernels]
 
 
-def report(kernel: Kernel, verdict: CpuVerdict) -> str:
+def report(kernel: Kernel, verdict: Verdict) -> str:
     """What a person reads of a verdict: its message, the cases of the plan, the accesses to shared memory."""
     tunables = ", ".join(f"{name} {value}" for name, value in kernel.tunables.as_dict().items())
     lines = textwrap.wrap(f"{kernel.namespace}, {kernel.operator}: {tunables}", WIDTH, subsequent_indent="  ")
-    lines.append(f"  {verdict.verdict}, {verdict.cpu_seconds:.2f} CPU seconds, g++ included")
+    lines.append(f"  {verdict.verdict}, {verdict.cpu_seconds:.2f} CPU seconds, {_tools(verdict)} included")
     lines += textwrap.wrap(
         verdict.message,
         WIDTH,
@@ -125,6 +147,14 @@ def report(kernel: Kernel, verdict: CpuVerdict) -> str:
             *_table(("shared memory", "access", "bytes", "by warps", "wavefronts", "without conflicts"), rows),
         ]
     return "\n".join(lines) + "\n\n"
+
+
+def _tools(verdict: Verdict) -> str:
+    if isinstance(verdict, CpuVerdict):
+        return "g++"
+    counts = [verdict.details.get(name, 0) for name in ("instructions", "fusible", "approximate")]
+    words = "{} instructions of PTX ({} sums that may be fused, {} approximations), nvcc and g++"
+    return words.format(*counts)
 
 
 def _case(number: int, case: Mapping[str, Any]) -> tuple[str, ...]:
@@ -151,5 +181,5 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"  {'  '.join(cells)}".rstrip() for cells in zip(*padded, strict=True)]
 
 
-def _json(kernel: Kernel, verdict: CpuVerdict) -> str:
+def _json(kernel: Kernel, verdict: Verdict) -> str:
     return json.dumps({"kernel": kernel.to_json(), **asdict(verdict)}) + "\n"

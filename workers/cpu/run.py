@@ -3,9 +3,10 @@
 
 `python -m workers.cpu.run REQUEST` where REQUEST is a JSON file: `{"library": path, "kernels": [kernel], "operators":
 {name: folder}, "seed": int, "cpu_seconds": float}`, and `part` (of `codegen.plan.verification_plan.Part`) where not the
-whole plan is wanted. Before a kernel runs, `{"start": id}`; after it `{"kernel": id, "verdict": …, "message": …,
-"details": …, "wall_seconds": …, "cpu_seconds": …}`. It stops early, with exit status 0, after a kernel that may have
-damaged this process; the parent starts another child for the rest.
+whole plan is wanted, and `ptx` (of `codegen.plan.ptx_plan.Ways`) where the library runs the PTX of one kernel. Before a
+kernel runs, `{"start": id}`; after it `{"kernel": id, "verdict": …, "message": …, "details": …, "wall_seconds": …,
+"cpu_seconds": …}`. It stops early, with exit status 0, after a kernel that may have damaged this process; the parent
+starts another child for the rest.
 """
 
 import gc
@@ -18,33 +19,46 @@ from typing import Any
 
 from codegen.kernel import Kernel
 from codegen.operators import load_operators, operator, operators
+from codegen.plan.ptx_plan import Ways, ptx_cases
 from codegen.plan.verification_plan import Part, plan_cases
 from workers.cpu.cpu_check import KernelTest
 from workers.cpu.library import CpuLibrary
+from workers.cpu.ptx.ptx_check import PtxLibrary, PtxTest
 from workers.processes.child_protocol import Saying
 from workers.processes.stopwatch import Stopwatch
 
 
 def plan_test(
-    library: CpuLibrary, kernel: Kernel, seed: int, cpu_seconds: float, part: Part | None = None
+    library: CpuLibrary,
+    kernel: Kernel,
+    seed: int,
+    cpu_seconds: float,
+    part: Part | None = None,
+    ways: Ways | None = None,
 ) -> KernelTest:
-    """The test of a kernel by its operator's plan, or by a part of it."""
+    """The test of a kernel by its operator's plan, or by a part of it. `ways`: of a library that runs its PTX."""
     own = operator(kernel.operator)
-    cases = (part or Part()).of(plan_cases(own, kernel, seed))
-    return KernelTest(library, kernel.namespace, own, cases, repeats=own.deterministic(kernel), cpu_seconds=cpu_seconds)
+    whole = plan_cases(own, kernel, seed) if ways is None else ptx_cases(own, kernel, seed, ways)
+    test = KernelTest if ways is None else PtxTest
+    cases, repeats = (part or Part()).of(whole), own.deterministic(kernel)
+    return test(library, kernel.namespace, own, cases, repeats=repeats, cpu_seconds=cpu_seconds)
 
 
-def run_kernels(request: dict[str, Any], say: Callable[[dict[str, Any]], None]) -> None:
+def run_kernels(
+    request: dict[str, Any],
+    say: Callable[[dict[str, Any]], None],
+) -> None:
     """Verifies the request's kernels one after the other, until one may have damaged this process."""
     unknown = [Path(folder) for name, folder in request["operators"].items() if name not in operators()]
     load_operators(unknown)
-    library = CpuLibrary(Path(request["library"]))
+    ways = Ways(**request["ptx"]) if "ptx" in request else None
+    library = (CpuLibrary if ways is None else PtxLibrary)(Path(request["library"]))
     part = Part(**request.get("part", {}))
     for data in request["kernels"]:
         kernel = Kernel.from_json(data)
         say({"start": kernel.id})
         began_at, stopwatch = time.time(), Stopwatch()
-        test = plan_test(library, kernel, request["seed"], request["cpu_seconds"], part)
+        test = plan_test(library, kernel, request["seed"], request["cpu_seconds"], part, ways)
         failure = test.failure()
         spent = stopwatch.read()
         say(

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib import resources
@@ -129,7 +129,7 @@ def verify_on_cpu(
         )
         for kernel_id, (words, details) in build.errors.items():
             keep(CpuVerdict(kernel_id, "compile_error", words, details))
-        children = _CpuChildren(
+        children = CpuChildren(
             processes, limits, folder, seed, kernel_cpu_seconds, kernel_wall_seconds, cancel, part or Part(), on_print
         )
         if sanitize:
@@ -141,7 +141,7 @@ def verify_on_cpu(
 
 
 @dataclass
-class _CpuChildren:
+class CpuChildren:
     """Runs one child after the other until every kernel of a library has its verdict."""
 
     processes: Processes
@@ -154,6 +154,7 @@ class _CpuChildren:
     part: Part
     on_print: Callable[[str], object] | None
     python: tuple[str, ...] = (sys.executable,)
+    more: Mapping[str, Any] = field(default_factory=dict)  # of the request
 
     def verify(self, library: Path, kernels: Sequence[Kernel]) -> Iterable[CpuVerdict]:
         waiting = {kernel.id: kernel for kernel in kernels}
@@ -220,6 +221,7 @@ class _CpuChildren:
             "seed": self.seed,
             "cpu_seconds": self.cpu_seconds,
             "part": asdict(self.part),
+            **self.more,
         }
         path = library.with_suffix(".json")
         write_text(path, json.dumps(request))

@@ -36,6 +36,9 @@ def prove(
         typer.Option(help="Check for races and count bank conflicts in every run, or in none. Default: in some."),
     ] = None,
     sanitize: Annotated[bool, typer.Option("--sanitize", help="Build with g++'s sanitizers.")] = False,
+    ptx: Annotated[
+        bool, typer.Option("--ptx", help="Run the PTX that nvcc makes of them, not the twins of their primitives.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Verify FILE's first candidates on the CPU, without a service, and print the report.
@@ -43,7 +46,7 @@ def prove(
     Output of kernels (printf) is shown. Exit code 1 when a kernel is incorrect. See docs/writing-a-kernel.md.
     """
     part = {"case": case, "order": order, "watch": watch}
-    options = {"problem": problem, "limit": limit, "seed": seed, "sanitize": sanitize, "as_json": as_json}
+    options = {"problem": problem, "limit": limit, "seed": seed, "sanitize": sanitize, "as_json": as_json, "ptx": ptx}
     raise typer.Exit(run_proof(read_request(file), part, options))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,7 @@ def test_a_wrong_kernel_is_reported_by_a_message_and_the_exit_status(capsys: pyt
         (rowsum(rows=0), Options(), "greater than or equal to 1"),
         (rowsum(operator="colsum"), Options(), "unknown operator 'colsum'; allowed: "),
         ({**rowsum(), "target": "sm_1"}, Options(), "sm_1"),
+        (rowsum(), Options(ptx=True, sanitize=True), "--ptx for what nvcc makes of them: leave one out"),
         (rowsum(search={"tunables": {"pitch": [33]}}), Options(), "pitch = 33 is not allowed; allowed: 32, 36"),
     ],
 )
@@ -99,6 +101,14 @@ def test_a_request_that_cannot_be_verified_is_refused_in_words(
     assert printed.out == ""
     assert printed.err.startswith("cukiln prove: ")
     assert says in printed.err
+
+
+def test_with_ptx_what_nvcc_makes_of_a_kernel_is_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert prove(rowsum(), Options(ptx=True)) == RIGHT
+    assert re.search(r"ok, [\d.]+ CPU seconds, \d+ instructions of PTX \(\d+ sums", capsys.readouterr().out)
+    assert prove(rowsum(), Options(ptx=True, part=Part(case=0, watch=True), as_json=True)) == RIGHT
+    verdict = json.loads(capsys.readouterr().out)
+    assert re.match(r"rowsum/kernel\.cuh:\d+, kernel\.ptx:\d+", verdict["details"]["shared_memory"][0]["site"])
 
 
 def test_an_unknown_order_is_refused_by_the_command(tmp_path: Path) -> None:

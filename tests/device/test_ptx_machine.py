@@ -1,0 +1,160 @@
+"""PTX on the CPU: lanes that work together, memory that is checked, and what has no translation."""
+
+from __future__ import annotations
+
+import pytest
+
+from codegen.ptx.module import UnknownPtx
+from codegen.ptx.read import read_ptx
+from codegen.ptx.translate import translate
+from tests.support.kernels.ptx_snippets import SHARED, Snippet, Snippets
+
+LANE = "and.b32 %r2, %r1, 31;"
+INSIDE = "selp.b32 %r14, 1000, 0, %p1;"
+SHUFFLES = {
+    # Source lanes by the manual's rule, and which lanes have one.
+    "idx": ("shfl.sync.idx.b32 %r15|%p1, %r2, 5, 31, -1;", lambda i: (5, True)),
+    "up": ("shfl.sync.up.b32 %r15|%p1, %r2, 3, 0, -1;", lambda i: (i - 3, True) if i >= 3 else (i, False)),
+    "down": ("shfl.sync.down.b32 %r15|%p1, %r2, 3, 31, -1;", lambda i: (i + 3, True) if i < 29 else (i, False)),
+    "bfly": ("shfl.sync.bfly.b32 %r15|%p1, %r2, 6, 31, -1;", lambda i: (i ^ 6, True)),
+    "idx_of_8": ("shfl.sync.idx.b32 %r15|%p1, %r2, 13, 0x181f, -1;", lambda i: (i // 8 * 8 + 5, True)),
+    "up_of_8": (
+        "shfl.sync.up.b32 %r15|%p1, %r2, 3, 0x1800, -1;",
+        lambda i: (i - 3, True) if i % 8 >= 3 else (i, False),
+    ),
+    "down_of_8": (
+        "shfl.sync.down.b32 %r15|%p1, %r2, 3, 0x181f, -1;",
+        lambda i: (i + 3, True) if i % 8 < 5 else (i, False),
+    ),
+    "bfly_of_8": (
+        "shfl.sync.bfly.b32 %r15|%p1, %r2, 12, 0x181f, -1;",
+        lambda i: (i ^ 12, True) if (i ^ 12) <= i // 8 * 8 + 7 else (i, False),
+    ),
+    "idx_clamped": ("shfl.sync.idx.b32 %r15|%p1, %r2, 20, 15, -1;", lambda i: (i, False)),
+}
+STORE = f"mov.u32 %r3, {SHARED}; mad.lo.s32 %r4, %r1, 4, %r3;"
+LOAD_NEXT = "add.s32 %r5, %r1, 1; and.b32 %r5, %r5, 63; mad.lo.s32 %r6, %r5, 4, %r3; ld.shared.u32 %r20, [%r6];"
+DEPOT = ".local .align 16 .b8 depot[16]; mov.u64 %rd14, depot; cvta.local.u64 %rd15, %rd14;"
+SNIPPETS = {
+    **{
+        name: Snippet(f"{LANE} {text} {INSIDE} add.s32 %r20, %r15, %r14;") for name, (text, _) in SHUFFLES.items()
+    },
+    "ballot": Snippet(f"{LANE} setp.lt.u32 %p1, %r2, 5; vote.sync.ballot.b32 %r20, %p1, -1;"),
+    "any": Snippet(f"{LANE} setp.eq.u32 %p1, %r2, 9; vote.sync.any.pred %p20, %p1, -1;", "p"),
+    "all": Snippet(f"{LANE} setp.eq.u32 %p1, %r2, 9; vote.sync.all.pred %p20, !%p1, -1;", "p"),
+    "some_lanes": Snippet(f"{LANE} shfl.sync.idx.b32 %r20, %r2, 0, 31, 65535;"),
+    "a_branch": Snippet(f"{LANE} setp.lt.u32 %p1, %r2, 8;\n@%p1 bra $L_out;\nbar.warp.sync -1;\n$L_out:"),
+    "a_barrier_in_a_branch": Snippet("setp.lt.u32 %p1, %r1, 32;\n@%p1 bra $L_past;\nbar.sync 0;\n$L_past:"),
+    "neighbour": Snippet(f"{STORE} st.shared.u32 [%r4], %r1; bar.sync 0; {LOAD_NEXT}"),
+    "race": Snippet(f"{STORE} st.shared.u32 [%r4], %r1; {LOAD_NEXT}"),
+    "unwritten": Snippet(f"{STORE} ld.shared.u32 %r20, [%r4+16];"),
+    "behind_shared": Snippet(f"{STORE} ld.shared.u32 %r20, [%r4+4096];"),
+    "misaligned": Snippet(f"{STORE} ld.shared.v2.u32 {{%r20, %r21}}, [%r4+4];"),
+    "an_offset_as_an_address": Snippet("mov.u32 %r4, 0; ld.shared.u32 %r20, [%r4];"),
+    "local": Snippet(f"{DEPOT} st.local.u32 [%rd15+8], %r10; ld.local.u32 %r20, [%rd14+8];"),
+    "unwritten_local": Snippet(f"{DEPOT} ld.local.u32 %r20, [%rd14+12];"),
+    "behind_local": Snippet(f"{DEPOT} ld.local.u32 %r20, [%rd14+16];"),
+    "behind_global": Snippet("st.global.u64 [%rd6+8192], %rd10;", "rd"),
+    "an_input": Snippet("st.global.u64 [%rd4], %rd10;", "rd"),
+    "read_only_cache": Snippet("st.global.u64 [%rd6], %rd10; ld.global.nc.u64 %rd20, [%rd6];", "rd"),
+    "unwaited": Snippet(
+        f"{STORE} cp.async.ca.shared.global [%r4], [%rd4], 4; cp.async.commit_group; bar.sync 0; "
+        "ld.shared.u32 %r20, [%r4];"
+    ),
+    "waited": Snippet(
+        f"{STORE} cp.async.ca.shared.global [%r4], [%rd4], 4; cp.async.commit_group; cp.async.wait_group 0; "
+        "ld.shared.u32 %r20, [%r4];"
+    ),
+    "no_source": Snippet(
+        f"{STORE} mov.u32 %r7, 0; cp.async.ca.shared.global [%r4], [%rd4], 4, %r7; cp.async.wait_all; "
+        "ld.shared.u32 %r20, [%r4];"
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def snippets(tmp_path_factory: pytest.TempPathFactory) -> Snippets:
+    return Snippets(SNIPPETS, tmp_path_factory.mktemp("snippets"))
+
+
+@pytest.mark.parametrize("name", SHUFFLES)
+def test_a_shuffle_gives_the_lane_that_the_manual_says(snippets: Snippets, name: str) -> None:
+    source = SHUFFLES[name][1]
+    expected = [lane + 1000 * inside for lane, inside in (source(i) for i in range(32))]
+    assert snippets.run(name, threads=64).out == expected * 2
+
+
+def test_votes_count_all_lanes(snippets: Snippets) -> None:
+    assert snippets.run("ballot", threads=32).out == [0b11111] * 32
+    assert snippets.run("any", threads=32).out == [1] * 32
+    assert snippets.run("all", threads=32).out == [0] * 32
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("some_lanes", "a mask of members 0x0000ffff"),
+        ("a_branch", "divergent collective in warp 0"),
+        ("a_barrier_in_a_branch", "divergent barrier"),
+        ("behind_shared", "outside of its 4096 bytes"),
+        ("misaligned", "misaligned in its 4096 bytes"),
+        ("an_offset_as_an_address", "outside of its 4096 bytes"),
+        ("behind_local", "4 bytes at offset 16 of 16 bytes of local memory"),
+        ("behind_global", "of out (2048 bytes): outside of it"),
+        ("an_input", "an input, which no kernel may write"),
+        ("read_only_cache", "reads through the read-only cache"),
+    ],
+)
+def test_what_no_gpu_promises_ends_the_run(snippets: Snippets, name: str, words: str) -> None:
+    ran = snippets.run(name, threads=64, inputs=())
+    assert ran.outcome.status == "runtime_error"
+    assert words in ran.message
+    assert "kernel.ptx:" in ran.message or name.startswith("a_")
+
+
+def test_a_missing_barrier_is_a_race_and_shows_in_some_order(snippets: Snippets) -> None:
+    assert snippets.run("neighbour", threads=64, watch=True).out == [*range(1, 64), 0]
+    assert "race on shared memory" in snippets.run("race", threads=64, watch=True).message
+    assert snippets.run("race", threads=64).out != [*range(1, 64), 0]
+
+
+def test_local_memory_is_a_threads_own_and_poisoned(snippets: Snippets) -> None:
+    assert snippets.run("local", [(7 + i,) for i in range(64)], threads=64).out == [7 + i for i in range(64)]
+    assert set(snippets.run("unwritten_local", threads=64).out) == {0xFFFFFFFF}
+
+
+def test_shared_memory_and_copies_are_poisoned_until_they_are_there(snippets: Snippets) -> None:
+    assert set(snippets.run("unwritten", threads=64).out) == {0xFFFFFFFF}
+    words = [(1000 + i,) for i in range(64)]
+    assert set(snippets.run("unwaited", words, threads=64).out) == {0xFFFFFFFF}
+    assert snippets.run("waited", words, threads=64).out == [1000 + i for i in range(64)]
+    assert set(snippets.run("no_source", words, threads=64).out) == {0}
+
+
+UNKNOWN = {
+    "add.sat.s32 %r20, %r10, %r11;": "no rule for add.sat.s32",
+    "add.rz.f32 %f20, %f10, %f11;": "no rule for add.rz.f32",
+    "cvt.rz.f16.f32 %rs20, %f10;": "no rule for cvt.rz.f16.f32",
+    "ex2.approx.f16 %rs20, %rs10;": "no rule for ex2.approx.f16",
+    "ld.volatile.shared.u32 %r20, [%r10];": "no rule for ld.volatile.shared.u32",
+    "add.s32 %r20, %r10, %rd10;": "%rd10 has 64 bits, not 32",
+    "add.s32 %r20, %r10, %r99;": "%r99 is no register that has been declared",
+    "add.s32 %r20, %r10, 0x123456789;": "has more than 32 bits",
+    "add.s32 %r20, %r10;": "2 operands, not 3",
+    "mov.u32 %r20, %clock;": "%clock is no register",
+    "bra $L_nowhere;": "a jump to a label that is not there",
+    "cp.async.cg.shared.global [%r10], [%rd10], 8;": "a copy of 8 bytes",
+    "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f1, %f2}, {%r1}, {%r2}, {%f1, %f2};": "not 4",
+    "mma.sync.aligned.m16n8k16.row.col.f16.bf16.bf16.f16 {%r1}, {%r1}, {%r2}, {%r1};": "no rule for these types",
+    "call.uni (%r20), f, (%r10);": "no rule for call.uni",
+    "{ .reg .b32 %t; }": "has no translation",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", UNKNOWN)
+def test_what_has_no_translation_is_refused_by_name_and_line(text: str) -> None:
+    with pytest.raises(UnknownPtx) as refusal:
+        module = read_ptx(f".version 9.2\n.target sm_80\n.address_size 64\n{Snippet(text).text('one')}")
+        translate(module, module.entries[0], "one")
+    assert UNKNOWN[text] in str(refusal.value)
+    assert "kernel.ptx:20: " in str(refusal.value)

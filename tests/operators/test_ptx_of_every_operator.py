@@ -1,0 +1,79 @@
+"""The PTX of every operator's kernels passes the plan on the CPU, and mutants of it do not. All of it is long; what
+`make test` runs of PTX stands in tests/of_workers/cpu/test_ptx.py."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from functools import cache
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from codegen.kernel import Kernel
+from tests.operators.harness.proofs import kernels_of, of_every_class
+from tests.operators.reduce import random_cases as reductions
+from tests.operators.test_every_operator import DECLARED
+from tests.support.kernels.ptx_mutants import mutants_of, ptx_of, sample, verdict_of
+from tests.support.kernels.random_cases import seed_of_this_run
+from tests.support.run.places import ROOT
+
+pytestmark = pytest.mark.long
+ARTIFACTS = Path(os.environ.get("CUKILN_TEST_ARTIFACTS") or ROOT / ".test-artifacts")
+TOGETHER = 8  # kernels of one call of nvcc
+MUTANTS, CAUGHT = 45, 30
+
+
+@cache
+def kernels(name: str) -> tuple[Kernel, ...]:
+    """Of every class; of reduce, whose declarations prove none, those of random cases."""
+    of = kernels_of([DECLARED[name]])
+    if of:
+        return tuple(dict.fromkeys(of[each] for each in sorted(of_every_class(of))))
+    return tuple(dict.fromkeys(candidate.kernel for _, candidate in reductions.draws(40, seed=7)))
+
+
+def chunks(of: Sequence[Kernel]) -> list[tuple[Kernel, ...]]:
+    return [tuple(of[first : first + TOGETHER]) for first in range(0, len(of), TOGETHER)]
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_the_ptx_of_every_class_of_kernels_passes_the_plan(name: str) -> None:
+    for chunk in chunks(kernels(name)):
+        ptx = ptx_of.__wrapped__(chunk)
+        for kernel in chunk:
+            verdict = verdict_of(kernel, ptx)
+            assert (verdict.verdict, verdict.message) == ("ok", ""), kernel
+
+
+@pytest.mark.parametrize("target", ["sm_75", "sm_90a"])
+@pytest.mark.parametrize("name", DECLARED)
+def test_the_ptx_for_other_targets_passes_the_plan(name: str, target: str) -> None:
+    chunk = tuple(islice(kernels(name), 4))
+    ptx = ptx_of.__wrapped__(chunk, target)
+    for kernel in chunk:
+        verdict = verdict_of(kernel, ptx, target)
+        assert (verdict.verdict, verdict.message) == ("ok", ""), kernel
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_mutants_of_the_ptx_are_caught(name: str) -> None:
+    seed = seed_of_this_run()
+    kernel = kernels(name)[seed % len(kernels(name))]
+    ptx = ptx_of((kernel,))
+    chosen = sample(list(mutants_of(kernel, ptx)), MUTANTS, seed)
+    judged = [(mutant, verdict_of(kernel, mutant.of(ptx))) for mutant in chosen]
+    survived = [mutant for mutant, verdict in judged if verdict.verdict == "ok"]
+    rows = [
+        {"rule": mutant.rule, "line": mutant.line, "before": mutant.before.strip(), "after": mutant.after.strip()}
+        | {"verdict": verdict.verdict, "message": verdict.message[:200]}
+        for mutant, verdict in judged
+    ]
+    ARTIFACTS.mkdir(exist_ok=True)
+    (ARTIFACTS / f"ptx_mutants_{name}.json").write_text(json.dumps({"kernel": kernel.to_json(), "mutants": rows}))
+    # What is left are mostly equivalent ones: a bound that the plan's extents do not come to, a comparison with an end
+    # that is never met.
+    caught = len(judged) - len(survived)
+    assert caught >= min(CAUGHT, 0.66 * len(judged)), [(mutant.rule, mutant.before) for mutant in survived]

@@ -1,0 +1,89 @@
+"""PTX of kernels, and libraries that run it: one for each kernel, because its file has nothing of another one."""
+
+import threading
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from codegen.kernel import Kernel
+from codegen.primitives import TURING_SUMS
+from codegen.text.render_ptx import PtxText, render_lines, render_ptx_runtime
+from workers.compile.toolchain import Toolchain
+from workers.cpu.build import CPU_FLAGS, MAX_LOG, RUNTIME
+from workers.processes.job_files import read_bytes, write_bytes, write_text
+from workers.processes.process_stream import once_more
+from workers.processes.processes import Finished, InfrastructureError, Limits, Processes
+
+SOURCE, PTX = "kernels.cu", "kernels.ptx"
+# Nothing of a translated kernel is a loop over arrays, and the runtime is compiled once.
+KERNEL_FLAGS = (*(flag for flag in CPU_FLAGS if flag != "-ftree-vectorize"), "-w")
+_runtimes: dict[tuple[Toolchain, str], bytes] = {}
+
+
+class PtxCancelled(Exception):
+    """The caller's cancel event ended a tool."""
+
+
+class NotBuilt(Exception):
+    """A tool refused a file; the message is what it said."""
+
+
+class PtxBuilder:
+    """Tools in one private folder; adds up the seconds of all of them."""
+
+    def __init__(
+        self,
+        folder: Path,
+        toolchain: Toolchain,
+        processes: Processes,
+        limits: Limits,
+        cancel: threading.Event | None = None,
+    ) -> None:
+        self.folder, self._toolchain = folder, toolchain
+        self._processes, self._limits, self._cancel = processes, limits, cancel
+        self.wall_seconds = self.cpu_seconds = 0.0
+
+    def ptx_of(self, kernels: Sequence[Kernel], target: str) -> str:
+        """What the device compiler makes of the kernels, with the lines of the files that they come from. Raises
+        NotBuilt, PtxCancelled, InfrastructureError."""
+        write_text(self.folder / SOURCE, render_lines(kernels))
+        self._run(self._toolchain.ptx_command(target, SOURCE, PTX), "the device compiler")
+        text = read_bytes(self.folder / PTX, self._limits.output_bytes).decode("utf-8")
+        return text.replace(f'"{self.folder}/', '"')
+
+    def library(self, kernel: Kernel, text: PtxText, sums: int = TURING_SUMS) -> Path:
+        """Raises as `ptx_of`."""
+        self._place_runtime(sums)
+        library = self.folder / f"ptx_{kernel.namespace}.so"
+        source = library.with_suffix(".cpp")
+        write_text(source, text.text)
+        compiler = str(self._toolchain.host_compiler)
+        self._run([compiler, *KERNEL_FLAGS, "-o", library.name, source.name, RUNTIME, "-lm"], "g++")
+        return library
+
+    def _place_runtime(self, sums: int) -> None:
+        text = render_ptx_runtime(sums)
+        runtime = _runtimes.get((self._toolchain, text))
+        if runtime is None:
+            write_text(self.folder / "runtime.cpp", text)
+            flags = ["-c" if flag == "-shared" else flag for flag in CPU_FLAGS]
+            compiler = str(self._toolchain.host_compiler)
+            try:
+                self._run([compiler, *flags, "-o", RUNTIME, "runtime.cpp"], "g++")
+            except NotBuilt as error:
+                raise InfrastructureError(f"g++ refused what runs PTX: {error}") from error
+            runtime = _runtimes[self._toolchain, text] = read_bytes(self.folder / RUNTIME, self._limits.output_bytes)
+        write_bytes(self.folder / RUNTIME, runtime)
+
+    def _run(self, command: Sequence[str], name: str) -> None:
+        run = partial(self._processes.run, command, cwd=self.folder, limits=self._limits, cancel=self._cancel)
+        finished: Finished = once_more(run)
+        self.wall_seconds += finished.wall_seconds
+        self.cpu_seconds += finished.cpu_seconds
+        if finished.ok:
+            return
+        if finished.cause == "cancelled":
+            raise PtxCancelled
+        if reason := finished.infrastructure_failure():
+            raise InfrastructureError(reason, stalled=finished.stalled)
+        raise NotBuilt(f"{name}: {finished.text()[:MAX_LOG] or f'status {finished.returncode}, without a word'}")
