@@ -25,7 +25,7 @@ from codegen.primitives import TURING_SUMS
 from codegen.text import render_cpu
 from storage.config.own_modules import module_of, operator_texts
 from workers.compile.toolchain import Toolchain
-from workers.cpu.build import CPU_FLAGS, SANITIZE_FLAGS, build_cpu
+from workers.cpu.build import BOUNDS_FLAGS, CPU_FLAGS, SANITIZE_FLAGS, build_cpu
 from workers.processes.child_protocol import Hearing, new_key
 from workers.processes.fence.access import ROOT
 from workers.processes.job_files import write_text
@@ -77,7 +77,7 @@ def _cpu_plans(modules: tuple[tuple[str, str], ...], sanitize: bool, sums: int) 
     shared |= {module.__name__: inspect.getsource(module) for module in (verification_plan, render_cpu)}
     for name in ("run.py", "cpu_check.py", "library.py"):
         shared[name] = Path(__file__).with_name(name).read_text(encoding="utf-8")
-    flags = [*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else ()), f"tensor sums {sums}"]
+    flags = [*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else BOUNDS_FLAGS), f"tensor sums {sums}"]
     schema = verification_plan.PLAN_SCHEMA
     return {
         name: digest("cpu_plan", schema, operator=name, texts={**shared, **operator_texts(module)}, flags=flags)

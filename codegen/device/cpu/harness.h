@@ -41,7 +41,7 @@ inline const char* name_of_signal(int number) {
     case SIGSEGV: return "segmentation fault";
     case SIGBUS: return "bus error";
     case SIGFPE: return "arithmetic fault (an integer division by zero)";
-    case SIGILL: return "illegal instruction or trap";
+    case SIGILL: return "an element outside of an array of its own, or an illegal instruction";
     default: return "trap";
   }
 }

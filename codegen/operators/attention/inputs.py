@@ -6,7 +6,9 @@ that cancel (a point of a parabola and its tangent, and pairs of numbers of eith
 Classes of keys follow the ruler sequence, in which the greatest of an interval stands there once: so every query has
 classes of which it sees a power of two of keys, and takes one of those. Values are small integers.
 
-`normal`: normals; scores of about 2 standard deviations by the problem's own scale are made by the size of q.
+`normal`: normals; scores of about 2 standard deviations by the problem's own scale are made by the size of q. Of each
+three queries, and heads of one, one has all its scores that high, and one that low, that e to the power of them is no
+number of fp32: the greatest must be subtracted, and it must be that query's own. Not where scores are capped.
 
 Tensors of more than LARGEST_DRAWN elements repeat their first heads or matrices, those of ragged batches sequences of
 the same lengths. Keys in pages are those of a ragged batch, in pages of any order; NaN is wherever there is no key.
@@ -35,6 +37,8 @@ LARGEST_VALUE = 8
 PLACES = 3
 # Standard deviation of scores of normal inputs, as exponents of e.
 SPREAD = 2.0
+# What all scores of a query are shifted by, as an exponent of e: of fp32 88 is too much, and -104 too little.
+SHIFT = 110.0
 # Keys of which as many classes as that have enough: the ruler sequence of longer intervals ends with the greatest.
 MOST_CLASSES = 31
 
@@ -116,11 +120,15 @@ def _normals(p: AttentionProblem, rng: np.random.Generator) -> dict[str, Numbers
     batch, heads = _drawn(p, longest, max(p.head_dim_qk, p.head_dim_vo))
     # |q · k| is about the root of head_dim_qk; fp16 must hold it, and most of its digits.
     size = min(max(SPREAD / (p.scale * math.sqrt(p.head_dim_qk)), 2.0**-10), 2.0**10)
-    return {
-        "q": size * rng.standard_normal((batch, heads * p.group, p.seq_q, p.head_dim_qk), dtype=np.float32),
-        "k": rng.standard_normal((batch, heads, p.seq_kv, p.head_dim_qk), dtype=np.float32),
-        "v": rng.standard_normal((batch, heads, p.seq_kv, p.head_dim_vo), dtype=np.float32),
-    }
+    q = size * rng.standard_normal((batch, heads * p.group, p.seq_q, p.head_dim_qk), dtype=np.float32)
+    k = rng.standard_normal((batch, heads, p.seq_kv, p.head_dim_qk), dtype=np.float32)
+    v = rng.standard_normal((batch, heads, p.seq_kv, p.head_dim_vo), dtype=np.float32)
+    if p.softcap is None:
+        of_k = 2.0 ** round(math.log2(SHIFT / p.scale) / 2)  # of the two factors neither is large
+        k[..., -1] = of_k
+        rows = np.arange(q.shape[1])[:, None] + np.arange(p.seq_q)
+        q[..., -1] = SHIFT / p.scale / of_k * (1 - rows % 3)
+    return {"q": q, "k": k, "v": v}
 
 
 def _classes(p: AttentionProblem, rng: np.random.Generator) -> dict[str, Numbers]:

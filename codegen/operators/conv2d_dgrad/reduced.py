@@ -134,6 +134,6 @@ def _granted(kind: type[Convolution], s: Mapping[str, Any], wish: Wish, *, every
         counts = multiples_beyond(channels, wish.unit if groups > 1 else 1)
         channels = next(count for count in counts if all(fits(tensor, count) for tensor in classed))
         filters = next(k for k in range(filters, filters + ROOM) if not last or fits("x", k))
-        if filters == channels == 1:
-            groups = 1  # else it would be depthwise
+        if filters == channels == 1:  # depthwise, if there are groups
+            filters, groups = (filters, 1) if last else (2, groups)
     return problem_of(kind, s, wish, chain, (rows, columns), (r, s_), (groups, channels, filters))

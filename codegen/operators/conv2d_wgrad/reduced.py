@@ -14,6 +14,8 @@ from codegen.problem import Problem
 # Output pixels of the problems in turn: images, and rows of each where that is not the square. So a step of a kernel is
 # a part of a row, several rows, several images.
 PIXELS = ((1, 0), (2, 0), (7, 1), (3, 2))
+# From so many on the last of them are a row, of exactly that number: the last step may have a single pixel.
+A_ROW = 64
 # Of the problems of `direct` in turn: blocks of filters and what is left over, steps of a sum and how much they lack.
 DIRECT = ((1, 0, 3, 0), (2, 3, 3, 5), (0, 1, 2, 1), (1, 1, 1, 3))
 
@@ -44,6 +46,6 @@ def directly(kind: type[Convolution], s: Mapping[str, Any], t: Mapping[str, Any]
 
 def _pixels(number: int, count: int) -> tuple[int, int, int]:
     """Images, rows and columns of so many pixels."""
-    images, rows = PIXELS[number]
+    images, rows = (1, 1) if number == len(PIXELS) - 1 and count >= A_ROW else PIXELS[number]
     rows = rows or max(1, math.isqrt(-(-count // images)))
     return images, rows, -(-count // (images * rows))

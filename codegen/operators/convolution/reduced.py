@@ -145,8 +145,8 @@ def granted(
             groups = 1  # whole threads in each group are of a wider class
         counts = multiples_beyond(filters, wish.unit if groups > 1 or wish.whole else 1)
         filters = next(count for count in counts if not last or fits(output, count))
-        if filters == channels == 1:
-            groups = 1  # else it would be depthwise
+        if filters == channels == 1:  # depthwise, if there are groups
+            filters, groups = (filters, 1) if last else (2, groups)
     h, w = _image_extent(g, 0, rows, r), _image_extent(g, 1, columns, s_)
     return problem_of(kind, s, wish, chain, (h, w), (r, s_), (groups, channels, filters))
 
