@@ -280,6 +280,20 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         },
         {"packing": "group", "tile_q": 32, "tile_kv": 32},
     ),
+    "attention, a list of tiles": (
+        {
+            **ATTENTION, "batch": 40, "heads_q": 4, "heads_kv": 2, "lengths": "ragged",
+            "q_lengths": [*[1, 0, 40, 17] * 10], "kv_lengths": [*[40, 7, 0, 20, 33] * 8], "causal": True, "lse": True,
+        },
+        {"tile_q": 16, "tile_kv": 32, "walkers": 108},
+    ),
+    "attention, a list of tiles, packed, pages": (
+        {
+            **ATTENTION, "batch": 40, "heads_q": 12, "heads_kv": 4, "lengths": "paged", "page_size": 16,
+            "q_lengths": [*[1, 0, 9, 3] * 10], "kv_lengths": [*[40, 7, 0, 20, 33] * 8],
+        },
+        {"packing": "group", "tile_q": 16, "tile_kv": 32, "walkers": 108},
+    ),
     "attention, packed, pages, splits": (
         {
             **ATTENTION, "batch": 5, "lengths": "paged", "page_size": 16, "heads_q": 10, "heads_kv": 2,

@@ -29,7 +29,7 @@ from codegen.operator import (
     Work,
     constants,
 )
-from codegen.operators.attention import inputs, space, split, work
+from codegen.operators.attention import inputs, space, split, walk, work
 from codegen.operators.attention.problem import (
     DENSE,
     LARGEST_SCALE,
@@ -62,7 +62,7 @@ class Attention(Operator):
     tunables = space.TUNABLES
     folder = packaged_files("codegen.operators.attention")
     shared = ATTENTION
-    files = ("block.cuh", "sequence.cuh", "pages.cuh", "merge.cuh", "kernel.cuh")
+    files = ("block.cuh", "sequence.cuh", "pages.cuh", "merge.cuh", "walk.cuh", "kernel.cuh")
     extent_names = (
         "batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo",
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("batch", "position", "head")),
@@ -98,11 +98,12 @@ class Attention(Operator):
         return space.rules(self.own(problem), schedule, target, workspace_limit)
 
     def functions(self, kernel: Kernel) -> tuple[str, ...]:
-        return split.functions(kernel.tunables.as_dict())
+        return work.functions(kernel.tunables.as_dict())
 
     def arguments(self, kernel: Kernel) -> str:
         of = {"dense": "", "ragged": "Table", "paged": "Page"}[kernel.signature_dict.get("lengths", "dense")]
-        return f"{'Split' if split.splits(kernel.tunables.as_dict()) else ''}{of}Arguments"
+        t = kernel.tunables.as_dict()
+        return f"{'Split' if split.splits(t) else 'Walk' if walk.walks(t) else ''}{of}Arguments"
 
     def tables(self, kernel: Kernel) -> Tables | None:
         s = kernel.signature_dict
@@ -158,7 +159,10 @@ class Attention(Operator):
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         """All heads side by side, one after the other, and some; where keys are split, into few parts and many."""
-        return split.launches_to_test(kernel.tunables.as_dict(), self.own(problem))
+        t = kernel.tunables.as_dict()
+        if walk.walks(t):
+            return [[0, 1, count] for count in walk.WALKERS_TO_TEST]
+        return [[*launch, 1] for launch in split.launches_to_test(t, self.own(problem))]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         return inputs.make_inputs(self.own(problem), kind, rng)
@@ -186,7 +190,8 @@ class Attention(Operator):
         return work.products(self.own(problem))
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
-        return LaunchBounds(space.threads(kernel.tunables.as_dict()) if function == "run" else split.MERGE_THREADS)
+        others = {"merge": split.MERGE_THREADS, "list_tiles": walk.LIST_THREADS}
+        return LaunchBounds(others[function] if function in others else space.threads(kernel.tunables.as_dict()))
 
     def estimated_registers(self, kernel: Kernel) -> int:
         paged = "page_size" in kernel.signature_dict

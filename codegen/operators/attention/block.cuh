@@ -49,21 +49,43 @@ struct SplitArguments : Split<Arguments> {};
 struct SplitTableArguments : Split<TableArguments> {};
 struct SplitPageArguments : Split<PageArguments> {};
 
-// Config::q_in, Config::split, Config::packing.
+// Where blocks walk a list of tiles, it is in the workspace: how many there are, then of each its sequence and its number there.
+template <class Whole>
+struct Walk : Whole {
+  int* list;
+  int walkers;
+};
+struct WalkTableArguments : Walk<TableArguments> {};
+struct WalkPageArguments : Walk<PageArguments> {};
+
+// Config::q_in, Config::split, Config::packing, Config::walk.
 enum { q_in_registers, q_in_shared };
 enum { split_none, split_workspace };
 enum { packing_none, packing_group };
+enum { walk_none, walk_longest_first };
 
 template <class C> constexpr bool splits_keys = C::split == split_workspace;
 template <class C> constexpr bool packs_heads = C::packing == packing_group;
 
+template <class C> constexpr bool walks_tiles = C::walk == walk_longest_first;
+
 template <bool tables, bool pages> struct ArgumentsWith { using Whole = Arguments; using Split = SplitArguments; };
-template <> struct ArgumentsWith<true, false> { using Whole = TableArguments; using Split = SplitTableArguments; };
-template <> struct ArgumentsWith<true, true> { using Whole = PageArguments; using Split = SplitPageArguments; };
-template <class With, bool split> struct Chosen { using Type = typename With::Whole; };
-template <class With> struct Chosen<With, true> { using Type = typename With::Split; };
+template <> struct ArgumentsWith<true, false> {
+  using Whole = TableArguments;
+  using Split = SplitTableArguments;
+  using Walk = WalkTableArguments;
+};
+template <> struct ArgumentsWith<true, true> {
+  using Whole = PageArguments;
+  using Split = SplitPageArguments;
+  using Walk = WalkPageArguments;
+};
+template <class With, bool split, bool walk> struct Chosen { using Type = typename With::Whole; };
+template <class With> struct Chosen<With, true, false> { using Type = typename With::Split; };
+template <class With> struct Chosen<With, false, true> { using Type = typename With::Walk; };
 template <class C> using WholeArguments = typename ArgumentsWith<C::ragged, (C::page_size > 0)>::Whole;
-template <class C> using ArgumentsOf = typename Chosen<ArgumentsWith<C::ragged, (C::page_size > 0)>, splits_keys<C>>::Type;
+template <class C>
+using ArgumentsOf = typename Chosen<ArgumentsWith<C::ragged, (C::page_size > 0)>, splits_keys<C>, walks_tiles<C>>::Type;
 
 template <class C> constexpr int q_bytes = C::tile_q * C::columns_qk * 2;
 template <class C> constexpr int keys_bytes = C::stages * C::tile_kv * C::columns_qk * 2;
@@ -151,6 +173,17 @@ struct Place : TileRows<packs_heads<C>> {
       head *= this->group;
     } else {
       kv_head = head / (arguments.heads_q / arguments.heads_kv);
+    }
+  }
+
+  // Of a tile that begins where `begin` says: of packed heads `number` is a group's.
+  __device__ __forceinline__ Place(const ArgumentsOf<C>& arguments, int number) : batch(0), head(number), kv_head(number) {
+    const int group = arguments.heads_q / arguments.heads_kv;
+    if constexpr (packs_heads<C>) {
+      this->share(group);
+      head *= group;
+    } else {
+      kv_head /= group;
     }
   }
 

@@ -140,8 +140,31 @@ __device__ __forceinline__ void attend(const ArgumentsOf<C>& arguments, const Ro
   }
 }
 
+// Block b takes the entries b, b + walkers, …: a tile of the list with each head, heads side by side.
+template <class C>
+__device__ __forceinline__ void walk_tiles(const ArgumentsOf<C>& arguments) {
+  const unsigned heads = packs_heads<C> ? arguments.heads_kv : arguments.heads_q;
+  const unsigned all = entry(arguments.list, 0) * heads;
+#pragma unroll 1
+  for (unsigned item = blockIdx.x; item < all; item += gridDim.x) {
+    const int tile = static_cast<int>(item / heads), head = static_cast<int>(item % heads);
+    const Vector<int, 2> listed = load_global<2>(static_cast<const int*>(arguments.list) + 2 * (1 + tile));
+    Place<C> place(arguments, head);
+    Sequence sequence(arguments, listed.data[0], listed.data[1]);
+    place.begin(listed.data[1] * C::tile_q);
+    sequence.template read_keys<C>(arguments);
+    attend<C>(arguments, sequence, place);
+    if constexpr (!Warp<C>::holds_q) cp_async_wait<0>();  // Q of a tile without keys is on its way
+    __syncthreads();  // all warps have written out, and read keys and values no more
+  }
+}
+
 template <class C>
 __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
+  if constexpr (walks_tiles<C>) {
+    walk_tiles<C>(arguments);
+    return;
+  }
   Place<C> place(arguments);
   if constexpr (C::ragged) {
     Sequence sequence(arguments, place.first / C::tile_q, C::tile_q, place.group);
@@ -161,18 +184,19 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
 // What launches depend on, as values: non-template functions take it, so that g++ compiles them once for all kernels.
 struct Plan {
   int tile_q, tile_kv, threads, shared_bytes, columns_qk, columns_vo, align, align_out, page_size;
-  bool softcap, lse, heads_first, ragged, splits_keys, packs_heads;
+  bool softcap, lse, heads_first, ragged, splits_keys, packs_heads, walks_tiles;
   ElementType type;
 };
 
 template <class C>
 constexpr Plan plan_of = {C::tile_q, C::tile_kv, 32 * C::warps, shared_bytes<C>, C::columns_qk, C::columns_vo, C::align,
                           C::align_out, C::page_size, C::softcap, C::lse, C::heads_first, C::ragged, splits_keys<C>, packs_heads<C>,
-                          element_type<typename C::Input>};
+                          walks_tiles<C>, element_type<typename C::Input>};
 
 // Positions are indices of two of them and a tile, in 32 bits.
 constexpr int64_t longest = int64_t{1} << 29, largest_extent = INT32_MAX - 1024;
 constexpr int64_t largest_group = 1 << 15;  // of packed heads: see TileRows
+constexpr int64_t most_walked = 4096;       // sequences, of which each is compared with all
 constexpr double log2_of_e = 1.4426950408889634;
 
 inline int64_t clipped(int64_t value, int64_t least, int64_t most) { return value < least ? least : value > most ? most : value; }
@@ -194,7 +218,7 @@ inline int64_t heads_of(const Plan& kernel, int64_t batch, int64_t heads) { retu
 // Pointers: q, k, v; qo_indptr and kv_indptr of a ragged batch; kv_indices and kv_last_page_len of pages; out, and lse where it
 // is written. Integers: batch, seq_q, seq_kv (of a ragged batch the rows of q and of k, or of all pages that are listed),
 // heads_q, heads_kv, head_dim_qk, head_dim_vo; the strides of batch, position and head of q, k, v and out; the windows to the
-// left and to the right, -1: without an end. Launch: band, 0: all heads; splits of the keys. Scalars: scale, softcap where there
+// left and to the right, -1: without an end. Launch: band, 0: all heads; splits of the keys; walkers. Scalars: scale, softcap where there
 // is one.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* integers, const int32_t* launch, const double* scalars) {
   Arguments arguments = {};
@@ -257,6 +281,8 @@ ArgumentsOf<C> bind(void* const* pointers, const int64_t* integers, const int32_
   const WholeArguments<C> whole = bind_whole<C>(pointers, integers, launch, scalars);
   if constexpr (splits_keys<C>) {
     return ArgumentsOf<C>{{whole, static_cast<float*>(workspace), splits(plan_of<C>, integers[2], launch[1])}};
+  } else if constexpr (walks_tiles<C>) {
+    return ArgumentsOf<C>{{whole, static_cast<int*>(workspace), static_cast<int>(clipped(launch[2], 1, largest_extent))}};
   } else {
     return whole;
   }
@@ -264,6 +290,10 @@ ArgumentsOf<C> bind(void* const* pointers, const int64_t* integers, const int32_
 
 // Of a split's rows: their sums, and two floats of each. Nothing grows with the keys.
 inline int64_t workspace_bytes(const Plan& kernel, const int64_t* integers, const int32_t* launch) {
+  if (kernel.walks_tiles) {  // two numbers for each tile, and how many there are
+    const int64_t rows = integers[1] * rows_of_query(kernel, integers[3], integers[4]);
+    return 8 * (1 + tiles_of(kernel, integers[0], rows));
+  }
   if (!kernel.splits_keys) return 0;
   const int64_t rows = heads_of(kernel, integers[0], integers[3]) * integers[1];
   return 4 * splits(kernel, integers[2], launch[1]) * rows * (workspace_pitch(static_cast<int>(integers[6])) + 2);
@@ -279,7 +309,8 @@ inline bool is_multiple(const Strides& strides, int64_t of) {
 }
 
 // Writes the launches of a call and returns how many they are; 0 where the kernel cannot compute it.
-inline int plan(const Plan& kernel, const Arguments& arguments, int splits, Launch* out) {
+// `parts`: splits of the keys, or blocks that walk the list.
+inline int plan(const Plan& kernel, const Arguments& arguments, int parts, Launch* out) {
   const Arguments& a = arguments;
   if (a.batch < 1 || a.seq_q < 1 || a.seq_kv < 0 || a.heads_q < 1 || a.heads_kv < 1 || a.heads_q % a.heads_kv) return 0;
   if (a.head_dim_qk < 1 || a.head_dim_qk > kernel.columns_qk || a.head_dim_qk % kernel.align) return 0;
@@ -290,11 +321,18 @@ inline int plan(const Plan& kernel, const Arguments& arguments, int splits, Laun
   if (group > largest_group || rows > longest) return 0;
   const int64_t heads = heads_of(kernel, a.batch, a.heads_q / group), tiles = tiles_of(kernel, a.batch, rows);
   if (heads > largest_extent || tiles > largest_extent / heads) return 0;
-  out[0] = Launch{0, {static_cast<uint32_t>(tiles * heads), static_cast<uint32_t>(splits), 1},
+  if (kernel.walks_tiles) {
+    if (a.batch > most_walked) return 0;
+    const uint32_t walkers = static_cast<uint32_t>(parts < tiles * heads ? parts : tiles * heads);
+    out[0] = Launch{0, {static_cast<uint32_t>(ceil_div(a.batch, int(list_threads))), 1, 1}, {list_threads, 1, 1}, 0};
+    out[1] = Launch{1, {walkers, 1, 1}, {static_cast<uint32_t>(kernel.threads), 1, 1}, static_cast<uint32_t>(kernel.shared_bytes)};
+    return 2;
+  }
+  out[0] = Launch{0, {static_cast<uint32_t>(tiles * heads), static_cast<uint32_t>(parts), 1},
                   {static_cast<uint32_t>(kernel.threads), 1, 1}, static_cast<uint32_t>(kernel.shared_bytes)};
   if (!kernel.splits_keys) return 1;
   const int64_t merging = ceil_div(heads * rows * (a.head_dim_vo / kernel.align_out), merge_threads);
-  if (splits > 65535 || merging > INT32_MAX) return 0;
+  if (parts > 65535 || merging > INT32_MAX) return 0;
   out[1] = Launch{1, {static_cast<uint32_t>(merging), 1, 1}, {merge_threads, 1, 1}, 0};
   return 2;
 }
@@ -303,6 +341,8 @@ template <class C>
 int plan(const ArgumentsOf<C>& arguments, Launch* out) {
   if constexpr (splits_keys<C>) {
     return plan(plan_of<C>, arguments, arguments.splits, out);
+  } else if constexpr (walks_tiles<C>) {
+    return plan(plan_of<C>, arguments, arguments.walkers, out);
   } else {
     return plan(plan_of<C>, arguments, 1, out);
   }
@@ -444,6 +484,9 @@ inline bool check(const Plan& kernel, const TensorView* tensors, int count, int6
                   static_cast<long long>(longest));
   if (q.heads > largest_extent / batch || tiles > largest_extent / heads_of(kernel, batch, q.heads / group))
     CUKILN_REFUSE(complaint, "ValueError: the number of blocks is over %lld", static_cast<long long>(largest_extent));
+  if (kernel.walks_tiles && batch > most_walked)
+    CUKILN_REFUSE(complaint, "ValueError: %lld sequences; this kernel lists the tiles of at most %lld: look up another", static_cast<long long>(batch),
+                  static_cast<long long>(most_walked));
   if (!apart_from_itself(out)) CUKILN_REFUSE(complaint, "ValueError: elements of out overlap each other (its strides are too small)");
   if (kernel.lse) {
     const TensorView& lse = tensors[at_lse];

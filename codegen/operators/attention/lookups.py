@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from codegen.operators.attention import split
+from codegen.operators.attention import split, walk
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.operators.attention.space import blocks, padded, threads
 
 WARP = 32
-INDEX_BYTES, SECTOR_BYTES = 4, 32  # of an entry; the least that a warp gets from the L2
+INDEX_BYTES, SECTOR_BYTES = walk.INDEX_BYTES, 32  # of an entry; the least that a warp gets from the L2
 PER_ENTRY = 4.0  # instructions of a lane: address, check, load, use
 ENDS = 2  # entries that say where something begins and ends
 
@@ -63,11 +63,22 @@ def tables_of(p: AttentionProblem) -> Tables:
     return Tables(p.batch, searched=True, listed=bool(p.page_size), ends_within=bool(p.page_size))
 
 
+def in_a_row(p: AttentionProblem, t: Mapping[str, Any]) -> int:
+    """Loads ahead of a first copy, of which each needs the one before; none of a dense batch."""
+    if not p.ragged:
+        return 0
+    # Of a list: how long it is, the tile's pair, where its queries begin.
+    return 3 + replace(tables_of(p), searched=False).in_a_row if walk.walks(t) else tables_of(p).in_a_row
+
+
 def of_run(p: AttentionProblem, t: Mapping[str, Any], steps: int, align: int) -> list[Lookups]:
     """In so many tiles of keys of all blocks, copied by `align` elements at once; none of a dense batch."""
     if not p.ragged:
         return []
-    looked_up = [tables_of(p).of_blocks(blocks(p, t) * split.parts(t), threads(t))]
+    if walk.walks(t):
+        looked_up = [Lookups(sum(part.bytes_read for part in walk.looked_up(p, t, threads(t))) / INDEX_BYTES)]
+    else:
+        looked_up = [tables_of(p).of_blocks(blocks(p, t) * split.parts(t), threads(t))]
     if size := p.page_size:
         # Each thread those of the rows that it copies, see Pages in pages.cuh; neighbours copy the same row.
         for columns in (padded(p.head_dim_qk), padded(p.head_dim_vo)):

@@ -25,12 +25,21 @@ struct Sequence {
       if (first_number <= numbered) number = middle;
       left -= half;
     }
-    first_q = entry(arguments.qo_indptr, number);
-    seq_q = entry(arguments.qo_indptr, number + 1) - first_q;
+    read_queries(arguments);
     tile = numbered - first_q * group / tile_q - number;
   }
 
+  // Known by its number, as is the tile in it.
+  __device__ __forceinline__ Sequence(const TableArguments& arguments, int known, int tile_of_it) : number(known), tile(tile_of_it) {
+    read_queries(arguments);
+  }
+
   __device__ __forceinline__ bool has_query(int query) const { return query < seq_q; }
+
+  __device__ __forceinline__ void read_queries(const TableArguments& arguments) {
+    first_q = entry(arguments.qo_indptr, number);
+    seq_q = entry(arguments.qo_indptr, number + 1) - first_q;
+  }
 
   template <class C>
   __device__ __forceinline__ void read_keys(const ArgumentsOf<C>& arguments) {

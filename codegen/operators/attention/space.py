@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 from codegen.alignment import power_of_two, round_up
-from codegen.operators.attention import packing, split
+from codegen.operators.attention import packing, split, walk
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.operators.attention.seen import most_tiles
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace, first_accepted
@@ -45,6 +45,9 @@ PAGE_REGISTERS = 19
 # Queries and heads of a lane's rows where heads are packed: of 80 kernels with 240 to 255 registers without these
 # (ptxas 13.2, sm_80 and sm_90a) two spilled, at 249 and 253.
 PACKED_REGISTERS = 7
+# What a walk keeps from one tile to the next. Of ten kernels (ptxas 13.2, sm_80 and sm_90a) it rejects the three that
+# spilled, 8 to 72 bytes, and three that did not, at 252 and 255 registers.
+WALK_REGISTERS = 45
 
 TUNABLES = (
     Tunable("tile_q", (16, 32, 64, 128, 256), False, "queries of a block", 64),
@@ -56,6 +59,8 @@ TUNABLES = (
     split.SPLIT,
     split.SPLIT_KV,
     packing.PACKING,
+    walk.WALK,
+    walk.WALKERS,
 )
 
 
@@ -89,6 +94,7 @@ def registers(t: Mapping[str, Any], columns_qk: int, columns_vo: int, *, paged: 
     copies = -(-int(t["tile_kv"]) * max(columns_qk, columns_vo) // (VECTOR * threads(t)))
     more = COPY_REGISTERS * max(0, copies - FEW_COPIES) + UNLIKE_REGISTERS * (columns_qk != columns_vo)
     beside = OVERHEAD_REGISTERS + PAGE_REGISTERS * paged + PACKED_REGISTERS * packing.packs(t)
+    beside += WALK_REGISTERS * walk.walks(t)
     return pieces(t) * of_piece + more + beside
 
 
@@ -129,13 +135,13 @@ def rules(
         return Rejected("tile_kv", f"{tile_kv} keys of a tile are mostly padding for {p.seq_kv}")
     if band >= heads:
         return Rejected("band", f"{band} heads side by side of {heads}: 0 says the same")
-    if broken := split.rules(p, t, blocks(p, t), target):
+    if broken := split.rules(p, t, blocks(p, t), target) or walk.rules(p, t):
         return broken
     whole = -(-p.seq_kv // tile_kv)
     tiles = -(-whole // split.parts(t))
     if int(t["stages"]) > max(1, tiles):
         return Rejected("stages", f"{t['stages']} stages for {tiles} tiles of keys")
-    return check_workspace(split.workspace_bytes(p, t), workspace_limit) or ACCEPTED
+    return check_workspace(split.workspace_bytes(p, t) + walk.workspace_bytes(p, t), workspace_limit) or ACCEPTED
 
 
 def _resources(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
@@ -183,7 +189,8 @@ def _splits(p: AttentionProblem, target: Target, default: Schedule) -> tuple[Lin
     tiles = most_tiles(p, PIECE, PIECE)
     apart = _useful_splits(p, {**t, "packing": "none"}, target)
     small = (split.parts(t), *_useful_splits(p, t, target), *apart[:1])
-    return split.linked(small), split.linked((*small, *(count for count in split.SPLITS if count <= tiles)))
+    every = split.linked((*small, *(count for count in split.SPLITS if count <= tiles)))
+    return split.linked(small), walk.linked(every, p, target)
 
 
 def _useful_splits(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> tuple[int, ...]:

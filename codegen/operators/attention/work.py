@@ -6,7 +6,7 @@ from typing import Any
 
 from codegen.counts import LaunchCounts, Primitive, load, merged, store
 from codegen.operator import Cost, Work
-from codegen.operators.attention import lookups, split
+from codegen.operators.attention import lookups, split, walk
 from codegen.operators.attention.lookups import INDEX_BYTES, WARP, numbers_of_tile
 from codegen.operators.attention.packing import heads, rows_of_query
 from codegen.operators.attention.problem import AttentionProblem
@@ -36,6 +36,8 @@ PER_PAGED_COPY = {1: 22.0, 16: 33.0, 64: 33.0}
 MATRIX_BYTES = 512
 # Of a float that `merge` brings to the greatest score and adds; its loop is unrolled so often.
 PER_PARTIAL, PARTIALS_IN_FLIGHT = 1.5, 4
+# Of two sequences that are compared, beside their loads; that loop is unrolled so often.
+PER_COMPARISON, COMPARED_AT_ONCE = 10.0, 4
 # A warp stalls on each fragment that it reads, as a product without a second buffer of fragments does.
 OVERLAP = 0.5
 
@@ -58,14 +60,26 @@ def cost(p: AttentionProblem, t: Mapping[str, Any]) -> Cost:
     read = ELEMENT_BYTES * (queries * p.head_dim_qk + keys * (p.head_dim_qk + p.head_dim_vo))
     read += INDEX_BYTES * sum(p.tables.values())
     written = ELEMENT_BYTES * queries * p.head_dim_vo + (4 * queries if p.lse else 0)
-    return Cost(flops, read, written, len(split.functions(t)), split.workspace_bytes(p, t))
+    workspace = split.workspace_bytes(p, t) + walk.workspace_bytes(p, t)
+    return Cost(flops, read, written, len(functions(t)), workspace)
+
+
+def functions(t: Mapping[str, Any]) -> tuple[str, ...]:
+    """The kernel's __global__ functions, in launch order."""
+    return ("list_tiles", "run") if walk.walks(t) else split.functions(t)
 
 
 def work(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int], target: Target) -> Work:
     """`aligns`: elements of an access to q, k and v, and of one to out."""
     least, columns = cost(p, t), (padded(p.head_dim_qk), padded(p.head_dim_vo))
     parts, (align, align_out) = split.parts(t), aligns
-    count, tile_q, tile_kv, warps = blocks(p, t) * parts, int(t["tile_q"]), int(t["tile_kv"]), int(t["warps"])
+    walked = walk.walks(t)
+    count, tile_q, tile_kv, warps = (
+        walk.items(p, t) if walked else blocks(p, t) * parts,
+        int(t["tile_q"]),
+        int(t["tile_kv"]),
+        int(t["warps"]),
+    )
     all_steps = float(steps(p, t))
     whole = sum(columns)
     scores, macs = all_steps * tile_q * tile_kv, all_steps * tile_q * tile_kv * whole
@@ -76,7 +90,7 @@ def work(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int], tar
     q_bytes = ELEMENT_BYTES * float(count) * tile_q * columns[0]
     divided = split.splits(t)
     staged = 0.0 if divided else 2.0 * ELEMENT_BYTES * count * tile_q * columns[1]
-    merging = (_merge(p, t, align_out, target),) if divided else ()
+    others = (_merge(p, t, align_out, target),) if divided else (_listing(p, t),) if walked else ()
     written = float(split.workspace_bytes(p, t) if divided else least.bytes_written)
     to_dram = _beyond_l2(p, t, target) if divided else written
     copies = all_steps * tile_kv * whole / align, float(count) * tile_q * columns[0] / align
@@ -93,16 +107,17 @@ def work(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int], tar
     )
     least_kv = float(ELEMENT_BYTES) * p.heads_kv * p.total_kv * (p.head_dim_qk + p.head_dim_vo)
     again = max(0.0, all_steps * tile_bytes - least_kv)
+    started = min(walk.walkers(t), count) if walked else count
+    longest = -(-most_tiles(p, tile_q, tile_kv, rows_of_query(p, t)) // parts)
     return Work(
-        blocks=count, threads=threads(t), fma=0.0, other_instructions=other,
+        blocks=started, threads=threads(t), fma=0.0, other_instructions=other,
         shared_bytes=all_steps * tile_bytes + from_shared + 2.0 * q_bytes + staged,
         l2_bytes=q_bytes + all_steps * tile_bytes + written + sum(table.l2_bytes for table in tables),
         dram_bytes=least.bytes_read + to_dram + again * _missed(p, t, target),
         dynamic_shared_bytes=shared_bytes(t, *columns), independent=pieces(t) * tile_kv // 8,
-        steps=max(1, -(-int(all_steps) // count)), overlap=OVERLAP,
-        longest=-(-most_tiles(p, tile_q, tile_kv, rows_of_query(p, t)) // parts),
-        mma=macs, mma_type=p.dtype, mma_macs=MMA_MACS, prefetched=int(t["stages"]), special=scores, others=merging,
-        looked_up=lookups.tables_of(p).in_a_row if p.ragged else 0,
+        steps=max(1, -(-int(all_steps) // started)), overlap=OVERLAP, longest=longest,
+        mma=macs, mma_type=p.dtype, mma_macs=MMA_MACS, prefetched=int(t["stages"]), special=scores, others=others,
+        looked_up=lookups.in_a_row(p, t),
     )  # fmt: skip
 
 
@@ -116,6 +131,19 @@ def _merge(p: AttentionProblem, t: Mapping[str, Any], align_out: int, target: Ta
         shared_bytes=0.0, l2_bytes=read + written, dram_bytes=_beyond_l2(p, t, target) + written,
         dynamic_shared_bytes=0, independent=PARTIALS_IN_FLIGHT, steps=2 * -(-split.parts(t) // PARTIALS_IN_FLIGHT),
         overlap=0.5, prefetched=1,
+    )  # fmt: skip
+
+
+def _listing(p: AttentionProblem, t: Mapping[str, Any]) -> Work:
+    """Of the launch that writes the list of tiles: a thread of each sequence compares it with all."""
+    looked_up = lookups.Lookups(float(walk.entries_of_list(p)))
+    written = 2.0 * INDEX_BYTES * (1 + walk.tiles_of_head(p, t))
+    return Work(
+        blocks=-(-p.batch // walk.LIST_THREADS), threads=walk.LIST_THREADS, fma=0.0,
+        other_instructions=looked_up.instructions + PER_COMPARISON * p.batch**2, shared_bytes=0.0,
+        l2_bytes=looked_up.l2_bytes + written, dram_bytes=float(INDEX_BYTES * sum(p.tables.values())),
+        dynamic_shared_bytes=0, independent=COMPARED_AT_ONCE, steps=-(-p.batch // COMPARED_AT_ONCE), overlap=0.5,
+        prefetched=1,
     )  # fmt: skip
 
 
@@ -150,13 +178,15 @@ def launches(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int])
         Primitive("fma", scores, scores),
         load(read, bytes_, "cp_async" if bytes_ >= 4 else "load_global"),
         *([load(_table_bytes(p, t, align), INDEX_BYTES)] if p.ragged else []),
+        *(walk.looked_up(p, t, threads(t)) if walk.walks(t) else []),
     ]
     results = [
         store(ELEMENT_BYTES * rows * p.head_dim_vo, ELEMENT_BYTES * align_out),
         *([store(4 * rows, 4)] if p.lse else []),
     ]
     if not split.splits(t):
-        return (LaunchCounts("run", merged([*parts, *results]), products(p)),)
+        run = LaunchCounts("run", merged([*parts, *results]), products(p))
+        return (LaunchCounts("list_tiles", merged(walk.listed(p, t))), run) if walk.walks(t) else (run,)
     # Pairs of sums, and two floats of each row.
     left = store(8 * parts_of_keys * split.rows(p) * (-(-p.head_dim_vo // 2) + 1), 8)
     return LaunchCounts("run", merged([*parts, left]), products(p)), _merge_counts(p, parts_of_keys, align_out, results)
@@ -187,7 +217,7 @@ def _table_bytes(p: AttentionProblem, t: Mapping[str, Any], align: int) -> int:
         count * -(-queries * rows_of_query(p, t) // int(t["tile_q"])) * (2 + bool(p.page_size and keys))
         for (queries, keys), count in p.by_lengths.items()
     )
-    read = threads(t) * (blocks(p, t) * (searched + 2) + each) * split.parts(t)
+    read = 0 if walk.walks(t) else threads(t) * (blocks(p, t) * (searched + 2) + each) * split.parts(t)
     if p.page_size:
         for columns in (padded(p.head_dim_qk), padded(p.head_dim_vo)):
             read += heads(p, t) * _page_numbers(p, t, columns // align)

@@ -33,6 +33,7 @@ HEAD_DIMS = (64, 128, 16, 96, 40, 72)
 WARPS = (1, 2, 4, 4, 8, 8, 8)  # the more, the fewer schedules there are
 OF_QUERIES = [(warps, tile_q) for warps in WARPS for tile_q in (16, 32, 64, 128, 256) if tile_q % (16 * warps) == 0]
 PARTS = (2, 2, 3, 4, 5, 7, 12)  # of keys, where they are split
+WALKERS = (1, 1, 2, 3, 5)  # of tiles of which a batch may have one
 MOST_PRODUCTS = 1_500_000
 ATTEMPTS = 400
 
@@ -60,7 +61,10 @@ def _schedule(number: int, problem: AttentionProblem, rng: random.Random) -> Sch
     values["band"] = rng.choice([band for band in BANDS if band < side_by_side(problem, {})])
     values["warps"], values["tile_q"] = rng.choice(OF_QUERIES)
     parts = rng.choice(PARTS) if number // 2 % 2 else 1
-    return completed({**values, "split": "workspace" if parts > 1 else "none", "split_kv": parts}, TUNABLES)
+    walkers = rng.choice(WALKERS) if problem.ragged and parts == 1 and number % 3 == 0 else 0
+    values |= {"split": "workspace" if parts > 1 else "none", "split_kv": parts, "walkers": walkers or 1}
+    values |= {"walk": "longest_first", "band": 0} if walkers else {"walk": "none"}
+    return completed(values, TUNABLES)
 
 
 def _problem(number: int, rng: random.Random, lengths: str) -> AttentionProblem:
@@ -177,6 +181,7 @@ def of_sequences(arch: str, candidate: Candidate) -> Counter[str]:
         "fewer keys than queries": any(keys < queries for queries, keys in p.sequences),
         "a tile of several sequences": any(begin % tile_q for begin in begins),
         "tiles of a sequence": any(queries > tile_q for queries, _ in p.sequences),
+        "a list": "walk" in candidate.schedule.as_dict(),
         "one sequence": p.batch == 1,
         "sequences": p.batch > 1,
         "one query each": all(queries == 1 for queries, _ in p.sequences),
@@ -208,7 +213,7 @@ WITHOUT_LENGTHS = ("layout", "some queries", "all queries", "a split is empty")
 SPREAD_OF_SEQUENCES = {
     **{kind: share for kind, share in SPREAD.items() if not kind.startswith(WITHOUT_LENGTHS)},
     "no queries": 15, "queries without keys": 10, "fewer keys than queries": 20, "a tile of several sequences": 15,
-    "tiles of a sequence": 10, "one sequence": 4, "sequences": 25, "queries": 25, "one query each": 1,
+    "a list": 5, "tiles of a sequence": 10, "one sequence": 4, "sequences": 25, "queries": 25, "one query each": 1,
 }  # fmt: skip
 
 SPREAD_OF_PAGES = {

@@ -255,6 +255,7 @@ SEARCHES = declare.Searches(
     meaningless=[
         ({}, {"tunables": {"split_k": [2]}}, "search.tunables.split_k",
          "allowed: band, packing, q_in, split, split_kv, stages"),
+        ({}, {"schedules": [{"walk": "shortest_first"}]}, "search.schedules.0.walk", "allowed: none, longest_first"),
         ({}, {"tunables": {"split_kv": [0]}}, "search.tunables.split_kv", "allowed: 1 to 1024"),
         ({}, {"schedules": [{"packing": "query"}]}, "search.schedules.0.packing", "allowed: none, group"),
         ({}, {"schedules": [{"split": "atomic"}]}, "search.schedules.0.split", "allowed: none, workspace"),
@@ -519,7 +520,7 @@ def proved() -> dict[str, Kernel]:
 
 
 BLOCK, SEQUENCE, PAGES = "block.cuh", "sequence.cuh", "pages.cuh"
-MERGE, MERGED_ROWS, OWN = "merge.cuh", "attention/merge_rows.cuh", "kernel.cuh"
+MERGE, MERGED_ROWS, OWN, LIST = "merge.cuh", "attention/merge_rows.cuh", "kernel.cuh", "walk.cuh"
 RESCALED = "sums[i][j][half * 2 + e] *= factor;"
 GREATEST = "maximum(greatest[i][half], most * arguments.to_bits)"
 WEIGHT = "cukiln::fma(scores[i][j][half * 2 + e], arguments.to_bits, -subtracted)"
@@ -527,6 +528,8 @@ OF_HEAD = "place.batch * arguments.heads_q + place.head"
 MERGED, MERGED_TOTAL = "cukiln::fma(factor, loaded.data[j], sums[i + j])", "cukiln::fma(factor, own.data[1], total)"
 LAST_QUERY = "first_seen(sequence, last_query)"
 OF_ROW = "first_query + further(row)"
+ROWS_OF, OTHERS_ROWS = (f"length_of(arguments.qo_indptr, {of}) * group" for of in ("own", "other"))
+OF_LIST = "packs_heads<C> ? arguments.heads_kv : arguments.heads_q"
 # At least one kernel reaches each of them, and one is wrong by it.
 WRONG: dict[str, tuple[str, str, str]] = {
     "sums are not rescaled": (BLOCK, RESCALED, RESCALED.replace("factor", "1.0f")),
@@ -612,6 +615,23 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "merged lse without the greatest": (MERGED_ROWS, "greatest + cukiln::log2(total)", "cukiln::log2(total)"),
     "merged lse to the base e": (MERGED_ROWS, "cukiln::log2(total)", "cukiln::log(total)"),
     "merged lse of the first row": (MERGED_ROWS, "arguments.lse + at", "arguments.lse + 0 * at"),
+    "a list of whole tiles": (LIST, f"{ROWS_OF} + C::tile_q - 1", ROWS_OF),
+    "a list counted by whole tiles": (LIST, f"{OTHERS_ROWS} + C::tile_q - 1", OTHERS_ROWS),
+    "a list of queries, heads apart": (LIST, ROWS_OF, ROWS_OF.removesuffix(" * group")),
+    "a list with sequences of as many keys in one place": (LIST, "others == keys && other < own", "false"),
+    "a list with longer sequences in one place": (LIST, "others > keys", "false"),
+    "a list that is its own predecessor": (LIST, "other < own", "other <= own"),
+    "a list of each sequence's last tile": (LIST, "tiles - 1 - i", "tiles - 1"),
+    "a list without its last entry": (LIST, "all += further;", "all += further - (other == 0);"),
+    "a list of one entry more": (LIST, "all += further;", "all += further + (other == 0);"),
+    "a list over its length": (LIST, "2 * (1 + before + i)", "2 * (before + i)"),
+    "entries from the length on": (OWN, "2 * (1 + tile)", "2 * tile"),
+    "entries of one block": (OWN, "item += gridDim.x", "item += 2 * gridDim.x"),
+    "entries of the first head": (OWN, "static_cast<int>(item % heads)", "0"),
+    "entries of q's heads, packed": (OWN, OF_LIST, "arguments.heads_q"),
+    "the first tile of each entry": (OWN, "listed.data[1] * C::tile_q", "0"),
+    "a listed head of q as one of keys": (BLOCK, "kv_head /= group;", ""),
+    "a listed group as a head": (BLOCK, "head *= group;", ""),
     "the workspace of the first sequence": (MERGE, "first_query(of)", "0"),
     "merged lse by the heads of keys": (
         MERGED_ROWS, "query * arguments.heads_q + head", "query * arguments.heads_kv + head"
@@ -816,6 +836,9 @@ def mutated(name: str) -> dict[str, Kernel]:
         ),
         "split, ragged": kernel(**small, split="workspace", lse=True, ragged=True),
         "split, pages of 16": kernel("bfloat16", **small, split="workspace", page_size=16, stages=2),
+        "a list": kernel(**small, lse=True, ragged=True, walk="longest_first"),
+        "a list, Q shared": kernel("bfloat16", **small, q_in="shared", ragged=True, walk="longest_first"),
+        "a list, packed": kernel(**small, lse=True, ragged=True, packing="group", walk="longest_first"),
         "packed": kernel(**small, lse=True, packing="group"),
         "packed, pages of 16": kernel("bfloat16", **small, lse=True, packing="group", page_size=16, q_in="shared"),
         "packed, split": kernel(**small, lse=True, packing="group", split="workspace", stages=2, layout="bhsd"),
@@ -826,7 +849,7 @@ MUTATIONS = declare.Mutations(
     kernels=mutated,
     files=tuple(OP.kernel_texts),
     wrong=WRONG,
-    counts={"barrier": 5, "warp barrier": 1, "commit": 3, "wait": 6},
+    counts={"barrier": 6, "warp barrier": 1, "commit": 3, "wait": 8},
     definitions={"bounds": 2, "swizzle": 1, "stage": 1},
     # What goes through a register has landed when it is stored.
     excused=dict.fromkeys(("cp_async_commit();", "cp_async_wait<"), ("four warps, single elements",)),
@@ -1041,6 +1064,7 @@ DECLARED = (
                 kernel("bfloat16", qk=48, vo=16, q_in="shared", align=1, page_size=16),
                 kernel(qk=32, stages=2, lse=True, page_size=1, split="workspace"),
                 kernel(qk=32, lse=True, packing="group"),
+                kernel(qk=32, q_in="shared", lse=True, ragged=True, walk="longest_first"),
                 kernel("bfloat16", qk=16, vo=48, q_in="shared", align=1, packing="group", page_size=16,
                        split="workspace"),
             ],

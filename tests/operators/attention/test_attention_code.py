@@ -16,7 +16,7 @@ from codegen.operators.attention.problem import PAGE_SIZES
 from codegen.targets import target
 from tests.operators.attention.kernels import CLASSES, attention, kernel
 from tests.operators.attention.test_attention import reads_values_transposed, touches_no_local_memory
-from tests.operators.harness.declarations import LEVEL_1
+from tests.operators.harness.declarations import LEVEL_0, LEVEL_1
 from tests.operators.harness.machine_code import ALIGNED, codes_of
 from tests.support.kernels.cpu_helpers import processes, toolchain, verify
 
@@ -72,12 +72,12 @@ UNEVEN: dict[str, dict[str, Any]] = {
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", [*CLASSES, *UNEVEN])
-def test_every_kernel_of_level_1_multiplies_on_tensor_cores_what_it_copies_by_16_bytes(
+def test_every_kernel_of_levels_0_and_1_multiplies_on_tensor_cores_what_it_copies_by_16_bytes(
     name: str, arch: str, tmp_path: Path
 ) -> None:
     """And reads by ldmatrix, of values transposed, and has no local memory."""
     problem = attention(**{**CLASSES, **UNEVEN}[name])
-    kernels = list({c.kernel for c in lower(problem, target(arch), LEVEL_1).candidates})
+    kernels = list({c.kernel for level in (LEVEL_0, LEVEL_1) for c in lower(problem, target(arch), level).candidates})
     assert {kernel.signature_dict["align"] for kernel in kernels} == {8}
     codes = codes_of(kernels, arch, tmp_path, toolchain(), processes())
     spilled = {k.tunables: (c.resources.spill_bytes, c.resources.stack_bytes) for k, c in codes.items()}

@@ -181,6 +181,10 @@ def proved() -> dict[str, Kernel]:
     by_name["packed, one warp, split"] = kernel(
         tile_q=16, warps=1, qk=64, lse=True, stages=2, page_size=16, packing="group", split="workspace"
     )
+    by_name["a list"] = kernel("bfloat16", qk=32, stages=2, lse=True, page_size=16, walk="longest_first")
+    by_name["a list, Q shared, packed"] = kernel(
+        qk=64, q_in="shared", page_size=1, packing="group", walk="longest_first"
+    )
     by_name["wide heads"] = kernel(qk=256, tile_q=16, warps=1, q_in="shared", page_size=16)
     by_name["192 and 128"] = kernel("bfloat16", qk=192, vo=128, lse=True, page_size=64)
     return by_name

@@ -119,9 +119,21 @@ def test_pairs_and_tiles_are_those_of_the_sequences(mask: dict[str, Any]) -> Non
 USUAL = dense.USUAL
 PREFILL: dict[str, Any] = {**LLAMA, "lengths": "ragged", "batch": 8, "q_lengths": [2048, 100, 7, 900, 64, 1500, 0, 333],
                            "kv_lengths": [2048, 100, 7, 900, 64, 1500, 0, 333]}  # fmt: skip
+LISTED: dict[str, Any] = {"walk": "longest_first", "walkers": 132}
+LIST = {**USUAL, "q_in": "shared", **LISTED}
 SEARCHES = declare.Searches(
-    accepted=[(PREFILL, USUAL), (PREFILL, {**USUAL, "band": 16})],
+    accepted=[(PREFILL, USUAL), (PREFILL, {**USUAL, "band": 16}), (PREFILL, LIST),
+              (PREFILL, {**LIST, "walkers": 2592})],
     rejected=[
+        Rejection(PREFILL, {**USUAL, "walkers": 2}, "walk", "walkers = 2 needs walk = longest_first"),
+        Rejection(PREFILL, {**LIST, "q_in": "registers"}, "registers", "about 262 registers per thread"),
+        Rejection({"lengths": "dense"}, LIST, "walk", "is for ragged batches and paged caches"),
+        Rejection({**PREFILL, "seq_q": 1, "q_lengths": None, "head_dim_qk": 64},
+                  {**dense.ONE_QUERY, **LISTED, "split_kv": 2}, "walk", "walk = longest_first and split = workspace"),
+        Rejection(PREFILL, {**LIST, "band": 16}, "walk", "band = 16: heads of a tile lie side by side in the list"),
+        Rejection({**RAGGED, "batch": 4097, "q_lengths": None, "kv_lengths": None}, LIST, "walk",
+                  "a list of 4097 sequences; at most 4096 are compared with each other"),
+        Rejection(PREFILL, {**LIST, "walkers": 2593}, "walkers", "2593 blocks for 2592 tiles of all heads"),
         Rejection({}, {**USUAL, "band": 4}, "band", "4 heads side by side of 4: 0 says the same"),
         Rejection({"seq_q": 20}, USUAL, "tile_q", "64 queries of a block are mostly padding for 20"),
         Rejection({"batch": 2**24, "seq_q": 16, "heads_q": 100, "heads_kv": 1, "seq_kv": 1, "head_dim_qk": 4},
@@ -143,6 +155,28 @@ def test_costs_are_those_of_the_sequences() -> None:
     assert cost.bytes_read == 2 * total * 128 * (32 + 2 * 8) + 2 * 4 * 9
     assert cost.bytes_written == 2 * total * 128 * 32
     assert cost.flops == 32 * sum(n * (n + 1) // 2 for n in PREFILL["q_lengths"]) * (4 * 128 + 5)
+
+
+def test_a_list_costs_a_launch_and_a_workspace_for_two_numbers_of_each_tile() -> None:
+    problem = attention(**PREFILL)
+    cost = OP.cost(problem, Schedule.of(LIST))
+    assert (cost.launches, cost.workspace_bytes) == (2, 8 * (1 + sum(PREFILL["q_lengths"]) // 64 + 8))
+    listing, run = OP.launches(problem, Schedule.of(LIST), SM_90A)
+    assert (listing.function, run.function) == ("list_tiles", "run")
+    work = OP.work(problem, Schedule.of(LIST), SM_90A)
+    assert (work.blocks, len(work.others), work.others[0].blocks) == (132, 1, 1)
+    # 2,592 tiles of 132 blocks: none waits for a tile alone.
+    assert (work.steps - 1) * 132 < 32 * tiles(problem, 64, 64) <= work.steps * 132
+
+
+def test_lists_are_tried_at_level_2_of_batches_with_tables_alone() -> None:
+    def walked(level: int, **fields: Any) -> set[object]:
+        candidates = lower(attention(**fields), SM_90A, Search(level=level)).candidates
+        return {c.schedule.as_dict().get("walkers") for c in candidates}
+
+    small = {**PREFILL, "heads_q": 4, "heads_kv": 4, "head_dim_qk": 64}
+    assert walked(2, **small) == {None, 132, 264, 528} and walked(1, **small) == {None}
+    assert walked(2, seq_q=256, seq_kv=256) == {None}
 
 
 def test_short_sequences_take_less_time_than_long_ones() -> None:
@@ -242,6 +276,13 @@ def proved() -> dict[str, Kernel]:
         "bfloat16", tile_q=16, warps=1, tile_kv=16, qk=64, q_in="shared", ragged=True, split="workspace",
         packing="group", lse=True,
     )  # fmt: skip
+    by_name["a list"] = kernel(qk=32, lse=True, stages=2, ragged=True, walk="longest_first")
+    by_name["a list, Q shared, by 1"] = kernel(
+        "bfloat16", qk=48, vo=16, q_in="shared", align=1, ragged=True, walk="longest_first"
+    )
+    by_name["a list, packed"] = kernel(
+        qk=32, vo=48, lse=True, q_in="shared", ragged=True, packing="group", walk="longest_first"
+    )
     by_name["split, out by 1"] = kernel("bfloat16", qk=48, stages=2, align_out=1, split="workspace", ragged=True)
     return by_name
 
@@ -254,13 +295,15 @@ def compiled() -> dict[str, Kernel]:
         "prefill, level 0": lower(prefill, SM_90A, LEVEL_0).candidates[0].kernel,
         "prefill, level 1": max((c.kernel for c in candidates), key=OP.estimated_registers),
         "decode": lower(decode, SM_90A, LEVEL_0).candidates[0].kernel,
+        "a list": OP.candidate(prefill, Schedule.of(LIST)).kernel,
         "decode, heads apart": OP.candidate(decode, Schedule.of({**dense.ONE_QUERY, "split_kv": 2})).kernel,
     }
 
 
 def reads_tables_by_4_bytes(kernel: Kernel, code: Any) -> None:
-    """Where queries and keys begin and end, and one of the search."""
-    assert code.count("ld.global.nc") in (5, 6) and code.count("ld.global.nc.v") == 0
+    """Where queries and keys begin and end, and one of the search; or how long a list is, and a pair of it."""
+    listed = kernel.tunables.as_dict().get("walk") is not None
+    assert code.count("ld.global.nc") in (5, 6) and code.count("ld.global.nc.v") == listed
 
 
 CLAIMS = (*dense.CLAIMS, reads_tables_by_4_bytes)
@@ -286,7 +329,29 @@ def table(length: int, dtype: str = "int32", **where: Any) -> str:
     return f"T(({length},), {dtype!r}, **{where!r})"
 
 
+def listed_winner() -> Candidate:
+    problem = attention(**{**RAGGED, **UNEVEN, "causal": True, "lse": True})
+    return OP.candidate(problem, Schedule.of({**dense.SMALL, "band": 0, "walk": "longest_first", "walkers": 9}))
+
+
 CALLS = {
+    # Two, three and a whole tile of 79 rows, with each of 4 heads; the grid is as many as walk them.
+    "a list": declare.Library(
+        candidate=listed_winner,
+        record={"operands": ["q", "k", "v", "qo_indptr", "kv_indptr", "out", "lse"], "scalars": [0.125]},
+        taken={
+            "a larger batch": ({"qo_indptr": table(301), "kv_indptr": table(301)}, [(3, 1, 1), (9, 1, 1)]),
+            "few tiles": (
+                {"q": "H(20, 1, 64)", "k": "H(20, 1, 64)", "v": "H(20, 1, 64)", "qo_indptr": table(2),
+                 "kv_indptr": table(2), "out": "H(20, 1, 64, address=0x50000000)",
+                 "lse": "F(20, 1, address=0x60010000)"}, [(1, 1, 1), (1, 1, 1)]),
+        },
+        refused={
+            "more sequences than are compared": (
+                {"qo_indptr": table(4098), "kv_indptr": table(4098)}, "ValueError",
+                "4097 sequences; this kernel lists the tiles of at most 4096: look up another"),
+        },
+    ),
     "winner": declare.Library(
         candidate=winner,
         record={
@@ -368,7 +433,9 @@ DECLARED = (
             draws=partial(draws, lengths="ragged"), properties=of_sequences, spread=SPREAD_OF_SEQUENCES, each_run=6
         ),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
-        launches=declare.Launches(planned={"level 1 and some of level 2": planned}),
+        launches=declare.Launches(
+            planned={"level 1 and some of level 2": planned, "a list": lambda: [listed_winner()]}
+        ),
         calls=CALLS,
         without=dict.fromkeys(("mutations", "job"), "those of the operator are in test_attention.py"),
     ),

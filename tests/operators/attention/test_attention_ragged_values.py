@@ -12,7 +12,7 @@ from codegen.kernel import Kernel
 from codegen.operators.attention.inputs import begins
 from codegen.operators.attention.problem import AttentionProblem
 from tests.operators.attention.kernels import OP, attention, kernel
-from tests.support.kernels.attention_calls import library_of, require_reference, run_call
+from tests.support.kernels.attention_calls import library_of, require_reference, run_call, run_in_workspace
 from workers.cpu.library import CpuLibrary, Outcome
 
 Array = NDArray[Any]
@@ -21,7 +21,9 @@ KERNELS = {
     "Q in registers": kernel(qk=32, lse=True, stages=2, ragged=True),
     "Q shared": kernel("bfloat16", qk=32, lse=True, q_in="shared", tile_kv=16, ragged=True),
     "packed": kernel(qk=32, lse=True, ragged=True, packing="group"),
+    "a list": kernel(qk=32, lse=True, ragged=True, walk="longest_first", tile_q=16, warps=1),
 }
+LAUNCH = [0, 1, 3]  # of a list three blocks walk
 Q_LENGTHS, KV_LENGTHS = (40, 0, 3, 33), (75, 9, 20, 0)
 
 
@@ -41,7 +43,7 @@ def problem_of(own: Kernel, **fields: Any) -> AttentionProblem:
 def run(
     library: CpuLibrary, own: Kernel, problem: AttentionProblem, inputs: dict[str, Array]
 ) -> tuple[Outcome, Array, Array]:
-    return run_call(library, own, problem, inputs, [0])
+    return run_call(library, own, problem, inputs, LAUNCH)
 
 
 def normals(problem: AttentionProblem) -> dict[str, Array]:
@@ -64,6 +66,19 @@ def test_a_sequence_reads_nothing_of_its_neighbours(name: str, causal: bool, lib
         assert (outcome.status, outcome.message) == ("ok", "")
         np.testing.assert_array_equal(out[rows], expected[rows])
         np.testing.assert_array_equal(lse[rows], expected_lse[rows])
+
+
+def test_a_list_has_the_sequences_with_the_most_keys_first_and_of_each_the_last_queries(library: CpuLibrary) -> None:
+    """Of equal ones the first comes first; those without queries have no tile."""
+    problem = problem_of(
+        KERNELS["a list"], batch=6, q_lengths=(1, 40, 9, 0, 17, 33), kv_lengths=(20, 75, 20, 70, 0, 33)
+    )
+    *outcome, workspace = run_in_workspace(library, KERNELS["a list"], problem, normals(problem), LAUNCH)
+    numbers = workspace.view(np.int32).reshape(-1, 2)
+    expected = [(1, 2), (1, 1), (1, 0), (5, 2), (5, 1), (5, 0), (0, 0), (2, 0), (4, 1), (4, 0)]
+    assert (outcome[0].status, numbers[0].tolist()) == ("ok", [len(expected), 0])
+    assert [tuple(pair) for pair in numbers[1 : 1 + len(expected)].tolist()] == expected
+    require_reference(OP, problem, normals(problem), *outcome[1:])
 
 
 @pytest.mark.parametrize("name", KERNELS)

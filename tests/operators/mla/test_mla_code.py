@@ -37,8 +37,8 @@ def test_kernels_of_level_0_and_the_largest_of_level_1_are_on_sm_80_what_is_clai
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-def test_every_kernel_of_level_1_is_what_is_claimed(arch: str, tmp_path: Path) -> None:
-    require_claimed(kernels_of(arch, 1), arch, tmp_path)
+def test_every_kernel_of_levels_0_and_1_is_what_is_claimed(arch: str, tmp_path: Path) -> None:
+    require_claimed(list({*kernels_of(arch, 0), *kernels_of(arch, 1)}), arch, tmp_path)
 
 
 def test_a_copy_that_waits_for_a_number_of_its_own_turn_is_noticed(tmp_path: Path) -> None:

@@ -31,6 +31,13 @@ def run_call(
     library: CpuLibrary, own: Kernel, problem: Problem, inputs: Mapping[str, Array], launch: Sequence[int]
 ) -> tuple[Outcome, Array, Array]:
     """What became of the call; out and lse in float64, NaN where nothing was written."""
+    return run_in_workspace(library, own, problem, inputs, launch)[:3]
+
+
+def run_in_workspace(
+    library: CpuLibrary, own: Kernel, problem: Problem, inputs: Mapping[str, Array], launch: Sequence[int]
+) -> tuple[Outcome, Array, Array, Array]:
+    """And what is in the workspace after it."""
     op: Operator = operator(own.operator)
     integers = op.integers(problem)
     tensors = library.allocate(op.operands(problem))
@@ -48,7 +55,7 @@ def run_call(
             order="seeded", seed=1, exact=False, cpu_seconds=5.0,
         )  # fmt: skip
         out, lse = (tensor.view.astype(np.float64) for tensor in tensors if tensor.operand.role == "out")
-        return outcome, out, lse
+        return outcome, out, lse, np.zeros(0, np.uint8) if workspace is None else workspace.copy()
     finally:
         tensors = []
         tensor = workspace = None
