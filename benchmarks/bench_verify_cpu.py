@@ -5,6 +5,8 @@ same, each with a kernel of its own (`FAMILIES`).
 - `seconds_per_candidate`: all that the processes which run kernels used, with the start of what forks them, divided by
   the candidates on tensor cores.
 - `plan_s_*`: the verification plan of one candidate alone, without the start of the process, which a group shares.
+- `ptx_seconds_per_winner`: the plan on a kernel's own PTX, g++ included; without nvcc, which a winner's build has run
+  anyway, and without what runs PTX, which a process compiles once.
 - `gpp_s_per_candidate`: g++ for the family in one group; `gpp_s_alone`: the peer, the same kernels, one g++ call each.
 """
 
@@ -27,13 +29,16 @@ from codegen.search.search import Search
 from codegen.targets import target
 from workers.compile.toolchain import Toolchain, find_toolchain
 from workers.cpu.build import build_cpu
+from workers.cpu.ptx.build import PtxBuilder
+from workers.cpu.ptx.verify import PtxRequest, verify_ptx
 from workers.cpu.verify import CpuVerdict, verify_on_cpu
 from workers.processes.processes import Limits, Processes
 
 LIMITS = Limits(wall_seconds=600, cpu_seconds=600, memory_bytes=8 << 30, output_bytes=256 << 20)
-LIMIT_SECONDS, SIMT_PLAN_LIMIT_SECONDS = 0.5, 0.25
+LIMIT_SECONDS, SIMT_PLAN_LIMIT_SECONDS, PTX_LIMIT_SECONDS = 0.5, 0.25, 2.0
 TARGET = "sm_90a"
 ALONE = 4  # kernels of a family that g++ also compiles one at a time
+WINNERS = 4  # that are run from their PTX
 _BIAS_GELU = [{"op": "bias", "axis": "n"}, {"op": "gelu"}]
 _FP32 = {"dtype": "float32", "out_dtype": "float32"}
 _SPLITS = ("workspace", "atomic", "stream")
@@ -113,6 +118,19 @@ def one_by_one(kernels: Sequence[Kernel], toolchain: Toolchain, processes: Proce
     return spent / len(kernels)
 
 
+def from_ptx(kernels: Sequence[Kernel], toolchain: Toolchain, processes: Processes) -> list[float]:
+    """CPU seconds of each kernel's PTX, translated, built and run."""
+    request = PtxRequest(TARGET, 1, target(TARGET).tensor_sums)
+    with processes.private_folder() as folder:
+        ptx = PtxBuilder(folder, toolchain, processes, LIMITS).ptx_of(kernels, target(TARGET).architecture)
+    verify_ptx(kernels[:1], request, toolchain, processes, LIMITS, ptx=ptx)  # compiles what runs PTX
+    verdicts = verify_ptx(kernels, request, toolchain, processes, LIMITS, ptx=ptx)
+    for verdict in verdicts:
+        if verdict.verdict != "ok":
+            raise SystemExit(f"the PTX of kernel {verdict.kernel_id} is {verdict.verdict}: {verdict.message}")
+    return [verdict.cpu_seconds for verdict in verdicts]
+
+
 def figures(families: Sequence[Verified]) -> dict[str, Any]:
     """Over one family or several."""
     plans = sorted(seconds for family in families for seconds in family.plans)
@@ -131,6 +149,7 @@ def measure(names: Sequence[str], count: int) -> dict[str, Any]:
     start = time.perf_counter()
     verified: dict[str, Verified] = {}
     families: dict[str, Any] = {}
+    of_ptx: list[float] = []
     os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})  # of this process and those that it starts
     with closing(Processes()) as processes:
         toolchain = find_toolchain(processes)
@@ -138,13 +157,22 @@ def measure(names: Sequence[str], count: int) -> dict[str, Any]:
             kernels = sample(FAMILIES[name], count)
             verified[name] = verify(kernels, toolchain)
             alone = one_by_one(kernels[:ALONE], toolchain, processes)
-            families[name] = {**figures([verified[name]]), "gpp_s_alone": round(alone, 4)}
+            winners = from_ptx(kernels[:WINNERS], toolchain, processes)
+            of_ptx += winners
+            families[name] = {
+                **figures([verified[name]]),
+                "ptx_seconds_per_winner": round(statistics.mean(winners), 4),
+                "gpp_s_alone": round(alone, 4),
+            }
             print(f"{name}: {families[name]}", flush=True)
     tensor = [family for name, family in verified.items() if FAMILIES[name].tensor_cores]
     simt = [family for name, family in verified.items() if not FAMILIES[name].tensor_cores]
     return {
         "benchmark": "verify",
         **(figures(tensor) if tensor else {}),
+        "ptx_seconds_per_winner": round(statistics.mean(of_ptx), 4),
+        "ptx_s_worst": round(max(of_ptx), 4),
+        "ptx_limit_seconds": PTX_LIMIT_SECONDS,
         "limit_seconds": LIMIT_SECONDS,
         "cuda_cores": {**figures(simt), "plan_s_limit": SIMT_PLAN_LIMIT_SECONDS} if simt else {},
         "families": families,

@@ -136,8 +136,12 @@ def _shift(operands: Operands, match: Match) -> str:
     kind, bits = match[2], int(match[3])
     if match[1] == "shl" and kind != "b":
         raise operands.instruction.refused("shl has no type of numbers")
+    value, amount = _of(operands, 1, kind, bits), operands.value(2, 32)
+    number = operands.instruction.operands[2]
+    if number.isdecimal() and int(number) < bits:  # as most are: g++ has less to do
+        return f"{operands.out(0, bits)} = {value} {'<<' if match[1] == 'shl' else '>>'} {number};"
     name = "shift_left" if match[1] == "shl" else "shift_right"
-    return f"{operands.out(0, bits)} = {name}({_of(operands, 1, kind, bits)}, {operands.value(2, 32)});"
+    return f"{operands.out(0, bits)} = {name}({value}, {amount});"
 
 
 @rule(r"shf\.([lr])\.(wrap|clamp)\.b32")

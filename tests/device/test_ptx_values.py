@@ -123,6 +123,11 @@ CASES = {
         "shr.s64 %rd20, %rd10, %r11;", "rd", list(product(LONG_WORDS, SHIFTS)),
         lambda a, n: signed(a, 64) >> min(n, 63),
     ),
+    "shl_by_31": Case("shl.b32 %r20, %r10, 31;", "r", [(a,) for a in WORDS], lambda a: a << 31),
+    "shl_by_32": Case("shl.b32 %r20, %r10, 32;", "r", [(a,) for a in WORDS], lambda a: 0),
+    "shr_by_40": Case("shr.s32 %r20, %r10, 40;", "r", [(a,) for a in WORDS], lambda a: signed(a) >> 31),
+    "shr_by_63": Case("shr.s64 %rd20, %rd10, 63;", "rd", [(a,) for a in LONG_WORDS], lambda a: signed(a, 64) >> 63),
+    "shr_by_3": Case("shr.u16 %rs20, %rs10, 3;", "rs", [(a,) for a in WORDS], lambda a: (a & 0xFFFF) >> 3),
     "shf_wrap": Case(
         "shf.l.wrap.b32 %r20, %r10, %r11, %r12;", "r", list(product(WORDS[:4], WORDS[-3:], SHIFTS)),
         lambda a, b, n: (b << 32 | a) << (n & 31) >> 32,

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from codegen.kernel import Kernel
+from codegen.operators import operator
 from tests.operators.harness.proofs import kernels_of, of_every_class
 from tests.operators.reduce import random_cases as reductions
 from tests.operators.test_every_operator import DECLARED
@@ -20,7 +21,7 @@ from tests.support.kernels.ptx_mutants import mutants_of, ptx_of, sample, verdic
 from tests.support.kernels.random_cases import seed_of_this_run
 from tests.support.run.places import ROOT
 
-pytestmark = pytest.mark.long
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]  # tens of kernels, a second or more each
 ARTIFACTS = Path(os.environ.get("CUKILN_TEST_ARTIFACTS") or ROOT / ".test-artifacts")
 TOGETHER = 8  # kernels of one call of nvcc
 MUTANTS, CAUGHT = 45, 30
@@ -61,7 +62,9 @@ def test_the_ptx_for_other_targets_passes_the_plan(name: str, target: str) -> No
 @pytest.mark.parametrize("name", DECLARED)
 def test_mutants_of_the_ptx_are_caught(name: str) -> None:
     seed = seed_of_this_run()
-    kernel = kernels(name)[seed % len(kernels(name))]
+    # A chain of sigmoids hides what comes before it: PTX has no build in which activations are the identity.
+    plain = [kernel for kernel in kernels(name) if operator(name).exact(kernel)] or kernels(name)
+    kernel = plain[seed % len(plain)]
     ptx = ptx_of((kernel,))
     chosen = sample(list(mutants_of(kernel, ptx)), MUTANTS, seed)
     judged = [(mutant, verdict_of(kernel, mutant.of(ptx))) for mutant in chosen]
@@ -75,5 +78,5 @@ def test_mutants_of_the_ptx_are_caught(name: str) -> None:
     (ARTIFACTS / f"ptx_mutants_{name}.json").write_text(json.dumps({"kernel": kernel.to_json(), "mutants": rows}))
     # What is left are mostly equivalent ones: a bound that the plan's extents do not come to, a comparison with an end
     # that is never met.
-    caught = len(judged) - len(survived)
-    assert caught >= min(CAUGHT, 0.66 * len(judged)), [(mutant.rule, mutant.before) for mutant in survived]
+    caught = [verdict for _, verdict in judged if verdict.verdict in ("incorrect", "runtime_error", "run_timeout")]
+    assert len(caught) >= min(CAUGHT, 0.66 * len(judged)), [(mutant.rule, mutant.before) for mutant in survived]
