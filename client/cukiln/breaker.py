@@ -4,6 +4,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from cukiln.forks import renew_after_fork
+
 FAILURES = 3
 PAUSE_SECONDS = 30.0
 
@@ -19,6 +21,10 @@ class Breaker:
         self._lock = threading.Lock()
         self._in_a_row = 0
         self._closed_at = 0.0  # from when on one call is let through
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     @property
     def open(self) -> bool:

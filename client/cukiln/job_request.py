@@ -40,6 +40,8 @@ def read_request(path: str, target: str | None = None) -> dict[str, Any]:
             f'{name} is not a job request: expected a JSON object such as {{"target": "sm_90a", "problems": [{{…}}]}}; '
             "examples/quickstart.json is one"
         )
+    if not request["problems"]:
+        raise UsageError(f"{name} has no problem: its list of problems is empty")
     return request if target is None else _for(target, request)
 
 

@@ -34,17 +34,15 @@ from cukiln.errors import (
     UnexpectedAnswer,
     UsageError,
 )
+from cukiln.forks import renew_after_fork
 from cukiln.types import ProblemDetail
 
-CONNECT_SECONDS = 0.2
-LOOKUP_SECONDS = 1.0
-CALL_SECONDS = 30.0
-ATTEMPTS = 5
+CONNECT_SECONDS, LOOKUP_SECONDS, CALL_SECONDS = 0.2, 1.0, 30.0
+ATTEMPTS, _QUICK_ATTEMPTS = 5, 2
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 _BUSY = {429, 503, 507}
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds
-_QUICK_ATTEMPTS = 2
 
 # The request never left this machine, so it is safe to send again.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
@@ -110,6 +108,10 @@ class _Rules:
             # Certificate authorities, which take 20 ms to read, are for https; this context trusts none.
             self._options["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._connect()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._connect()  # the connections that are there are the parent's
 
     def _connect(self) -> None:
         """Make the client of httpx2, which connects with its first request."""
@@ -234,14 +236,25 @@ class Transport(_Rules):
 
 
 class AsyncTransport(_Rules):
-    """`Transport` over an `httpx2.AsyncClient`."""
+    """`Transport` over an `httpx2.AsyncClient`. Connections are of one event loop: a call in another makes new ones."""
 
     sleep: Callable[[float], Awaitable[None]] = staticmethod(asyncio.sleep)
+    _loop: asyncio.AbstractEventLoop | None = None
 
     def _connect(self) -> None:
         self._client = httpx2.AsyncClient(**self._options)
 
+    def _begin(self, call: Call) -> None:
+        super()._begin(call)
+        self._of_this_loop()
+
+    def _of_this_loop(self) -> None:
+        before, self._loop = self._loop, asyncio.get_running_loop()
+        if before not in (None, self._loop):
+            self._connect()
+
     async def close(self) -> None:
+        self._of_this_loop()
         await self._client.aclose()
 
     async def send(self, call: Call) -> httpx2.Response:

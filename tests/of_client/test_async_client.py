@@ -43,6 +43,18 @@ def test_both_clients_have_the_same_methods() -> None:
         assert getattr(Client, name).__doc__, name
 
 
+def test_one_client_may_be_used_in_several_event_loops(scripted: ScriptedService, tmp_path: Path) -> None:
+    scripted.on("POST", "/v1/lookups", hits())
+    client = AsyncClient(scripted.url, cache_dir=tmp_path, lookup_budget=10)
+
+    async def looked_up() -> Any:
+        return await client.lookup([MATMUL], refresh=True)
+
+    for _ in range(3):
+        assert run(looked_up())[0].record is not None
+    run(client.close())
+
+
 def test_a_job_is_tuned_and_followed(scripted: ScriptedService, tmp_path: Path) -> None:
     scripted.on("POST", "/v1/jobs", job_json("queued"))
     scripted.on("GET", EVENTS, stream(message("1-0", "progress", progress_json(2))), stream(DONE))

@@ -289,6 +289,7 @@ def test_a_refused_request_is_one_line_per_fault_and_no_traceback(cukiln: Run, s
         (b"\xff", "is not UTF-8 text (byte 0)"),
         (b"[]", "is not a job request"),
         (b'{"problems": {}}', "is not a job request"),
+        (b'{"problems": []}', "has no problem"),
         (b"[" * 100_000, "cannot be read as JSON"),
         (None, "cannot read request.json: No such file or directory"),
     ],

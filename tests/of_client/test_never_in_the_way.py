@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from starlette.responses import JSONResponse, Response
 import cukiln
 from cukiln.breaker import Breaker
 from cukiln.client import Client
-from cukiln.errors import BadRequest, ServiceUnreachable
+from cukiln.errors import BadRequest, ServiceUnreachable, UsageError
 from cukiln.transport import Transport
 from tests.support.fixtures.client import (
     MATMUL,
@@ -42,6 +43,12 @@ def test_a_lookup_of_a_hung_service_ends_as_a_miss_within_its_budget(answer: byt
     assert result.record is None
     assert result.unanswered is not None and "no answer" in result.unanswered
     assert taken >= 0.19  # what it is not: at once. How late a busy machine is says nothing of the client.
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
+def test_a_budget_that_is_none_is_refused(seconds: float) -> None:
+    with pytest.raises(UsageError, match=r"lookup_budget is .*; a positive number of seconds is needed"):
+        Client(lookup_budget=seconds)
 
 
 def test_after_three_failures_nothing_is_sent_until_the_pause_is_over() -> None:
@@ -134,6 +141,26 @@ def test_a_connection_that_was_closed_meanwhile_is_made_again(scripted: Scripted
     thread.join(5)
     listener.close()
     assert (result.key, result.unanswered) == ("a" * 64, None)
+
+
+def test_a_child_of_a_fork_has_connections_and_locks_of_its_own(scripted: ScriptedService, client_of: Clients) -> None:
+    client, peers = client_of(scripted.url), list[Any]()
+
+    def answer(request: Request) -> Response:
+        peers.append(request.client)
+        return JSONResponse({"results": [{"name": None, "key": "a" * 64, "record": None}], "hits": 0, "misses": 1})
+
+    scripted.on("POST", "/v1/lookups", answer)  # type: ignore[arg-type]
+    client.lookup([MATMUL])
+    with client._memory._lock, client._transport.breaker._lock:  # as another thread of the parent may
+        if (child := os.fork()) == 0:
+            try:
+                os._exit(client.lookup([MATMUL])[0].unanswered is not None)
+            finally:
+                os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    client.lookup([MATMUL])
+    assert len(peers) == 3 and len(set(peers)) == 2 and peers[0] == peers[2]
 
 
 def test_offline_nothing_is_sent_and_the_cache_answers(scripted: ScriptedService, tmp_path: Any) -> None:

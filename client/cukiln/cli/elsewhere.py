@@ -27,6 +27,7 @@ from cukiln.printable import printable
 from cukiln.types import Job
 
 BUNDLE_FILE, LIBRARIES, RESULTS_FILE, JOB_FILE = "bundle.json", "lib", "results.json", "job.json"
+REPORT_FILE = "report.json"  # of what was brought back
 PACKED_RESULTS = "results-*.json.gz"
 MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by default
 
@@ -180,10 +181,13 @@ def import_results(client: Client, where: Path) -> list[Job]:
 
 
 def result_files(where: Path) -> list[Path]:
-    """Of a folder, those that were brought back from elsewhere, else the one that a run writes."""
+    """Of a folder, those that were brought back from elsewhere, else the one that a run writes. Raises `UsageError`."""
     if not where.is_dir():
         return [where]
-    return sorted(where.glob(PACKED_RESULTS)) or [where / RESULTS_FILE]
+    packed = sorted(where.glob(PACKED_RESULTS))
+    if not packed and (where / REPORT_FILE).is_file():
+        raise UsageError(f"{where}: nothing is measured yet; {REPORT_FILE} and logs.txt in it say why")
+    return packed or [where / RESULTS_FILE]
 
 
 def read_results(path: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from itertools import islice
 
 from pydantic_core import from_json
 
+from cukiln.forks import renew_after_fork
 from cukiln.job_request import encode
 from cukiln.local_cache import RECORD, CachedAnswer, LocalCache
 from cukiln.types import LookedUp, WinnerRecord
@@ -24,6 +25,11 @@ class RecordMemory:
         self._winners: dict[str, LookedUp] = {}
         self._nearest: dict[str, LookedUp] = {}
         self._asked_again: set[str] = set()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
+        self._asked_again = set()  # by threads of the parent
 
     def winner(self, digest: str) -> LookedUp | None:
         result = self._winners.get(digest) or self._of_disk(digest)

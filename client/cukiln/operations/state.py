@@ -1,8 +1,9 @@
 """What a client keeps between its calls."""
 
+import threading
 from pathlib import Path
 
-from cukiln.errors import ServiceBusy, ServiceFailed, ServiceUnreachable, UnexpectedAnswer
+from cukiln.errors import ServiceBusy, ServiceFailed, ServiceUnreachable, UnexpectedAnswer, UsageError
 from cukiln.local_cache import LocalCache
 from cukiln.operations.record_memory import RecordMemory
 from cukiln.settings import ClientSettings
@@ -23,6 +24,8 @@ class ClientState:
         lookup_budget: float,
         fresh_seconds: float,
     ) -> None:
+        if not 0 < lookup_budget <= threading.TIMEOUT_MAX:
+            raise UsageError(f"lookup_budget is {lookup_budget}; a positive number of seconds is needed")
         folder = Path(cache_dir) if cache_dir is not None else settings.cache_dir
         self.cache = LocalCache(folder, settings.cache_bytes)
         self._memory = RecordMemory(self.cache)

@@ -419,6 +419,14 @@ def test_nothing_that_is_measured_is_no_import(compiling: Client, tmp_path: Path
         import_results(compiling, tmp_path)
 
 
+def test_a_run_that_measured_nothing_is_no_import_and_says_where_the_reason_is(
+    compiling: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "report.json").write_text("{}")
+    with pytest.raises(UsageError, match=r"nothing is measured yet; report\.json and logs\.txt in it say why"):
+        import_results(compiling, tmp_path)
+
+
 def test_a_file_that_was_damaged_on_its_way_is_named(compiling: Client, tmp_path: Path) -> None:
     data = gzip.compress(os.urandom(1000))
     (tmp_path / "results-1.json.gz").write_bytes(data[:500])
