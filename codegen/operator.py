@@ -14,6 +14,7 @@ from pydantic import BaseModel
 
 from codegen.counts import LaunchCounts, Openings, Primitive, RingForm, load, merged, store
 from codegen.epilogue import node_of, scalars
+from codegen.far import Far
 from codegen.kernel import Candidate, Kernel
 from codegen.operand import Operand as Operand  # re-exported for operators
 from codegen.problem import Problem
@@ -25,7 +26,7 @@ from codegen.targets import Target
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
-InputKind = Literal["integer", "normal", "positive"]
+InputKind = Literal["integer", "normal", "positive", "special"]
 # Of a kernel without an estimate: half of a multiprocessor's threads can have them.
 TYPICAL_REGISTERS = 64
 WIDEST_ACCESS = 16  # bytes that one thread moves with one instruction
@@ -331,10 +332,18 @@ class Operator(ABC):
         add up."""
         return []
 
+    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        """Problems for one run each, with its launch-time values, on normals with some NaN."""
+        return []
+
+    def far_problems(self, kernel: Kernel) -> list[Far]:
+        """For one exact run each on the CPU: an offset in 32 bits ends elsewhere."""
+        return []
+
     @abstractmethod
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """Arrays of the logical shapes of the `in` operands. `integer`: the exact result is representable;
-        `positive`: of `positive_problems` alone."""
+        `positive`, `special`: of `positive_problems` and `special_problems` alone."""
 
     @abstractmethod
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:

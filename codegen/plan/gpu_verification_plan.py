@@ -4,7 +4,7 @@ A case is a set of inputs and the launches made with it, whose outputs are compa
 `codegen.plan.verification_plan.check_output`:
 
 1. `reduced_cases`: the problems of the CPU's plan (even, tail tiles, smallest, many tiles), every launch, integers with
-   exact sums and random normals, positive numbers where the CPU's plan has them; no orders of warps: the GPU's
+   exact sums and random normals, positive numbers and NaN where the CPU's plan has them; no orders of warps: the GPU's
    scheduler chooses them;
 2. `full_cases`: the candidate's own problem and launch, integers and random normals;
 3. `fresh_case`: random normals from another seed, for the check after timing.
@@ -32,7 +32,7 @@ PLAN_SCHEMA = 3
 REPEATS = 2
 
 # Of the seeds that one seed gives: what they are for.
-_REDUCED, _FULL, _FRESH, _LONG, _POSITIVE = range(5)
+_REDUCED, _FULL, _FRESH, _LONG, _POSITIVE, _SPECIAL = range(6)
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,9 @@ def reduced_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Gpu
     positive = operator.positive_problems(kernel)
     for (problem, values), own in zip(positive, _seeds(seed, _POSITIVE, len(positive)), strict=True):
         yield GpuCase(problem, "positive", False, own, (tuple(values),), 1, same_bits)
+    special = operator.special_problems(kernel)
+    for (problem, values), own in zip(special, _seeds(seed, _SPECIAL, len(special)), strict=True):
+        yield GpuCase(problem, "special", False, own, (tuple(values),), 1, same_bits)
 
 
 def full_cases(operator: Operator, candidate: Candidate, seed: int) -> Iterator[GpuCase]:

@@ -7,7 +7,9 @@ says what is run with them and judges what comes back:
 2. random normals against float64 within the operator's bound, the shipped activations;
 3. case 2 again in another order of warps: the same bits, because every element has one order of summation;
 4. integers on a few long problems, once: with as many parts as candidates have, with many steps;
-5. positive numbers, once, of kernels that round their operands: a rounding in one direction adds up there.
+5. positive numbers, once, of kernels that round their operands: a rounding in one direction adds up there;
+6. normals with some NaN, once, where the operator says what becomes of it;
+7. integers once where elements lie more than 2^31 apart, in address space that is hardly touched.
 
 Buffers, shared memory and padding are poisoned with NaN before a case runs, so that what was never written shows.
 """
@@ -28,13 +30,13 @@ if TYPE_CHECKING:  # the plan of a recorded kernel is checked where no operator 
     from codegen.operator import Operator
     from codegen.problem import Problem
 
-Kind = Literal["integer", "normal", "positive"]
+Kind = Literal["integer", "normal", "positive", "special"]
 Order = Literal["ascending", "descending", "seeded"]
 
 # Raised when the cases or the check of outputs change: old verdicts then no longer count.
 PLAN_SCHEMA = 4
-# Of the seeds that one seed gives: those of long problems, those of positive numbers.
-LONG, POSITIVE = 1, 2
+# Of the seeds that one seed gives: those of long problems, of positive numbers, of elements beyond 32 bits, of NaN.
+LONG, POSITIVE, FAR, SPECIAL = 1, 2, 3, 4
 EXACT_ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")
 # The second run must give the bits of the first.
 NORMAL_ORDERS: tuple[Order, ...] = ("descending", "seeded")
@@ -61,6 +63,11 @@ class Inputs:
     exact: bool
     seed: int
 
+    @property
+    def shown(self) -> Problem:
+        """That inputs and reference are of."""
+        return self.problem
+
     def described(self, extents: Sequence[int], **more: Any) -> dict[str, Any]:
         """What the verdict's details keep of a case: enough to run it again."""
         return {
@@ -81,6 +88,20 @@ class Case(Inputs):
 
     def describe(self, extents: Sequence[int]) -> dict[str, Any]:
         return self.described(extents, runs=[asdict(run) for run in self.runs])
+
+
+@dataclass(frozen=True)
+class FarCase(Case):
+    """A case whose elements lie 2^31 and more apart, in memory of which hardly anything is touched. `part`: the last
+    elements of each axis of each operand, as a problem of its own, which the `last_blocks` of each launch compute; all
+    of it where that is 0."""
+
+    part: Problem
+    last_blocks: int
+
+    @property
+    def shown(self) -> Problem:
+        return self.part
 
 
 @dataclass(frozen=True)
@@ -142,7 +163,7 @@ class OutputCheck:
 
 def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
     """The cases of a kernel: for each problem first the exact one, then the approximate one; then long ones, exact, and
-    those of positive numbers.
+    those of positive numbers, with NaN and beyond 32 bits.
 
     Exact runs use every combination of launch-time tunables and every order of warps. `seed` decides all inputs and all
     seeded orders.
@@ -168,6 +189,13 @@ def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
     for number, (problem, values) in enumerate(operator.positive_problems(kernel)):
         own = _seed(seed, POSITIVE, number)
         yield Case(problem, "positive", False, own, (Run("seeded", tuple(values), own),))
+    for number, (problem, values) in enumerate(operator.special_problems(kernel)):
+        own = _seed(seed, SPECIAL, number)
+        yield Case(problem, "special", False, own, (Run("seeded", tuple(values), own),))
+    for number, far in enumerate(operator.far_problems(kernel)):
+        own = _seed(seed, FAR, number)
+        run = Run("seeded", tuple(far.launch), own)
+        yield FarCase(far.problem, "integer", True, own, (run,), far.part, far.last_blocks)
 
 
 def _seed(seed: int, purpose: int, number: int) -> int:

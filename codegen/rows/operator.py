@@ -11,6 +11,7 @@ import numpy as np
 from codegen.alignment import classes, power_of_two
 from codegen.counts import LaunchCounts, Primitive, load, merged, multiply, store
 from codegen.dtypes import dtype
+from codegen.far import FAR, Far
 from codegen.kernel import Kernel
 from codegen.operator import (
     WIDEST_ACCESS,
@@ -25,7 +26,7 @@ from codegen.operator import (
     Work,
     constants,
 )
-from codegen.problem import Problem
+from codegen.problem import LARGEST_EXTENT, Problem
 from codegen.rows.problem import NormProblem, RowProblem
 from codegen.rows.reference import make_inputs, reference
 from codegen.search.joined_space import Kind, build_joined, together
@@ -160,6 +161,17 @@ class RowOperator(Operator):
         tail = room - per_step // 2 if room else (2 * int(t["loads"]) + TAIL_STEPS) * per_step + per_step // 2
         sizes = ((2 * rows, full), (2 * rows + 1, tail), (1, 1), (3 * rows + 1, max(1, full // 3)))
         return [self._of_class(s, count, columns, bool(room), number) for number, (count, columns) in enumerate(sizes)]
+
+    def far_problems(self, kernel: Kernel) -> list[Far]:
+        """The last rows of many."""
+        rows, part = int(kernel.tunables.as_dict()["rows"]), self.own(self.test_problems(kernel)[0])
+        before = rows * -(-FAR // (rows * part.columns))
+        if before + rows >= LARGEST_EXTENT:
+            return []
+        few, many = (
+            self.parse({**part.canonical(), "shape": (count, part.columns)}) for count in (rows + 1, before + rows + 1)
+        )
+        return [Far(many, few, last_blocks=2)]
 
     def _of_class(self, s: Mapping[str, Any], rows: int, columns: int, downward: bool, number: int) -> RowProblem:
         """The problem whose rows are of about so many elements, at most where `downward`, and of the class."""

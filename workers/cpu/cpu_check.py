@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from codegen.arrays import compared
 from codegen.operand import Operand
-from codegen.plan.verification_plan import Case, Kind, OutputCheck, Run, check_output, differing
+from codegen.plan.verification_plan import Case, FarCase, Kind, OutputCheck, Run, check_output, differing
 from workers.cpu.library import CpuLibrary, Outcome, SharedAccess, Tensor
 
 
@@ -80,10 +80,12 @@ class KernelTest:
         integers = self.tested.integers(case.problem)
         described = case.describe(self.tested.extents(case.problem))
         self.described.append(described)
-        inputs = self.tested.make_inputs(case.problem, case.kind, np.random.default_rng(case.seed))
-        expected, bound = self.tested.reference(case.problem, inputs, exact=case.exact)
+        inputs = self.tested.make_inputs(case.shown, case.kind, np.random.default_rng(case.seed))
+        expected, bound = self.tested.reference(case.shown, inputs, exact=case.exact)
         try:
-            tensors = self.library.allocate(self.tested.operands(case.problem))
+            operands = self.tested.operands(case.problem)
+            far = isinstance(case, FarCase)
+            tensors = self.library.allocate(operands, self.tested.operands(case.shown) if far else None)
             # How much a call needs depends on its launch; each gets exactly that, so that a byte more is noticed.
             workspaces = {
                 launch: self.library.workspace(self.namespace, integers, launch)
@@ -158,6 +160,7 @@ class KernelTest:
             seed=run.seed,
             exact=case.exact,
             watch=run.watch,
+            last_blocks=case.last_blocks if isinstance(case, FarCase) else 0,
             # A run that gets no time at all would never end: the timer of 0 seconds is no timer.
             cpu_seconds=max(0.05, self._deadline - time.process_time()),
         )

@@ -37,6 +37,7 @@ class _Call(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("cpu_seconds", ctypes.c_double),
         ("watch", ctypes.c_int32),
+        ("last_blocks", ctypes.c_uint64),
     )
 
 
@@ -106,14 +107,19 @@ class Outcome:
 
 
 class Tensor:
-    """An operand in guarded memory. `view` has the operand's shape and strides; gaps between its rows are poison."""
+    """An operand in guarded memory. `view` has the operand's shape and strides; gaps between its rows are poison.
 
-    def __init__(self, operand: Operand, memory: NDArray[np.uint8]) -> None:
+    `sparse`: of memory that is too large to touch, the last elements of each axis, in that shape, are all that is
+    filled, poisoned and looked at; `view` is of them."""
+
+    def __init__(self, operand: Operand, memory: NDArray[np.uint8], *, sparse: tuple[int, ...] | None = None) -> None:
         self.operand = operand
-        self._memory = memory
+        self.address = memory.ctypes.data
+        self._memory, self._sparse = memory, sparse is not None
         self._flat: NDArray[Any] = memory.view(dtype(operand.dtype).numpy)
         size = self._flat.itemsize
-        self.view = as_strided(self._flat, operand.shape, tuple(stride * size for stride in operand.strides))
+        whole = as_strided(self._flat, operand.shape, tuple(stride * size for stride in operand.strides))
+        self.view = whole[tuple(slice(-extent, None) for extent in sparse)] if sparse else whole
 
     @cached_property
     def _gaps(self) -> NDArray[np.bool_] | None:
@@ -123,7 +129,11 @@ class Tensor:
         return None if covered.all() else ~covered
 
     def poison(self) -> None:
-        self._memory[...] = POISON
+        if self._sparse:
+            unsigned = np.dtype(f"u{self.view.itemsize}")
+            self.view.view(unsigned)[...] = np.iinfo(unsigned).max
+        else:
+            self._memory[...] = POISON
 
     def fill(self, values: NDArray[Any]) -> None:
         self.poison()
@@ -131,7 +141,7 @@ class Tensor:
 
     def broken_gap(self) -> int | None:
         """The first element between rows that no longer holds the poison; null where none."""
-        if self._gaps is None:
+        if self._sparse or self._gaps is None:
             return None
         bytes_of_elements = self._memory.reshape(-1, self._flat.itemsize)
         changed = self._gaps & (bytes_of_elements != POISON).any(axis=1)
@@ -159,13 +169,14 @@ class CpuLibrary:
         self._library.cukiln_allocate.argtypes = (ctypes.c_char_p, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_int)
         self._library.cukiln_message.restype = ctypes.c_char_p
 
-    def allocate(self, operands: Sequence[Operand]) -> list[Tensor]:
-        """Guarded memory for every operand, each aligned as its class allows and no better."""
+    def allocate(self, operands: Sequence[Operand], sparse: Sequence[Operand] | None = None) -> list[Tensor]:
+        """Guarded memory for every operand, each aligned as its class allows and no better. `sparse`: operands of the
+        shapes that are touched of them."""
         tensors = []
-        for operand in operands:
+        for number, operand in enumerate(operands):
             size = operand.elements * dtype(operand.dtype).bytes
             memory = self._memory(operand.name, size, alignment_of(operand), writable=operand.role == "out")
-            tensors.append(Tensor(operand, memory))
+            tensors.append(Tensor(operand, memory, sparse=sparse[number].shape if sparse else None))
         return tensors
 
     def workspace(self, namespace: str, integers: Sequence[int], launch: Sequence[int]) -> NDArray[np.uint8] | None:
@@ -193,11 +204,13 @@ class CpuLibrary:
         exact: bool,
         cpu_seconds: float,
         watch: bool = False,
+        last_blocks: int = 0,
     ) -> Outcome:
         """Run every launch of the kernel's plan. `watch`: look for races on shared memory and count its bank conflicts.
+        `last_blocks`: of each launch, which alone run; 0: all.
         Raises MemoryError where no memory could be mapped."""
         call = _Call(
-            pointers=(ctypes.c_void_p * len(tensors))(*(tensor.view.ctypes.data for tensor in tensors)),
+            pointers=(ctypes.c_void_p * len(tensors))(*(tensor.address for tensor in tensors)),
             integers=(ctypes.c_int64 * len(integers))(*integers),
             launch=(ctypes.c_int32 * len(launch))(*launch),
             scalars=(ctypes.c_double * len(scalars))(*scalars),
@@ -207,6 +220,7 @@ class CpuLibrary:
             seed=seed % 2**64,
             cpu_seconds=cpu_seconds,
             watch=int(watch),
+            last_blocks=last_blocks,
         )
         status = getattr(self._library, f"{namespace}_run")(ctypes.byref(call))
         if status < 0:

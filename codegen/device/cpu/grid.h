@@ -129,9 +129,12 @@ inline bool prepare_launch(const Launch& launch) {
   return true;
 }
 
+inline uint64_t last_blocks = 0;  // of a grid, which alone run; 0: all
+
 // Runs every block of the grid. The order of blocks follows that of the warps: nothing may depend on it either.
 inline bool run_grid() {
-  const uint64_t count = static_cast<uint64_t>(gridDim.x) * gridDim.y * gridDim.z;
+  const uint64_t all = static_cast<uint64_t>(gridDim.x) * gridDim.y * gridDim.z;
+  const uint64_t count = last_blocks && last_blocks < all ? last_blocks : all;
   uint64_t step = 1, first = 0;
   if (order == order_seeded) {
     first = random_state.below(count);
@@ -139,7 +142,7 @@ inline bool run_grid() {
     while (common_divisor(step, count) != 1);
   }
   for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t block = order == order_descending ? count - 1 - i : (first + i * step) % count;
+    const uint64_t block = all - count + (order == order_descending ? count - 1 - i : (first + i * step) % count);
     blockIdx.x = static_cast<unsigned>(block % gridDim.x);
     blockIdx.y = static_cast<unsigned>(block / gridDim.x % gridDim.y);
     blockIdx.z = static_cast<unsigned>(block / gridDim.x / gridDim.y);

@@ -21,6 +21,7 @@ struct Call {
   uint64_t seed;
   double cpu_seconds;
   int32_t watch;
+  uint64_t last_blocks;  // of each launch, which alone run; 0: all
 };
 
 // What a watched run counted at one place; `cukiln::cpu::Site` for the test process.
@@ -177,6 +178,7 @@ int execute(const Call& call, const Launch* launches, int count, const Function*
   order = static_cast<Order>(call.order);
   random_state.state = call.seed;
   start_watch(call.watch != 0);
+  last_blocks = call.last_blocks;
 #if defined(CUKILN_COUNTING)
   count_count = 0;
 #endif

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from codegen.operators.attention.far import far_rows, far_strides
 from codegen.operators.attention.packing import packs
 from codegen.operators.attention.problem import SMALLEST_HEAD_DIM, AttentionProblem, Tensor
 from codegen.operators.attention.space import PIECE
@@ -37,6 +38,17 @@ def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Attenti
     windowed = {"head_dim_qk": narrow[0], "head_dim_vo": narrow[1], "scale": 0.25}
     widths = {"head_dim_qk": wide[0], "head_dim_vo": wide[1]}
     return [_problem(s, {**(windowed if "window_left" in own else widths), **own}) for own in fields]
+
+
+def far_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProblem:
+    """The one of them that has gaps in memory, with far larger ones."""
+    near = next(problem for problem in reduced_problems(s, t) if problem.window_left is not None)
+    tensors: tuple[Tensor, ...] = ("q", "k", "v", "out")
+    strides = {
+        f"{name}_strides": (far_rows if name == "out" else far_strides)(near.shape(name)[:3], near.strides(name))
+        for name in tensors
+    }
+    return AttentionProblem.model_validate({**near.canonical(), **strides})
 
 
 def _of_heads(s: Mapping[str, Any], tile_q: int, tile_kv: int, stages: int, tiles: int) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from codegen.arrays import Array, Float64, as_float64, namespace_of
 from codegen.epilogue import Node, tensor_nodes
-from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
+from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks, with_nans
 from codegen.fixed_point_reference import finished
 from codegen.operators.convolution.problem import Convolution, with_axes
 
@@ -26,12 +26,17 @@ def reference(
     that are read, and it makes the result, channels last; `bounded`: how far a kernel's may be from that."""
     p = problem
     operands = {name: channels_last(p, as_float64(inputs[name], p.dtype)) for name in p.reads}
-    # What no sum reads may be anything: NaN would spoil the bound.
-    operands[p.gathered] = namespace_of(operands[p.gathered]).nan_to_num(operands[p.gathered])
     first, second = operands.values()
+    xp = namespace_of(first)
+    # What no sum reads may be anything: NaN would spoil the bound.
+    nans = [x != x for x in (first, second)]
+    first, second = (xp.where(nan, 0.0, x) for nan, x in zip(nans, (first, second), strict=True))
     chain, tensors = _epilogue(p, inputs)
     start = Bounded(multiply(first, second), bounded(first, second))
     final = stored(p.out_dtype, apply_chain(chain, start, tensors, exact, p.out_dtype))
+    if chain:
+        reached = multiply(nans[0] * 1.0, xp.zeros_like(second) + 1.0)
+        final = with_nans(final, reached > 0.0, chain, tensors)
     return _as_laid_out(p, final.value), _as_laid_out(p, final.error)
 
 

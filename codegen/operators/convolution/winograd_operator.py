@@ -10,11 +10,13 @@ import numpy as np
 
 from codegen.arrays import Float64, namespace_of
 from codegen.counts import LaunchCounts, Openings, RingForm
+from codegen.far import Far
 from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, InputKind, LaunchBounds, Work
 from codegen.operators.convolution import winograd, winograd_fused, winograd_plan, winograd_reference, winograd_work
 from codegen.operators.convolution.channel_planes import ChannelPlanes
+from codegen.operators.convolution.far import last_images
 from codegen.operators.convolution.operator import ConvolutionOperator
 from codegen.operators.convolution.problem import AllowsWinograd
 from codegen.operators.convolution.ring_forms import forms_of_others
@@ -170,6 +172,20 @@ class WinogradOperator(ConvolutionOperator):
 
     def positive_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
         return [] if winograd.is_winograd(kernel) else super().positive_problems(kernel)
+
+    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        return [] if winograd.is_winograd(kernel) else super().special_problems(kernel)
+
+    def far_problems(self, kernel: Kernel) -> list[Far]:
+        """Of the implicit product in one launch. The phases of a gradient with a stride lie one behind the other."""
+        t = self.values(kernel.tunables)
+        alone = self.functions(kernel) == ("run",) and not kernel.signature_dict.get("strided")
+        if not alone or t["algorithm"] != "implicit_gemm":
+            return []
+        return last_images(self.test_problems(kernel), t, self.product, self._reaches)
+
+    def _reaches(self, problem: Any) -> bool:
+        return self.index_rule(problem, whole=problem.channels_last) is None
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         if not winograd.is_winograd(kernel):

@@ -13,8 +13,9 @@ from codegen.counts import TRUNCATE, LaunchCounts, Openings, Primitive, load, me
 from codegen.dtypes import dtype
 from codegen.epilogue import Identity, node_of, words_of_mask
 from codegen.epilogue import MaskedActivation as Node
-from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
-from codegen.fixed_point import FIELDS, IMADS, RINGS, as_ring_node, over_ring, products, shift_of
+from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks, with_nans
+from codegen.far import FAR, Far
+from codegen.fixed_point import IMADS, RINGS, over_ring, products, shift_of
 from codegen.fixed_point_reference import applied, bounded
 from codegen.kernel import Kernel
 from codegen.operator import (
@@ -30,7 +31,7 @@ from codegen.operator import (
     constants,
     shift_fields,
 )
-from codegen.operators.masked_activation.problem import MaskedActivationProblem
+from codegen.operators.masked_activation.problem import MaskedActivationProblem, of_elements
 from codegen.operators.matmul.ring_inputs import ring_numbers
 from codegen.problem import Problem
 from codegen.search.joined_space import Kind, build_joined, together
@@ -166,24 +167,22 @@ class MaskedActivation(Operator):
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         """Two whole blocks; those and a part of a vector, in the middle of a word; two words; one element."""
         s, t = kernel.signature_dict, _full(kernel.tunables.as_dict())
-        node = node_of(s["node"])
-        assert isinstance(node, Node)
-        shift = {name: s[name] for name in FIELDS if name in s}
-        if shift:
-            node = as_ring_node(node, s["fraction_bits"])
-        per_element = int(t["vector"]) * int(t["loads"]) if _is_vectorised(t) else WORD_BITS
-        block = int(t["threads"]) * per_element
-        return [
-            MaskedActivationProblem(
-                shape=(elements,),
-                dtype=s["dtype"],
-                where_set=node.where_set,
-                where_clear=node.where_clear,
-                mask=node.mask,
-                **shift,
-            )
-            for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 64, 1)
-        ]
+        block = _block(t)
+        return [of_elements(s, elements) for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 64, 1)]
+
+    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        """NaN goes through every function."""
+        problem = self.own(self.test_problems(kernel)[1])
+        return [] if over_ring(problem) else [(problem, self.test_launches(kernel, problem)[0])]
+
+    def far_problems(self, kernel: Kernel) -> list[Far]:
+        """The last block of many and a part of one; of lists more than a block would be to do."""
+        s, t = kernel.signature_dict, _full(kernel.tunables.as_dict())
+        if not _is_vectorised(t):
+            return []
+        block = _block(t)
+        elements, before = block + block // 2 + 3, -(-FAR // block) * block
+        return [Far(of_elements(s, before + elements), of_elements(s, elements), last_blocks=2)]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """`integer`: over a ring of all of it, else integers of either sign, whose polynomials fp32 rounds once, if at
@@ -196,6 +195,8 @@ class MaskedActivation(Operator):
             x = rng.integers(-LARGEST_INTEGER, LARGEST_INTEGER, drawn, endpoint=True).astype(np.float32)
         else:
             x = 2.0 * rng.standard_normal(drawn, dtype=np.float32)
+            if kind == "special":
+                x[rng.random(drawn) < 0.1] = np.nan
         words = rng.integers(-(2**31), 2**31 - 1, words_of_mask(drawn), dtype=np.int32, endpoint=True)
         words = np.where(rng.random(words.size) < 0.25, rng.choice(np.array([0, -1, 1], np.int32), words.size), words)
         if p.mask == "bits":
@@ -213,8 +214,10 @@ class MaskedActivation(Operator):
         if over_ring(p):
             return bounded(p.dtype, applied(p, (p.node,), inputs["x"], masks))
         x = as_float64(inputs["x"], p.dtype)
-        start = Bounded(x, namespace_of(x).zeros_like(x))
+        xp = namespace_of(x)
+        start = Bounded(xp.where(x != x, 0.0, x), xp.zeros_like(x))
         final = stored(p.dtype, apply_chain((p.node,), start, masks, exact, p.dtype))
+        final = with_nans(final, x != x, (), {})
         return final.value, final.error
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:
@@ -311,6 +314,11 @@ def _multiplied(p: MaskedActivationProblem, elements: int, node: Node) -> list[P
     count = elements * products((node,))
     name, truncated = ("imad", bool(p.fraction_bits)) if over_ring(p) else ("fma", False)
     return [Primitive(name, count, count, of_epilogue=count), Primitive(TRUNCATE, count if truncated else 0)]
+
+
+def _block(t: Mapping[str, Any]) -> int:
+    """Elements of a block."""
+    return int(t["threads"]) * (int(t["vector"]) * int(t["loads"]) if _is_vectorised(t) else WORD_BITS)
 
 
 def _is_vectorised(tunables: Mapping[str, Any]) -> bool:

@@ -1,12 +1,13 @@
 """The masked_activation problem: out[i] = where_set(x[i]) where the mask has bit i set, else where_clear(x[i])."""
 
 import math
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from codegen.epilogue import Function, Identity, MaskedActivation, words_of_mask
-from codegen.fixed_point import Element, FractionBits, ShiftRounding, exact_function, keyed
+from codegen.epilogue import Function, Identity, MaskedActivation, node_of, words_of_mask
+from codegen.fixed_point import FIELDS, Element, FractionBits, ShiftRounding, as_ring_node, exact_function, keyed
 from codegen.problem import Pitch, Problem, Shape, filled_in, refuse, require_elements
 
 MaskDtype = Literal["int32", "uint8"]
@@ -86,3 +87,19 @@ class MaskedActivationProblem(Problem):
             unit = "words of 32 bits" if mask == "bits" else "bytes"
             raise refuse(WRONG, f"is {value}, but {elements} elements need {needed} {unit}", allowed=needed)
         return needed if value is None else value
+
+
+def of_elements(signature: Mapping[str, Any], elements: int) -> MaskedActivationProblem:
+    """A problem of a kernel's signature."""
+    node, shift = node_of(signature["node"]), {name: signature[name] for name in FIELDS if name in signature}
+    if shift:
+        node = as_ring_node(node, signature["fraction_bits"])
+    assert isinstance(node, MaskedActivation)
+    return MaskedActivationProblem(
+        shape=(elements,),
+        dtype=signature["dtype"],
+        where_set=node.where_set,
+        where_clear=node.where_clear,
+        mask=node.mask,
+        **shift,
+    )

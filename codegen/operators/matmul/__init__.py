@@ -9,6 +9,7 @@ import numpy as np
 from codegen.counts import LaunchCounts
 from codegen.dtypes import dtype
 from codegen.epilogue import structures, tensor_nodes, words_of_mask
+from codegen.far import Far
 from codegen.fixed_point import shift_of
 from codegen.kernel import Kernel
 from codegen.operator import Array, Constants, Cost, Float64, InputKind, Operand, Work
@@ -23,7 +24,7 @@ from codegen.operators.matmul import space as spaces
 from codegen.operators.matmul.kernel_family import Stored, aligns
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.product import Fields, ProductOperator, family, product_fields, rules
-from codegen.operators.matmul.reduced import long_problem, reduced_problems
+from codegen.operators.matmul.reduced import far_problem, long_problem, reduced_problems
 from codegen.problem import Problem
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule
@@ -93,6 +94,13 @@ class Matmul(ProductOperator):
         t = kernel.tunables.as_dict()
         problem = long_problem(kernel.signature_dict, t)
         return [] if problem is None else [(problem, split.most_parts(t, problem))]
+
+    def far_problems(self, kernel: Kernel) -> list[Far]:
+        problem = far_problem(kernel.signature_dict, kernel.tunables.as_dict())
+        if problem is None:
+            return []
+        launch = next((values for values in self.test_launches(kernel, problem) if values[1] != 1), None)
+        return [Far(problem, problem, tuple(launch or self.test_launches(kernel, problem)[0]))]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = self.own(problem)

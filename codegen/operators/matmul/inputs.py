@@ -31,6 +31,8 @@ SUM_QUANTA = 2**22
 # Quanta of a typical sum: as a power of two, and as how many more bits than a narrow type of an output or a cast has.
 # Some sums then fit the narrow type, others are halfway between two of its values, others elsewhere between.
 WIDE_BITS, BITS_TO_ROUND = 17, 4
+# Of a sum's elements of A in `special` inputs: about a quarter of the sums have one.
+NANS = 0.3
 # Above so many elements a block is repeated, of the first of these lengths that no extent is a multiple of: primes.
 LARGEST_DRAWN = 2**22
 BLOCKS = (3_999_971, 3_999_949)
@@ -64,7 +66,7 @@ def make_inputs(
 
     `integer`: integers (times a power of two) of either sign whose every partial sum fp32 holds exactly, as wide as
     that allows. `normal`: standard normals, rounded to the dtype; of int8 uniform integers. `positive`: their sizes, of
-    A and B.
+    A and B. `special`: normals, of A some NaN.
     """
     made, terms = draw_inputs(problem, operands, kind, rng)
     if problem.k > terms:
@@ -123,6 +125,8 @@ def _draw(
     if kind != "integer":
         if operand.dtype != "int8":
             normals = rng.standard_normal(shape, dtype=np.float32)
+            if kind == "special" and operand.name == "a":
+                normals[rng.random(shape) < NANS / problem.k] = np.nan
             return np.abs(normals) if kind == "positive" and operand.name in ("a", "b") else normals
         limit = int(min(LARGEST["int8"], max(2.0, math.sqrt(_spread(problem) * _int8_limit(problem)))))
         return rng.integers(-limit - (limit == LARGEST["int8"]), limit, size=shape, dtype=np.int32, endpoint=True)

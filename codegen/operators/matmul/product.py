@@ -115,6 +115,14 @@ class ProductOperator(Operator):
         problem = min(self.test_problems(kernel), key=lambda problem: abs((problem.sum_length or 0) - POSITIVE_SUM))
         return [(problem, self.test_launches(kernel, problem)[0])]
 
+    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+        """Of kernels with an epilogue, through which NaN goes."""
+        s = kernel.signature_dict
+        if not s["epilogue"] or s["dtype"] not in ("float32", "float16", "bfloat16"):
+            return []
+        problem = self.test_problems(kernel)[1]
+        return [(problem, self.test_launches(kernel, problem)[0])]
+
     def config(self, kernel: Kernel) -> Config:
         s = kernel.signature_dict
         types = (("Input", s["dtype"]), ("Accumulator", s["acc_dtype"]), ("Output", s["out_dtype"]))

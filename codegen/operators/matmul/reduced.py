@@ -7,11 +7,13 @@ from typing import Any
 
 from codegen.alignment import classes, needs_cuda_cores, round_up, widest
 from codegen.epilogue import AnyNode, Scale, node_of
+from codegen.far import FAR
 from codegen.fixed_point import FIELDS, as_ring_node, largest_error, parts
 from codegen.operators.matmul.inputs import FRACTION_BITS, LARGEST, TYPICAL, fraction_bits, wants_small_sums
 from codegen.operators.matmul.kernel_family import is_limbs
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import SLICES
+from codegen.problem import LARGEST_ELEMENTS
 
 # Multiply-adds (1 to 2 ns each on the CPU, padding of tiles included) up to which the even and the tail problem get
 # more tiles than they must have, and those of the problem of many tiles: a candidate stays well under 0.4 s. A kernel
@@ -60,6 +62,11 @@ def long_problem(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> M
     return kernel.long(steps)
 
 
+def far_problem(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> MatmulProblem | None:
+    """Two tiles along m and n, as far as the budget goes, whose rows lie FAR apart; none where that cannot be."""
+    return _Reduced(signature, tunables).far()
+
+
 @dataclass(frozen=True)
 class _Reduced:
     signature: Mapping[str, Any]
@@ -97,6 +104,18 @@ class _Reduced:
     def long(self, steps: int) -> MatmulProblem:
         k = (steps - 1) * self.tile("k") + self.least("k")
         return self._problem(1, self._broken("m", 1, 1), self._broken("n", 1, 1), k, GAP)
+
+    def far(self) -> MatmulProblem | None:
+        k = self.static_k or self._k_of(0)
+        rows, columns = (2, 2) if self.cost(1, 2, 2, k) <= self.many_budget else (1, 1)
+        m, n = ((count - 1) * self.tile(axis) + self.least(axis) for axis, count in (("m", rows), ("n", columns)))
+        longest = max(m, n, k) * (FAR + 4 * GAP)
+        batch = 2 if 2 * longest <= LARGEST_ELEMENTS else 1
+        if longest > LARGEST_ELEMENTS or any(
+            node_of(structure).packed_mask for structure in self.signature["epilogue"]
+        ):
+            return None
+        return self._problem(batch, m, n, k, GAP, FAR)
 
     @property
     def long_budget(self) -> int:
@@ -160,9 +179,9 @@ class _Reduced:
         tile, unit = self.tile(extent), self.least(extent)
         return tiles * tile - next((units * unit for units in range(missing, 0, -1) if units * unit < tile), 0)
 
-    def _problem(self, batch: int, m: int, n: int, k: int, gap: int) -> MatmulProblem:
-        """With `gap` between rows and between matrices, all pitches and all strides different; without it packed as
-        far as the alignment classes allow. They are exactly the signature's."""
+    def _problem(self, batch: int, m: int, n: int, k: int, gap: int, apart: int = 0) -> MatmulProblem:
+        """With `gap` and `apart` between rows and `gap` between matrices, all pitches and all strides different; else
+        packed as far as the alignment classes allow. They are exactly the signature's."""
         s = self.signature
         packed = any(node_of(structure).packed_mask for structure in s["epilogue"])
         if packed:
@@ -178,7 +197,7 @@ class _Reduced:
                 continue
             align = int(s[f"align_{operand}"])
             full = classes(s["out_dtype" if operand == "c" else "dtype"], quads=quads)[0]
-            pitch = round_up(extents[along[operand]] + number * gap, align)
+            pitch = round_up(extents[along[operand]] + number * gap + apart, align)
             # A pitch that no wider access divides is what the narrower classes are for.
             while (align < full and pitch // align % 2 == 0) or (gap and pitch in taken):
                 pitch += align

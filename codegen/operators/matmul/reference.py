@@ -37,6 +37,7 @@ from codegen.epilogue_reference import (
     stored,
     summed_roundings,
     unpacked_masks,
+    with_nans,
 )
 from codegen.fixed_point import over_ring
 from codegen.fixed_point_reference import finished
@@ -56,17 +57,23 @@ def reference(problem: MatmulProblem, inputs: Mapping[str, Array], exact: bool =
     if ring:
         product = xp.matmul(a, b)
         return finished(problem, problem.epilogue, product, unpacked_masks(problem.epilogue, inputs, product.shape))
+    nan = None
     if problem.dtype == "int8":
         sums = _wrapped(xp.matmul(a, b))
         if problem.out_dtype == "int32":
             return sums, xp.zeros_like(sums)
         start = rounded_to_float32(sums)
     else:
+        if problem.epilogue:
+            is_nan = a != a
+            a, nan = xp.where(is_nan, 0.0, a), xp.matmul(is_nan * 1.0, xp.zeros((problem.k, 1)) + 1.0) > 0.0
         on_cuda_cores = needs_cuda_cores(problem.dtype, problem.allow_tf32)
         bound = accumulated(xp.matmul, a, b, problem.k, on_cuda_cores=on_cuda_cores, tf32=problem.allow_tf32)
         start = Bounded(xp.matmul(a, b), bound)
     tensors = unpacked_masks(problem.epilogue, inputs, tuple(start.value.shape))
     final = stored(problem.out_dtype, apply_chain(problem.epilogue, start, tensors, exact, problem.out_dtype))
+    if nan is not None:
+        final = with_nans(final, nan, problem.epilogue, tensors)
     return final.value, final.error
 
 

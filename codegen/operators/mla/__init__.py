@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails
 
 from codegen.counts import LaunchCounts
+from codegen.far import Far
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import (
@@ -32,7 +33,7 @@ from codegen.operators.attention.problem import LARGEST_SCALE, SMALLEST_SCALE
 from codegen.operators.attention.space import threads
 from codegen.operators.mla import inputs, space, work
 from codegen.operators.mla.problem import HEAD_DIM_CKV, TABLES, TENSORS, VECTOR, MlaProblem
-from codegen.operators.mla.reduced import reduced_problems
+from codegen.operators.mla.reduced import far_problem, reduced_problems
 from codegen.operators.mla.reference import reference
 from codegen.operators.mla.seen import most_tiles
 from codegen.problem import Problem, refuse
@@ -134,6 +135,10 @@ class Mla(Operator):
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
+
+    def far_problems(self, kernel: Kernel) -> list[Far]:
+        problem = far_problem(kernel.signature_dict, kernel.tunables.as_dict())
+        return [Far(problem, problem, tuple(self.test_launches(kernel, problem)[0]))]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         """Where keys are split, into few parts and many: the first launch, which is race-checked, has more than a tile

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from codegen.operators.attention.far import far_strides
 from codegen.operators.attention.reduced import lengths_of
 from codegen.operators.attention.split import splits
 from codegen.operators.mla.problem import CACHES, TENSORS, VECTOR, MlaProblem
@@ -22,6 +23,13 @@ def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[MlaProb
     tiles, page = SPLIT_TILES if splits(t) else 2, int(s["page_size"])
     fields = (_ragged if s["queries"] == "ragged" else _one)(tile_q, tile_kv, stages, tiles, page)
     return [_problem(s, own, gaps=number == 1) for number, own in enumerate(fields)]
+
+
+def far_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> MlaProblem:
+    """The one of them that has gaps in memory, with far larger ones."""
+    near = reduced_problems(s, t)[1]
+    strides = {f"{name}_strides": far_strides(near.shape(name)[:2], near.strides(name)) for name in TENSORS}
+    return MlaProblem.model_validate({**near.canonical(), **strides})
 
 
 def _one(tile_q: int, tile_kv: int, stages: int, tiles: int, page: int) -> list[dict[str, Any]]:

@@ -12,6 +12,7 @@ from codegen.alignment import power_of_two
 from codegen.counts import LaunchCounts, Openings
 from codegen.dtypes import dtype
 from codegen.epilogue import structures, tensor_nodes
+from codegen.far import Far
 from codegen.fixed_point import RINGS
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
@@ -30,7 +31,7 @@ from codegen.operator import (
 from codegen.operators.reduce import counts, inputs, space
 from codegen.operators.reduce.axes import MAX_AXES, WIDEST_BYTES, Merged
 from codegen.operators.reduce.problem import APPROXIMATE, FUNCTIONS, MAPS, OF_TWO, ReduceProblem, size_of
-from codegen.operators.reduce.reduced import MANY_SLICES, long_problem, reduced_problems
+from codegen.operators.reduce.reduced import MANY_SLICES, far_problem, long_problem, reduced_problems
 from codegen.operators.reduce.reference import reference
 from codegen.operators.reduce.space import SECTOR, form, geometry, most_in_flight
 from codegen.problem import Problem
@@ -177,6 +178,10 @@ class Reduce(Operator):
         """As many slices as a device has room for blocks."""
         t = kernel.tunables.as_dict()
         return [] if t["split"] == "none" else [long_problem(kernel.signature_dict, t)]
+
+    def far_problems(self, kernel: Kernel) -> list[Far]:
+        problem = far_problem(kernel.signature_dict, kernel.tunables.as_dict())
+        return [Far(problem, problem, tuple(self.test_launches(kernel, problem)[0]))] if problem else []
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = self.own(problem)

@@ -7,8 +7,10 @@ from typing import Any
 
 from codegen.dtypes import dtype
 from codegen.epilogue import node_of
+from codegen.far import FAR
 from codegen.operators.reduce.axes import WIDEST_BYTES, form_of
 from codegen.operators.reduce.problem import ReduceProblem
+from codegen.problem import LARGEST_ELEMENTS
 
 Level = tuple[str, int]  # list, extent
 # Outputs side by side of a block of `combine` that has as many rows of threads as it can, and more slices than those.
@@ -41,6 +43,24 @@ def long_problem(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> t
     by_rows, vector = tunables["algorithm"] == "row", int(tunables["vector"])
     outputs, count = (1, slices * vector) if by_rows else (vector, slices)
     return _granted(signature, outputs, count, apart=False), [slices]
+
+
+def far_problem(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> ReduceProblem | None:
+    """Three outputs (or vectors of them) of more steps than one trip, or of as few as address space allows, and FAR
+    apart what has no neighbours; none where that is nothing."""
+    t = tunables
+    by_rows, vector = t["algorithm"] == "row", int(t["vector"])
+    trip = int(t["lanes"]) if by_rows else int(t["threads"]) // int(t["lanes"])
+    for steps in (trip + 1, 17, 3):
+        near = _granted(signature, *((3, steps * vector) if by_rows else (3 * vector, steps)), apart=True)
+        longest = sum((extent - 1) * stride for extent, stride in zip(near.shape, near.strides, strict=True))
+        nearest = min((s for e, s in zip(near.shape, near.strides, strict=True) if s > 1 and e > 1), default=0)
+        # An odd factor leaves the class as it is.
+        factor = (FAR // nearest + 1) | 1 if nearest else 0
+        if nearest and longest * factor < LARGEST_ELEMENTS:
+            strides = tuple(stride * factor if stride > 1 else 1 for stride in near.strides)
+            return ReduceProblem.model_validate({**near.canonical(), "strides": strides})
+    return None
 
 
 def _granted(s: Mapping[str, Any], outputs: int, count: int, apart: bool) -> ReduceProblem:

@@ -16,7 +16,7 @@ from codegen.operators import operator
 from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import all_steps
-from codegen.plan.verification_plan import EXACT_ORDERS, Case, check_output, differing, plan_cases
+from codegen.plan.verification_plan import EXACT_ORDERS, Case, FarCase, check_output, differing, plan_cases
 from storage.config import own_modules
 from storage.config import own_modules as plan_version
 from storage.config.own_modules import gpu_plans
@@ -39,10 +39,21 @@ def test_every_problem_is_run_exactly_and_approximately() -> None:
     ]
 
 
-def test_a_long_problem_is_run_once_exactly_at_the_end() -> None:
+def test_a_far_problem_is_run_once_exactly_at_the_end() -> None:
+    kernel = matmul_kernel(split="workspace")
+    (far,) = MATMUL.far_problems(kernel)
+    *_, last = plan_cases(MATMUL, kernel, 1)
+    assert isinstance(last, FarCase)
+    assert (last.problem, last.part, last.kind, last.exact) == (far.problem, far.part, "integer", True)
+    assert [run.launch for run in last.runs] == [far.launch]
+    (a, b, out) = MATMUL.operands(far.problem)
+    assert min(a.elements, b.elements, out.elements) > 2**31
+
+
+def test_a_long_problem_is_run_once_exactly_before_it() -> None:
     kernel = matmul_kernel(split="workspace")
     ((problem, launch),) = MATMUL.long_problems(kernel)
-    *_, last = plan_cases(MATMUL, kernel, 1)
+    *_, last, _ = plan_cases(MATMUL, kernel, 1)
     assert (last.problem, last.kind, last.exact) == (problem, "integer", True)
     assert [(run.launch, run.watch) for run in last.runs] == [(tuple(launch), False)]
     assert launch[1] == 64
@@ -61,7 +72,7 @@ def test_every_launch_and_every_order_runs_exactly_on_every_problem() -> None:
 
 def test_approximate_runs_are_repeated_in_another_order_with_the_same_launch() -> None:
     for case in cases():
-        if not case.exact:
+        if case.kind == "normal":
             assert len(case.runs) == 2
             assert len({run.order for run in case.runs}) == 2
             assert len({run.launch for run in case.runs}) == 1

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from codegen.text.render_group import header_text
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
 from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
 from tests.support.kernels.mutants import Site, changed, switched_matmul, with_switches
-from tests.support.kernels.wrong_kernels import COMMON, CUDA_CORES, DIVIDED, EPILOGUES, TENSOR_CORES
+from tests.support.kernels.wrong_kernels import COMMON, CUDA_CORES, DIVIDED, EPILOGUES, TENSOR_CORES, WITHOUT_NAN
 
 # Level 1's usual tile and its large one, of which the plan's larger problems have room for one only.
 LARGE = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 8, "thread_n": 8, "unroll_k": 8, "stages": 2}
@@ -120,3 +121,14 @@ def test_a_wrong_epilogue_is_caught(wrong: str, epilogue_verdicts: list[MutantVe
     by_number = {verdict.number: verdict.verdict for verdict in epilogue_verdicts if verdict.kernel == kernel}
     assert by_number[AS_IT_IS] == "ok"
     assert by_number[number] in ("incorrect", "runtime_error")
+
+
+def test_an_epilogue_that_loses_nan_is_caught(tmp_path: Path) -> None:
+    texts = {"epilogue.cuh": header_text("epilogue.cuh")}
+    wrong = [changed(texts, node, "epilogue.cuh", old, new) for node, (old, new) in WITHOUT_NAN.items()]
+    kernels = [matmul_kernel(epilogue=(node,)) for node in WITHOUT_NAN]
+    with header_changed("epilogue.cuh", with_switches(texts, wrong)["epilogue.cuh"]):
+        verdicts = {(each.kernel, each.number): each.verdict for each in judge_mutants(kernels, tmp_path)}
+    for number in range(len(kernels)):
+        assert verdicts[number, AS_IT_IS] == "ok"
+        assert verdicts[number, number] == "incorrect"

@@ -91,8 +91,8 @@ class Remembered:
         self._own = own
         self._made: dict[tuple[Problem, Kind], tuple[Mapping[str, Any], tuple[Any, Any]]] = {}
         for case in plan_cases(own, kernel, SEED):
-            inputs = own.make_inputs(case.problem, case.kind, np.random.default_rng(case.seed))
-            self._made[case.problem, case.kind] = inputs, own.reference(case.problem, inputs, exact=case.exact)
+            inputs = own.make_inputs(case.shown, case.kind, np.random.default_rng(case.seed))
+            self._made[case.shown, case.kind] = inputs, own.reference(case.shown, inputs, exact=case.exact)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._own, name)

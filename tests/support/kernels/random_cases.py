@@ -287,7 +287,9 @@ def require_right(proofs: Sequence[Proof], extents: int | None = None) -> None:
         problem = proof.candidate.problem
         own = operator(problem.operator).extents(problem)[:extents]
         cases = [case for case in proof.verdict.details["cases"] if case["extents"][:extents] == own]
-        assert {case["kind"] for case in cases} - {"positive"} == {"integer", "normal"}, "not run on its own extents"
+        assert {case["kind"] for case in cases} - {"positive", "special"} == {"integer", "normal"}, (
+            "not run on its own extents"
+        )
         assert all(case["max_error"] == 0.0 for case in cases if case["exact"])
         assert all(case["max_ratio"] <= 1.0 for case in cases)
 

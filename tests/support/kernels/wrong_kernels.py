@@ -236,3 +236,9 @@ EPILOGUES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "half for bfloat16": (("cast.bfloat16",), "round_to_bfloat16(x)", "round_to_half(x)"),
     "no cast": (("cast.float16",), "round_to_half(x)", "x"),
 }
+# Nodes that are right on numbers.
+WITHOUT_NAN: dict[str, tuple[str, str]] = {
+    "relu": ("x < V(0) ? V(0) : x", "x > V(0) ? x : V(0)"),
+    "leaky_relu": ("x < 0.0f ? x * scalars[0] : x", "x < 0.0f ? x * scalars[0] : x > 0.0f ? x : 0.0f"),
+    "clip": (f"x < scalars[0] ? scalars[0] : {_CLIP}", f"!(x >= scalars[0]) ? scalars[0] : {_CLIP}"),
+}
