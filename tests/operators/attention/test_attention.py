@@ -552,15 +552,10 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "queries of the first piece, shared": (BLOCK, "q_reader.at(q_tile, k, i)", "q_reader.at(q_tile, k, 0)"),
     "every warp has the first queries": (BLOCK, "static_cast<int>(threadIdx.x) / 32 * rows", "0 * rows"),
     "a window ends a key late": (BLOCK, "key >= from", "key + 1 >= from"),
-    "a window ends a key early": (BLOCK, "key >= from", "key > from"),
     "keys of the neighbour": (BLOCK, "begin + j * 8 + lane() % 4 * 2 + e", "begin + j * 8 + lane() % 4 * 2"),
     "padding is seen": (BLOCK, "key < rows.seq_kv ? key : rows.seq_kv", "key"),
     "keys before the first": (BLOCK, "key > 0 ? key : 0", "key"),
     "no mask on the left": (BLOCK, f"begin < {LAST_QUERY}", "false"),
-    "a mask on the left for the first query": (BLOCK, LAST_QUERY, "first_seen(sequence, first_query)"),
-    "a mask on the right for the last query": (
-        BLOCK, "end_seen(sequence, first_query)", "end_seen(sequence, last_query)"
-    ),
     "no cap": (BLOCK, "exact_epilogue() ? argument : cukiln::tanh(argument)", "argument"),
     "the kv head by turns": (BLOCK, "head / (arguments.heads_q / arguments.heads_kv)", "head % arguments.heads_kv"),
     "every kv head is the first": (BLOCK, "head / (arguments.heads_q / arguments.heads_kv)", "0 * head"),
@@ -569,8 +564,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "the batch of the head": (BLOCK, "number / heads_of(arguments)", "number % arguments.batch"),
     "every matrix of keys is the first": (BLOCK, "before_keys(rows, place, given.of_k)", "0 * given.of_k.batch"),
     "every matrix of values is the first": (BLOCK, "before_keys(rows, place, given.of_v)", "0 * given.of_v.batch"),
-    "values by the heads of keys": (BLOCK, "place.kv_head * given.of_v.head", "place.kv_head * given.of_k.head"),
-    "values by the positions of keys": (BLOCK, "arguments.of_v.position", "arguments.of_k.position"),
     "the same tile again": (BLOCK, "source + before * pitch", "source + 0 * pitch"),
     "rows of the first tile exist": (BLOCK, "seq_kv - first_key - before", "seq_kv - first_key"),
     "keys from another tile on": (OWN, "first_tile * C::tile_kv", "0 * C::tile_kv"),
@@ -647,7 +640,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
     ),
     "a workspace of one split": (OWN, "4 * splits(kernel, integers[2], launch[1])", "4 * 1"),
     "values a tile late": (OWN, "tile + C::stages - 1", "tile + C::stages"),
-    "keys a tile late": (OWN, "C::stages + tile", "C::stages + tile + 1"),
     "masked as another tile": (OWN, "(first_tile + tile) * C::tile_kv", "tile * C::tile_kv"),
     "the total of two lanes": (OWN, "total += shuffle_xor(total, 2);", "total += 0.0f;"),
     "the total of half of the lanes": (OWN, "total += shuffle_xor(total, 1);", "total += 0.0f;"),
@@ -680,7 +672,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
         BLOCK, "before_keys(rows, place, given.of_k)", "before_queries(rows, place, given.of_k)"
     ),
     "heads of all sequences in a band": (BLOCK, "(C::ragged ? 1 : arguments.batch)", "arguments.batch"),
-    "the sequence before": (SEQUENCE, "first_number <= numbered", "first_number < numbered"),
     "the sequence behind": (SEQUENCE, "first_number <= numbered", "first_number <= numbered + 1"),
     "a sequence has no number of its own": (
         SEQUENCE, "entry(arguments.qo_indptr, middle) * group / tile_q + middle",
@@ -718,14 +709,9 @@ WRONG: dict[str, tuple[str, str, str]] = {
         SEQUENCE, "entry(arguments.kv_indptr, number + 1) - first_kv", "entry(arguments.kv_indptr, number + 1)"
     ),
     "a sequence is aligned to its beginning": (SEQUENCE, "seq_kv - seq_q", "0"),
-    "a sequence sees a key less to the left": (
-        SEQUENCE, "diagonal - arguments.window_left", "diagonal - arguments.window_left + 1"
-    ),
     "a sequence sees a key less to the right": (
         SEQUENCE, "diagonal + arguments.window_right + 1", "diagonal + arguments.window_right"
     ),
-    "a window without an end on the left": (SEQUENCE, "arguments.window_left < 0", "true"),
-    "a window without an end on the right": (SEQUENCE, "arguments.window_right < 0", "true"),
     "queries of the first sequence": (SEQUENCE, "sequence.first_q * strides.position", "0 * strides.position"),
     "keys of the first sequence": (SEQUENCE, "sequence.first_kv * strides.position", "0 * strides.position"),
     "lse of the first sequence": (SEQUENCE, "sequence.first_q + place.first + row", "place.first + row"),
@@ -738,7 +724,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "entry(arguments.kv_last_page_len, number ? number - 1 : 0)"
     ),
     "the last page is one of the others": (SEQUENCE, "seq_kv - 1", "seq_kv"),
-    "a sequence without pages has a last one": (SEQUENCE, "full >= 0", "true"),
     "pages from the beginning of the table": (PAGES, "given.kv_indices + rows.first_kv", "given.kv_indices"),
     "pages where the queries begin": (PAGES, "given.kv_indices + rows.first_kv", "given.kv_indices + rows.first_q"),
     "pages in their order": (PAGES, "entry(table, key / C::page_size)", "key / C::page_size"),
@@ -746,15 +731,12 @@ WRONG: dict[str, tuple[str, str, str]] = {
         PAGES, "key / C::page_size", "(key + C::page_size < keys ? key + C::page_size : key) / C::page_size"
     ),
     "the page of the tile": (PAGES, "key / C::page_size", "begin / C::page_size"),
-    "the first page of a thread's rows": (PAGES, "numbers[from_first / apart]", "numbers[0]"),
     "rows of the page before the thread's": (PAGES, "(first + from_first) % C::page_size", "from_first % C::page_size"),
     "the first row of a page": (PAGES, "(first + from_first) % C::page_size", "0"),
     "the first page of the cache": (PAGES, "page * strides.batch", "0 * strides.batch"),
     "keys of the first head in pages": (PAGES, "place.kv_head * given.of_k.head", "0 * given.of_k.head"),
     "values of the first head in pages": (PAGES, "place.kv_head * given.of_v.head", "0 * given.of_v.head"),
     "pages of the tile before": (PAGES, "read(pages, rows, tile + 1);", "read(pages, rows, tile);"),
-    "pages a tile early": (PAGES, "read(pages, rows, tile + 1);", "read(pages, rows, tile + 2);"),
-    "the pages of the first tile alone": (PAGES, "read(pages, rows, tile + 1);", ";"),
     "pages of the first tile": (PAGES, "first_key + tile * C::tile_kv", "first_key"),
     "pages before the first that is seen": (PAGES, "first_key + tile * C::tile_kv", "tile * C::tile_kv"),
     "rows of pages behind the last key": (PAGES, "rows.seq_kv - begin", "C::tile_kv"),
@@ -769,7 +751,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "packed: as many rows of a query as kv heads": (
         BLOCK, "this->share(arguments.heads_q / arguments.heads_kv);", "this->share(arguments.heads_kv);"
     ),
-    "packed: groups overlap": (BLOCK, "head *= this->group;", ";"),
     "packed: every group has the first keys": (BLOCK, "kv_head = head;", "kv_head = 0;"),
     "packed: as many tiles as without": (
         BLOCK, "arguments.seq_q * (arguments.heads_q / arguments.heads_kv)", "arguments.seq_q"
@@ -791,9 +772,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
         SEQUENCE, "entry(arguments.qo_indptr, middle) * group", "entry(arguments.qo_indptr, middle)"
     ),
     "packed: lse of one head": (SEQUENCE, "place.before(row, 1, arguments.seq_q)", "place.before(row, 1, 0)"),
-    "packed: lse of one head of a sequence": (
-        SEQUENCE, "place.before(row, arguments.heads_q, 1)", "place.before(row, arguments.heads_q, 0)"
-    ),
     "packed: lse of the first sequence": (
         SEQUENCE, "int64_t(sequence.first_q) * arguments.heads_q + place.head", "place.head"
     ),

@@ -531,11 +531,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
         "Channels<C>::limbs * filters.plane()",
         "(Channels<C>::limbs - 1) * filters.plane()",
     ),
-    "filters' limbs where the image's are": (
-        "gemm/limb_planes.cuh",
-        "static_cast<const unsigned char*>(arguments.b)",
-        "static_cast<const unsigned char*>(arguments.a)",
-    ),
 }
 
 

@@ -428,19 +428,13 @@ MUTATIONS = declare.Mutations(
         "rows of a phase rounded down": (PHASES, OF_PHASE, "along.extent / along.stride"),
         "the phase forgotten in the corner": (PHASES, CORNER, CORNER.removesuffix(" - phase")),
         "padding of a whole window": (PHASES, PLAIN_CORNER, PLAIN_CORNER.replace(" - 1", "")),
-        "the distances in dy swapped": (PHASES, "dilation_h = given.h.pixel_step", "dilation_h = given.w.pixel_step"),
         "the padding behind for that before": (KERNEL, BEFORE, BEFORE.replace("before", "behind")),
-        "the paddings swapped": (PHASES, "padding_w = of_w.padding", "padding_w = of_h.padding"),
-        "taps of the other axis": (
-            PHASES, "of_h.taps * of_w.taps * channels_of_tap()", "of_h.taps * of_h.taps * channels_of_tap()"
-        ),
         "the first tap for the last": (PHASES, "of_h.last * weight_row + of_w.last * weight_column", "0"),
         "the filter is not turned over": (PHASES, "r * h.tap_step * weight_row", "-r * h.tap_step * weight_row"),
         "taps one after the other": (PHASES, "s * w.tap_step * weight_column", "s * weight_column"),
         "pixels of dx one after the other": (PHASES, "first_w + column * w.stride", "first_w + column"),
         "all phases at the first row": (PHASES, "first_h + row * h.stride", "row * h.stride"),
         "all images are the first": (PHASES, "int64_t(image) * h.extent", "0 * h.extent"),
-        "phases of the other axis": (PHASES, "number / given.w.phases", "number / given.h.phases"),
         "phases of the taps alone": (PHASES, "number / along.tap_step", "0"),
         "a first pixel before the axis": (PHASES, "rest < 0 ? rest + along.stride : rest", "rest"),
         "filters of the first group": (
@@ -449,8 +443,6 @@ MUTATIONS = declare.Mutations(
         "filters of the first group, by rows": (FILTERS, "tile.matrix * given.stride_b", "0 * given.stride_b"),
         "channels of the tile's first thread": (FILTERS, "i * V::rows_at_once * phase.weight_channel", "0"),
         "direct filters of the first group": (PHASES, "group * stride_b", "0 * stride_b"),
-        "a phase without taps is left out": (KERNEL, "write_zeros<C>(phase, tile);", ";"),
-        "matrices of all phases": (KERNEL, "tile.matrix -= number * matrices;", ";"),
         "direct blocks of all phases": (KERNEL, OF_PLACE, "static_cast<int>(blockIdx.x)"),
     },
 )  # fmt: skip

@@ -133,7 +133,6 @@ def mutated(called: str) -> dict[str, Kernel]:
 
 FILE, OWN = "conv/winograd.cuh", "kernel.cuh"
 WRONG: dict[str, tuple[str, str, str]] = {
-    "the filters as they are": (FILE, "layer.weight_tap = -layer.weight_tap;", ";"),
     "the filters begin with their first tap": (FILE, "(every_tap - 1) * layer.weight_tap", "0 * layer.weight_tap"),
     "channels and filters not swapped": (FILE, "gradient ? column : row", "row"),
     "filters and channels not swapped": (FILE, "gradient ? row : column", "column"),

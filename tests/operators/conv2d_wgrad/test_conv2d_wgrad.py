@@ -452,14 +452,10 @@ MUTATIONS = declare.Mutations(
     wrong={
         "rows above the image count": (GATHER, "h >= 0", "true"),
         "columns left of the image count": (GATHER, "w >= 0", "true"),
-        "the strides swapped": (GATHER, "p * arguments.stride_h", "p * arguments.stride_w"),
         "the padding behind for that before": (GEOMETRY, "as_distance(extents[top])", "as_distance(extents[bottom])"),
-        "the padding of the other axis": (GATHER, f"{CORNER_W}_w", f"{CORNER_W}_h"),
-        "the dilations swapped": (GATHER, f"{TAP_H}_h", f"{TAP_H}_w"),
         "all images are the first": (
             GATHER, "unsigned(image) * arguments.image_pitch", "0u * arguments.image_pitch"
         ),
-        "pixels counted by rows": (GATHER, "within / arguments.out_width", "within / arguments.out_height"),
         "a row of pixels never ends": (GATHER, "w >= end_w", "false"),
         "an image of pixels never ends": (GATHER, "h >= end_h", "false"),
         "a row ends where the corner's does": (GATHER, f"tap.w - {END_W}", f"0 - {END_W}"),

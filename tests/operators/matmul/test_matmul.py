@@ -6,13 +6,11 @@ The verdict of every mutant is written to `mutants.json` in the folder of test a
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -46,10 +44,9 @@ from tests.support.kernels.random_cases import (
     seed_of_this_run,
 )
 from tests.support.kernels.random_cases import KINDS as INPUTS
-from tests.support.run.places import ROOT
+from tests.support.run.places import ARTIFACTS
 
 OP = operator("matmul")
-ARTIFACTS = Path(os.environ.get("CUKILN_TEST_ARTIFACTS") or ROOT / ".test-artifacts")
 
 # ---- problems
 

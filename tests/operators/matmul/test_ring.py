@@ -460,9 +460,7 @@ WRONG = {
     "a product of limbs missing": (LIMBS_TEXT, _LIMB, f"if (p != 1 || q != 1) {_LIMB}"),
     "the last product of limbs missing": (LIMBS_TEXT, _LIMB, f"if (p + q + 1 < limbs || p > 0) {_LIMB}"),
     "signed limbs": (LIMBS_TEXT, _LIMB, "mma_m16n8k32_s8(d[p + q], a[p], b[q]);"),
-    "limbs of A in another order": (LIMBS_TEXT, _LIMB, "mma_m16n8k32_u8(d[p + q], a[p ^ 1], b[q]);"),
     "a diagonal shifted by a bit less": (LIMBS_TEXT, "part << 8 * d", "part << (8 * d - (d == 2))"),
-    "a carry lost": (LIMBS_TEXT, "held >> 8", "held >> 9"),
     "a byte too much kept at a carry": (LIMBS_TEXT, "held & 255u", "held & 511u"),
     "the first 16 of a step twice": (
         LIMBS_TEXT,
@@ -470,17 +468,11 @@ WRONG = {
         "moved(i * chunk_bytes, 0)",
     ),
     "rows of k in another order": (LIMBS_TEXT, "half * 16 + j", "half * 16 + (j ^ 1)"),
-    "limbs of a plane in another order": (
-        PLANES,
-        "limb_words[word * 4 + limb][group] = turned[limb]",
-        "limb_words[word * 4 + limb][group] = turned[limb ^ 1]",
-    ),
     "planes of B where those of A are": (
         PLANES,
         "of_b.of_matrix(first + of_a.bytes(), tile.matrix)",
         "of_b.of_matrix(first, tile.matrix)",
     ),
-    "a bit more shifted": (RING, "value >> bits", "value >> (bits + 1)"),
     "a shift without the sign": (
         RING,
         "value >> bits",
@@ -488,7 +480,6 @@ WRONG = {
     ),
     "rounded to zero": (RING, "value >> bits", "value / (T(1) << bits)"),
     "rounded the other way": (RING, "C::nearest", "!C::nearest"),
-    "rounded by the bit below": (RING, "(value >> (bits - 1)) & T(1)", "(value >> (bits - 2)) & T(1)"),
     "tiles truncated where the sum is": (
         SIMT,
         "accumulators[i][j] = multiply_add<C>(a.data[i], b.data[j], accumulators[i][j]);",

@@ -505,17 +505,14 @@ MUTATIONS = declare.Mutations(
     wrong={
         "an index that is not divided": (OWN, "(index - rest * along.extent[i])", "index"),
         "every slice is the first": (OWN, "static_cast<int>(blockIdx.y) * arguments.chunk", "0"),
-        "a slice too long": (OWN, "begin + arguments.chunk", "begin + arguments.chunk + 1"),
         "the mean is a sum": (OWN, "C::fn == fn_mean ? divided(state.sum, arguments.count) : state.sum", "state.sum"),
         "nothing is divided by the count": (OWN, "sum / count", "sum"),
         "an index that counts vectors": (OWN, "(first + u * C::lanes) * C::vector", "(first + u * C::lanes)"),
         "a column's index that counts trips": (OWN, _TAKE, _TAKE.replace("depth", "1")),
         "states of the first slice": (OWN, _STATE, _STATE.replace("slice)", "y)")),
-        "relu's gradient at 0": (OWN, "x <= 0.0f", "x < 0.0f"),
         "half of gelu's gradient": (OWN, "0.39894228040143268f", "0.0f"),
         "silu's gradient is sigmoid's": (OWN, "(1.0f + x * (1.0f - y))", "(1.0f - y)"),
         "tanh's gradient is not squared": (OWN, "1.0f - y * y", "1.0f - y"),
-        "mapped values over the first vector": (OWN, _MAPPED, _MAPPED.replace("[u]", "[0]")),
         "axes merged whatever their strides": (
             OWN, "found.stride[merged] == found.extent[i] * found.stride[i]", "true"
         ),
@@ -524,7 +521,6 @@ MUTATIONS = declare.Mutations(
         ),
         "outputs in the order of the input": (OWN, "offset_along<C::kept_axes>(arguments.placed, first)", "first"),
         "scattered outputs side by side": (OWN, "arguments.placed.stride[C::kept_axes - 1]", "1"),
-        "of equal values the last": (SHARED, "other.index < state.index", "other.index > state.index"),
         "a NaN is no maximum": (SHARED, "(is_nan(other.value) && !is_nan(state.value))", "false"),
         "a merged count is lost": (SHARED, "state.count = count;", "state.count = other.count;"),
         "distances of means do not count": (SHARED, "distance * distance * (state.count * share)", "0.0f"),

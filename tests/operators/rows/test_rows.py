@@ -271,7 +271,6 @@ WRONG: dict[str, dict[str, tuple[str, str, str]]] = {
         "all reductions by the same words": (ROWS, "which * state_words<C>", "0 * which"),
         "epsilon is forgotten": (ROWS, "square + arguments.epsilon", "square"),
         "gamma and beta of the first columns": (ROWS, f"{VECTOR} + column", VECTOR),
-        "gamma for beta": (ROWS, f"{OF_ROWS}(arguments.beta, column)", f"{OF_ROWS}(arguments.gamma, column)"),
         "the mean is the sum": (OWN, f"{SUM_OF_VALUES} / columns", SUM_OF_VALUES),
         "the squares about the origin": (OWN, f"cukiln::fma({ABOUT_ORIGIN})", "own.squares / columns"),
         "the mean without the origin": (OWN, "origin + distance", "distance"),

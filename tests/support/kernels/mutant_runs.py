@@ -87,10 +87,10 @@ class Remembered:
     """An operator as a kernel's test needs it, which has made all inputs and references of the plan of `kernel`: forks
     of this process find them made."""
 
-    def __init__(self, own: Operator, kernel: Kernel) -> None:
+    def __init__(self, own: Operator, kernel: Kernel, seed: int = SEED) -> None:
         self._own = own
         self._made: dict[tuple[Problem, Kind], tuple[Mapping[str, Any], tuple[Any, Any]]] = {}
-        for case in plan_cases(own, kernel, SEED):
+        for case in plan_cases(own, kernel, seed):
             inputs = own.make_inputs(case.shown, case.kind, np.random.default_rng(case.seed))
             self._made[case.shown, case.kind] = inputs, own.reference(case.shown, inputs, exact=case.exact)
 

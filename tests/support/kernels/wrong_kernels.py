@@ -36,8 +36,6 @@ COMMON = {
     "out's pitch is that of B": Wrong("kernel.cuh", "row * ldc", "row * ldb"),
     "out's rows are packed": Wrong("kernel.cuh", "row * ldc", "row * int64_t(n)"),
     "out's matrices are packed": Wrong("kernel.cuh", "matrix * stride_c", "matrix * ldc * m"),
-    "columns of tiles counted by m": Wrong(TILE, "index % tiles_n", "index % tiles_m"),
-    "a matrix has tiles_m squared tiles": Wrong(TILE, "tiles_m * tiles_n", "tiles_m * tiles_m"),
     "the last band full": Wrong(TILE, "smaller(band_rows, tiles_m - band * band_rows)", "band_rows"),
     "a band one row short": Wrong(TILE, "tiles_m - band * band_rows", "tiles_m - band * band_rows - (band > 0)"),
     "a bias of the tile, not of the matrix": Wrong(
@@ -55,30 +53,13 @@ COMMON = {
     "outputs by way of bfloat16": Wrong(TILE, "to_float(sums.data[i])", "round_to_bfloat16(to_float(sums.data[i]))"),
 }
 CUDA_CORES = {
-    "A's matrices lie like those of B": Wrong(
-        SIMT, "tile.matrix * arguments.stride_a", "tile.matrix * arguments.stride_b"
-    ),
     "B is the first of the batch": Wrong(SIMT, "tile.matrix * arguments.stride_b", "0"),
     "A's rows are packed": Wrong(
         SIMT,
         "loader_a.load(a, arguments.lda, rows_left, k_left);",
         "loader_a.load(a, arguments.k, rows_left, k_left);",
     ),
-    "m stands for n in the rows left": Wrong(SIMT, "arguments.m - first_row", "arguments.n - first_row"),
-    "n bounds the rows": Wrong(SIMT, "in_bounds(row, arguments.m)", "in_bounds(row, arguments.n)"),
-    "m bounds the columns": Wrong(SIMT, "in_bounds(column, arguments.n)", "in_bounds(column, arguments.m)"),
-    "the last k lost": Wrong(
-        SIMT,
-        "feed.load(loader_a, loader_b, length);",
-        "feed.load(loader_a, loader_b, length - 1);",
-    ),
-    "the last k of a later tile lost": Wrong(
-        SIMT,
-        "feed.load(loader_a, loader_b, k_left - C::tile_k);",
-        "feed.load(loader_a, loader_b, k_left - C::tile_k - 1);",
-    ),
     "a step along k lost": Wrong(SIMT, "k_left > 0", "k_left > C::tile_k / 2"),
-    "the last fragment not read ahead": Wrong(SIMT, "k + 1 < C::tile_k", "k + 2 < C::tile_k"),
     "the last stage read again": Wrong(SIMT, "stage ^= 1;", "stage = 1;"),
     "quads not spread": Wrong(
         SIMT, "j / FragmentB::quad * quad_stride_n + j % FragmentB::quad", "j", ("simt nn, 1 element",)
@@ -91,11 +72,7 @@ CUDA_CORES = {
     "sums in bfloat16": Wrong(SIMT, "accumulators[i][j + w]", "round_to_bfloat16(accumulators[i][j + w])"),
 }
 TENSOR_CORES = {
-    "A's matrices lie like those of B ": Wrong(
-        TENSOR, "tile.matrix * arguments.stride_a", "tile.matrix * arguments.stride_b"
-    ),
     "B is the first of the batch ": Wrong(TENSOR, "tile.matrix * arguments.stride_b", "0"),
-    "m stands for n in the rows left ": Wrong(TENSOR, "arguments.m - row", "arguments.n - row"),
     "A's fragments in another order": Wrong(
         TENSOR,
         "low + 8 * (of_a ? middle : high)",
@@ -133,18 +110,13 @@ TENSOR_CORES = {
     "the last tile of k lost": Wrong(
         TENSOR, "(share.end - share.first - 1) / C::tile_k + 1", "(share.end - share.first) / C::tile_k"
     ),
-    "the second half of an mma lost": Wrong(
-        TENSOR, "mma_m16n8k8_f16(d, second, b[1]);", "mma_m16n8k8_f16(d, second, b[0]);"
-    ),
     "sums in half precision": Wrong(TENSOR, "multiply(fragments[k % C::fragments]);", _TO_HALF),
-    "bytes not turned": Wrong(TENSOR, "transpose_bytes(words);", ";"),
     "bytes in the order of descending k": Wrong(
         TENSOR, "source + (k + j) * pitch + outer", "source + (k + 3 - j) * pitch + outer"
     ),
     # Neighbours along k turn by the same, those along m or n each by another; in "int8 nn" there are none of those.
     "turned squares begin at another row": Wrong(TENSOR, "(column ^ turn)", "(column ^ (turn >> 1))", ("int8 nn",)),
     "words exchanged by the unit of k": Wrong(TENSOR, "turn & 1", "unit(i) % units_k & 1"),
-    "pairs of words exchanged like words": Wrong(TENSOR, "turn & 2", "turn & 1"),
     "units of k counted along m or n": Wrong(TENSOR, "k % chunk_bytes", "unit(i) / units_k * 4 % chunk_bytes"),
     "rows of halves swapped on the way out": Wrong(
         TENSOR, "i * 16 + half * 8 + lane / 4", "i * 16 + (1 - half) * 8 + lane / 4"
@@ -152,14 +124,8 @@ TENSOR_CORES = {
     "rows of halves swapped in the exchange": Wrong(
         TENSOR, "(half * 8 + lane / 4) * pitch", "((1 - half) * 8 + lane / 4) * pitch"
     ),
-    "n bounds the rows ": Wrong(TENSOR, "in_bounds(row, arguments.m)", "in_bounds(row, arguments.n)"),
 }
 DIVIDED = {
-    "slices overlap": Wrong(
-        TILE,
-        "static_cast<int>((slice + 1) * steps / arguments.slices)",
-        "static_cast<int>((slice + 1) * steps / arguments.slices) + 1",
-    ),
     "slices leave a gap": Wrong(
         TILE,
         "static_cast<int>(slice * steps / arguments.slices)",
@@ -172,10 +138,7 @@ DIVIDED = {
         UNSPLIT,
     ),
     "a slice takes the rest of k": Wrong(TENSOR, "(share.end - share.first)", "(arguments.k)", UNSPLIT),
-    "a slice is not added": Wrong(SPLIT, "slice < slices", "slice < slices - 1", ("int8 nt, atomic",)),
     "a slice is added twice": Wrong(SPLIT, "partial += slice_elements;", "if (slice != 2) partial += slice_elements;"),
-    "a tile's first block takes another's slot": Wrong(TENSOR, "(first == 0)", "(first != 0)"),
-    "a tile's last block is not added": Wrong(SPLIT, "block <= last", "block < last"),
     "blocks end elsewhere than the reduction thinks": Wrong(
         TILE,
         "total % blocks * block / blocks",
@@ -184,11 +147,6 @@ DIVIDED = {
     "the epilogue for every slice": Wrong(TILE, _STORE, _PER_SLICE),
     "all slices write to the first": Wrong(
         TILE, "C::split == split_atomic ? 0 : blockIdx.y", "0", ("int8 nt, atomic",)
-    ),
-    "sums added to what was there": Wrong(
-        SPLIT,
-        "store_global<4>(static_cast<T*>(arguments.workspace) + index * 4, Vector<T, 4>{{0, 0, 0, 0}});",
-        ";",
     ),
 }
 
@@ -200,17 +158,11 @@ EPILOGUES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "order": (("scale", "bias.n", "relu"), _APPLY, f"{_NEXT} {_APPLY} return;"),
     "tensors": (("bias.n", "residual", "bias.m"), _NEXT, _NEXT.replace("tensor_index + Node::tensors", "tensor_index")),
     "scalars": (("scale", "clip"), _NEXT, _NEXT.replace("scalar_index + Node::scalars", "scalar_index")),
-    "a bias of the rows by columns": (("bias.m",), "bias + at.row", "bias + at.column"),
     "relu": (("relu",), "x < V(0) ? V(0) : x", "x"),
     "leaky relu": (("leaky_relu",), "x < 0.0f ? x * scalars[0] : x", "x * scalars[0]"),
     "the lower end of a clip": (("clip",), f"x < scalars[0] ? scalars[0] : {_CLIP}", _CLIP),
     "the upper end of a clip": (("clip",), "x > scalars[1] ? scalars[1] : x", "x"),
     "one bit of a mask": (("mask",), "kept.data[i] != 0", "kept.data[i] & 1"),
-    "set and clear swapped": (
-        ("masked_activation.bytes.relu.square",),
-        "(bits >> i & 1u) != 0",
-        "(bits >> i & 1u) == 0",
-    ),
     "one bit of a mask's byte": (("masked_activation.bytes.relu.square",), "read.data[i] != 0", "read.data[i] & 1"),
     "the bits of a word from the highest": (
         ("masked_activation.bits.relu.square",),
@@ -222,11 +174,6 @@ EPILOGUES: dict[str, tuple[tuple[str, ...], str, str]] = {
         ("masked_activation.bits.polynomial2.polynomial3",),
         "scalars_of_set + Set::scalars",
         "scalars_of_set",
-    ),
-    "a polynomial without its constant": (
-        ("masked_activation.bits.polynomial2.relu",),
-        "i >= 0",
-        "i >= 1",
     ),
     "gelu by tanh": (("gelu",), _ERF, "1.0f + cukiln::tanh(0.79788456f * (x + 0.044715f * x * x * x))"),
     "gelu's constant": (("gelu",), "0.70710678118654752f", "0.7071f"),

@@ -1,0 +1,1 @@
+"""Mutants by rule: wrong kernels made of an operator's text by a program, judged by the product's own plan."""

@@ -1,0 +1,83 @@
+"""What became of the mutants of a run, in numbers: by operator and rule, with the words of those that survived."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tests.mutants.judge import ARGUED
+from tests.mutants.subjects import SUBJECTS
+
+WIDE = "32-bit offset"
+"""The rule whose survivors are a class of their own: no problem of a plan is so large."""
+COLUMNS = ("mutants", "caught", "same code", "by argument", "survived", "of 32-bit offsets")
+# How the plan caught them: words of a message, the first that fit.
+CAUGHT = {
+    "launch": ("invalid launch",),
+    "race or barrier": ("race on", "barrier", "divergent", "diverged", "collective", "wait at", "cp_async"),
+    "memory": ("outside", "misaligned", "unchecked", "segmentation", "it is an input", "between the rows", "no memory"),
+    "no end": ("run_timeout", "still running", "CPU limit"),
+    "two runs differ": ("differ between two runs",),
+    "wrong result": ("elements are wrong",),
+}
+
+
+def summarised(subjects: Sequence[Mapping[str, Any]], date: str) -> dict[str, Any]:
+    """Of what `tests.mutants.run` wrote of each subject, in the order of SUBJECTS."""
+    names = [subject.name for subject in SUBJECTS]
+    subjects = sorted(subjects, key=lambda subject: names.index(subject["subject"]))
+    mutants = [mutant for subject in subjects for mutant in subject["mutants"] if mutant["outcome"] != "no mutant"]
+    return {
+        "date": date,
+        "seeds": sorted({subject["seed"] for subject in subjects}),
+        "cpu_seconds": round(sum(mutant["seconds"] for subject in subjects for mutant in subject["mutants"])),
+        "refused": sum(len(subject["mutants"]) for subject in subjects) - len(mutants),
+        "subjects": {subject["subject"]: counted(subject["mutants"]) for subject in subjects},
+        "rules": {
+            rule: counted(mutant for mutant in mutants if mutant["change"]["rule"] == rule)
+            for rule in sorted({mutant["change"]["rule"] for mutant in mutants})
+        },
+        "caught_by": dict(Counter(way(mutant["how"]) for mutant in mutants if mutant["outcome"] == "caught")),
+        "by_another_kernel": sum(bool(mutant["first"]) for mutant in mutants),
+        "argued": _words(subjects, lambda mutant: mutant["how"].startswith(ARGUED)),
+        "survived": _words(subjects, lambda m: m["outcome"] == "survived" and m["change"]["rule"] != WIDE),
+    }
+
+
+def counted(mutants: Iterable[Mapping[str, Any]]) -> dict[str, int]:
+    counts = Counter(_column(mutant) for mutant in mutants if mutant["outcome"] != "no mutant")
+    return {"mutants": sum(counts.values()), **{column: counts[column] for column in COLUMNS[1:]}}
+
+
+def _column(mutant: Mapping[str, Any]) -> str:
+    if mutant["outcome"] == "survived":
+        return "of 32-bit offsets" if mutant["change"]["rule"] == WIDE else "survived"
+    if mutant["outcome"] == "equivalent":
+        return "by argument" if mutant["how"].startswith(ARGUED) else "same code"
+    return "caught"
+
+
+def way(message: str) -> str:
+    return next((name for name, words in CAUGHT.items() if any(word in message for word in words)), "another fault")
+
+
+def operator_of(subject: str) -> str:
+    (operator,) = [each.operator for each in SUBJECTS if each.name == subject]
+    return operator
+
+
+def _words(subjects: Sequence[Mapping[str, Any]], taken: Any) -> list[dict[str, Any]]:
+    """Each change once, with the subjects whose kernels have it."""
+    by_change: dict[tuple[str, str, str, str, str], dict[str, Any]] = {}
+    for subject in subjects:
+        for mutant in filter(taken, subject["mutants"]):
+            change = mutant["change"]
+            key = (change["file"], change["rule"], change["text"].strip(), change["old"], change["new"])
+            row = by_change.setdefault(
+                key,
+                {**dict(zip(("file", "rule", "text", "old", "new"), key, strict=True)), "how": mutant["how"], "of": []},
+            )
+            if subject["subject"] not in row["of"]:
+                row["of"].append(subject["subject"])
+    return sorted(by_change.values(), key=lambda row: (row["file"], row["text"], row["new"]))
