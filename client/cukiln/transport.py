@@ -56,7 +56,8 @@ _T = TypeVar("_T")
 class Call:
     """A request. `repeatable`: it is idempotent; any other is sent again only where it was certainly not processed: a
     refused connection, and 429, 503, 507 with a Retry-After. `seconds`: it stands in a caller's way, so it takes no
-    longer than that, is not repeated but for a connection that broke, and is refused while the breaker is open."""
+    longer than that, is not repeated but for a connection that broke, and is refused while the breaker is open.
+    `read`: what makes an answer below 400 the call's result; its `UnexpectedAnswer` is a failure of the service."""
 
     method: str
     path: str
@@ -64,6 +65,7 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = True
     seconds: float | None = None
+    read: Callable[[httpx2.Response], Any] = lambda response: response
 
 
 class _Rules:
@@ -197,14 +199,15 @@ class Transport(_Rules):
     def close(self) -> None:
         self._client.close()
 
-    def send(self, call: Call) -> httpx2.Response:
-        """The answer, below 400. Raises `ServiceError` and its subclasses."""
+    def send(self, call: Call) -> Any:
+        """The answer, below 400, as the call reads it. Raises `ServiceError` and its subclasses."""
         self._begin(call)
         try:
             if call.seconds is None:
                 response = self._repeated(call)
             else:
                 response = within(call.seconds, partial(self._repeated, call))
+            result = call.read(response)
         except httpx2.RequestError as error:
             self._end(call, error)
             raise self.unreachable(call.method, call.path, error) from error
@@ -212,7 +215,7 @@ class Transport(_Rules):
             self._end(call, error)
             raise
         self._end(call, None)
-        return response
+        return result
 
     def _repeated(self, call: Call) -> httpx2.Response:
         response: httpx2.Response = Retrying(sleep=self.sleep, **self._policy(call))(self._once, call)
@@ -257,14 +260,15 @@ class AsyncTransport(_Rules):
         self._of_this_loop()
         await self._client.aclose()
 
-    async def send(self, call: Call) -> httpx2.Response:
-        """The answer, below 400. Raises `ServiceError` and its subclasses."""
+    async def send(self, call: Call) -> Any:
+        """The answer, below 400, as the call reads it. Raises `ServiceError` and its subclasses."""
         self._begin(call)
         try:
             async with asyncio.timeout(call.seconds):
                 response: httpx2.Response = await AsyncRetrying(sleep=self.sleep, **self._policy(call))(
                     self._once, call
                 )
+            result = call.read(response)
         except (httpx2.RequestError, TimeoutError) as error:
             self._end(call, error)
             raise self.unreachable(call.method, call.path, error) from error
@@ -272,7 +276,7 @@ class AsyncTransport(_Rules):
             self._end(call, error)
             raise
         self._end(call, None)
-        return response
+        return result
 
     async def _once(self, call: Call) -> httpx2.Response:
         return checked(await self._client.request(**self._of_request(call)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -18,9 +19,10 @@ from starlette.responses import JSONResponse, Response
 
 import cukiln
 from cukiln.breaker import Breaker
-from cukiln.client import Client
-from cukiln.errors import BadRequest, ServiceUnreachable, UsageError
+from cukiln.client import AsyncClient, Client
+from cukiln.errors import BadRequest, ServiceUnreachable, UnexpectedAnswer, UsageError
 from cukiln.transport import Transport
+from cukiln.types import LookedUp
 from tests.support.fixtures.client import (
     MATMUL,
     ScriptedService,
@@ -92,6 +94,40 @@ def test_a_refused_request_does_not_open_the_breaker(scripted: ScriptedService, 
         with pytest.raises(BadRequest):
             client.lookup([MATMUL])
     assert len(scripted.seen) == 4
+
+
+NOT_CUKILNS = [
+    Response("<html>Sign in to the network</html>", 200, media_type="text/html"),
+    Response('{"results": [{"record": {"key": 1}}]}', 200, media_type="application/json"),
+    Response(b"\xff\xfe", 200, media_type="application/json"),
+    Response(status_code=302, headers={"Location": "http://127.0.0.1/sign-in"}),
+]
+
+
+@pytest.mark.parametrize("answer", NOT_CUKILNS, ids=["page", "another release's", "no text", "elsewhere"])
+def test_an_answer_that_is_not_cukilns_is_a_miss_and_a_failure(
+    answer: Response, scripted: ScriptedService, client_of: Clients
+) -> None:
+    scripted.on("POST", "/v1/lookups", answer)
+    client = client_of(scripted.url)
+    for _ in range(3):
+        (miss,) = client.lookup([MATMUL])
+        assert miss.record is None and "did not answer as cukiln does" in str(miss.unanswered)
+    assert "failed 3 times in a row" in str(client.lookup([MATMUL])[0].unanswered)
+    assert len(scripted.seen) == 3
+    with pytest.raises(UnexpectedAnswer):
+        client.lookup([MATMUL], refresh=True)
+
+
+def test_an_awaited_lookup_takes_it_for_a_miss_and_a_failure_too(scripted: ScriptedService) -> None:
+    scripted.on("POST", "/v1/lookups", NOT_CUKILNS[0])
+
+    async def looked_up() -> list[LookedUp]:
+        async with AsyncClient(scripted.url) as client:
+            return [(await client.lookup([MATMUL]))[0] for _ in range(4)]
+
+    assert "failed 3 times in a row" in str(asyncio.run(looked_up())[-1].unanswered)
+    assert len(scripted.seen) == 3
 
 
 def test_of_many_threads_one_makes_the_try() -> None:
@@ -242,10 +278,11 @@ def test_a_record_by_its_key_comes_from_the_cache_where_the_service_is_away(
 ) -> None:
     key = "a" * 64
     first = JSONResponse(record_json(), headers={"ETag": '"r1"'})
-    scripted.on("GET", f"/v1/kernels/{key}", first, problem_json(503, "unavailable", "later"))
+    away = problem_json(503, "unavailable", "later")
+    scripted.on("GET", f"/v1/kernels/{key}", first, away, Response("<html>", media_type="text/html"))
     client = client_of(scripted.url)
-    assert client.kernel(key).revision == client.kernel(key).revision == 1
-    assert len(scripted.seen) == 2
+    assert [client.kernel(key).revision for _ in range(3)] == [1, 1, 1]
+    assert len(scripted.seen) == 3
 
 
 def test_the_address_and_the_rest_come_from_a_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,15 +24,13 @@ class FileOperations(ClientState):
         stored = None if answer is None else cached_record(self.cache, answer)
         headers = {"If-None-Match": answer.etag} if answer and stored and answer.etag else {}
         try:
-            response = yield Call("GET", path, headers=headers, seconds=self._lookup_budget)
+            record, etag = yield Call("GET", path, headers=headers, seconds=self._lookup_budget, read=_changed_record)
         except NO_ANSWER:
             if stored is None:
                 raise
             return stored
-        if response.status_code == httpx2.codes.NOT_MODIFIED and stored is not None:
+        if record is None:
             return stored
-        record = parse(response, WinnerRecord)
-        etag = response.headers.get("ETag")
         keep_record(self.cache, request, record, self.url, at=time.time(), etag=etag)
         return record
 
@@ -49,3 +47,10 @@ class FileOperations(ClientState):
             data = verify(response.content, digest, f"the answer of {self.url}{path}")
             self.cache.put(digest, data, kind)
         return data
+
+
+def _changed_record(response: httpx2.Response) -> tuple[WinnerRecord | None, str | None]:
+    """None where it has not changed; with its entity tag."""
+    if response.status_code == httpx2.codes.NOT_MODIFIED and "If-None-Match" in response.request.headers:
+        return None, None
+    return parse(response, WinnerRecord), response.headers.get("ETag")
