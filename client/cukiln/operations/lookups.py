@@ -17,7 +17,7 @@ from cukiln.operations.answers import parse, unexpected
 from cukiln.operations.state import NO_ANSWER, ClientState
 from cukiln.operations.steps import Operation
 from cukiln.transport import Call
-from cukiln.types import LookedUp, Lookups, OnMiss, PartialLookups, PartialResult, Priority
+from cukiln.types import LookedUp, LookupResult, Lookups, OnMiss, PartialLookups, PartialResult, Priority
 from cukiln.types.problems import Problem
 
 LARGEST_LOOKUP = 10_000  # problems in one request
@@ -224,7 +224,7 @@ class LookupOperations(ClientState):
             self._memory.release(digests)
 
 
-def _results(response: httpx2.Response, asked: Sequence[Prepared]) -> list[LookedUp]:
+def _results(response: httpx2.Response, asked: Sequence[Prepared]) -> list[LookupResult]:
     return _as_many(response, parse(response, Lookups).results, asked)
 
 

@@ -14,6 +14,7 @@ from cukiln.client import Client
 from cukiln.errors import CukilnError
 from cukiln.gpu import target_of
 from cukiln.load_kernel import Kernel, choose, load
+from cukiln.operations.state import NO_ANSWER
 from cukiln.torch.options import Options
 from cukiln.torch.plan import Call, Plan, bind
 from cukiln.types import FrontEntry, WinnerRecord
@@ -102,6 +103,8 @@ class Finder:
                 if record is not None:
                     call = self._call(entry, record)
             except CukilnError as error:
+                if isinstance(error, NO_ANSWER):
+                    self.failed_until = time.monotonic() + self._options.retry_seconds
                 self._say(f"loading the kernel of {_of(entry)}: {error}")
                 record = None
             # A neighbour's kernel serves until the problem's own is tuned.

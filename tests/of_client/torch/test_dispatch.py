@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 
 import cukiln.torch as ck  # noqa: E402
 from cukiln.client import Client  # noqa: E402
-from cukiln.errors import BadRequest, DeviceError, NotLoadable, UsageError  # noqa: E402
+from cukiln.errors import BadRequest, DeviceError, NotLoadable, ServiceUnreachable, UsageError  # noqa: E402
 from cukiln.torch import dispatch, find_kernels  # noqa: E402
 from cukiln.torch.find_kernels import device_target  # noqa: E402
 from tests.support.fixtures.client import closed_port, silent_server  # noqa: E402
@@ -184,6 +184,16 @@ def test_a_library_that_does_not_load_is_said_and_pytorchs_own_runs(
     played(Broken())
     assert right(ck.matmul(A, B))
     assert "it is no library" in caplog.text
+
+
+def test_a_library_that_does_not_come_has_further_calls_wait_no_more(played: Played) -> None:
+    class Hung(PlayedService):
+        def load(self, entry: Any, client: Any) -> ReferenceKernel:
+            raise ServiceUnreachable("no answer within 1 s")
+
+    played(Hung())
+    assert right(ck.matmul(A, B))
+    assert dispatch.current()._finder.failed_until > time.monotonic()
 
 
 def test_an_error_of_the_kernel_is_raised_and_nothing_else_runs_in_its_place(played: Played) -> None:
