@@ -33,6 +33,7 @@ SHUFFLES = {
     "idx_clamped": ("shfl.sync.idx.b32 %r15|%p1, %r2, 20, 15, -1;", lambda i: (i, False)),
 }
 STORE = f"mov.u32 %r3, {SHARED}; mad.lo.s32 %r4, %r1, 4, %r3;"
+WIDE = f"mov.u32 %r3, {SHARED}; mad.lo.s32 %r4, %r1, 16, %r3;"
 LOAD_NEXT = "add.s32 %r5, %r1, 1; and.b32 %r5, %r5, 63; mad.lo.s32 %r6, %r5, 4, %r3; ld.shared.u32 %r20, [%r6];"
 DEPOT = ".local .align 16 .b8 depot[16]; mov.u64 %rd14, depot; cvta.local.u64 %rd15, %rd14;"
 SNIPPETS = {
@@ -69,6 +70,30 @@ SNIPPETS = {
         f"{STORE} mov.u32 %r7, 0; cp.async.ca.shared.global [%r4], [%rd4], 4, %r7; cp.async.wait_all; "
         "ld.shared.u32 %r20, [%r4];"
     ),
+    **{
+        name: Snippet(
+            f"{WIDE} st.shared.v4.u32 [%r4], {{%r10, %r11, %r12, %r13}}; cvt.u32.u64 %r7, %rd13; "
+            f"cp.async.ca.shared.global [%r4], [%rd4], 16, %r7; cp.async.commit_group; {wait} "
+            "ld.shared.v2.u64 {%rd20, %rd14}, [%r4]; add.s64 %rd20, %rd20, %rd14;",
+            "rd",
+        )
+        for name, wait in (("a_part", "cp.async.wait_group 0;"), ("unwaited_part", ""))
+    },
+    "a_part_from_elsewhere": Snippet(
+        f"{WIDE} mov.u32 %r7, 6; cp.async.ca.shared.global [%r4], [%rd4+8192], 8, %r7; cp.async.wait_all;"
+    ),
+    "a_part_of_a_misaligned_source": Snippet(
+        f"{WIDE} mov.u32 %r7, 6; cp.async.ca.shared.global [%r4], [%rd4+4], 8, %r7; cp.async.wait_all;"
+    ),
+    "a_part_behind_shared": Snippet(
+        f"{WIDE} mov.u32 %r7, 6; cp.async.ca.shared.global [%r4+4096], [%rd4], 8, %r7; cp.async.wait_all;"
+    ),
+    "more_than_the_copy": Snippet(
+        f"{WIDE} mov.u32 %r7, 20; cp.async.ca.shared.global [%r4], [%rd4], 16, %r7; cp.async.wait_all;"
+    ),
+    "wider_than_the_parameters": Snippet(
+        "mov.u64 %rd14, wider_than_the_parameters_in; ld.param.v4.u64 {%rd15, %rd16, %rd17, %rd20}, [%rd14];", "rd"
+    ),
 }  # fmt: skip
 
 
@@ -102,6 +127,11 @@ def test_votes_count_all_lanes(snippets: Snippets) -> None:
         ("behind_local", "4 bytes at offset 16 of 16 bytes of local memory"),
         ("behind_global", "of out (2048 bytes): outside of it"),
         ("an_input", "an input, which no kernel may write"),
+        ("a_part_from_elsewhere", "of in (8192 bytes): outside of it"),
+        ("a_part_of_a_misaligned_source", "a copy of 8 bytes from a misaligned source"),
+        ("a_part_behind_shared", "outside of its 4096 bytes"),
+        ("more_than_the_copy", "a copy that reads 20 of its 16 bytes"),
+        ("wider_than_the_parameters", "32 bytes at offset 0 of 16 bytes of parameters"),
         ("read_only_cache", "reads through the read-only cache"),
     ],
 )
@@ -131,7 +161,25 @@ def test_shared_memory_and_copies_are_poisoned_until_they_are_there(snippets: Sn
     assert set(snippets.run("no_source", words, threads=64).out) == {0}
 
 
+def test_a_copy_of_a_part_brings_that_and_zeros_and_no_sooner_than_it_must(snippets: Snippets) -> None:
+    first, second = 0x1122334455667788, 0x99AABBCCDDEEFF01
+    sizes = [*range(17)] * 3
+    words = [(first + i, second, 0, size) for i, size in enumerate(sizes)]
+    whole = [(first + i).to_bytes(8, "little") + second.to_bytes(8, "little") for i in range(len(sizes))]
+    copied = [row[:size] + bytes(16 - size) for row, size in zip(whole, sizes, strict=True)]
+    halves = [[int.from_bytes(row[at : at + 8], "little") for at in (0, 8)] for row in copied]
+    for watch in (False, True):
+        ran = snippets.run("a_part", words, threads=len(words), watch=watch)
+        assert (ran.outcome.status, ran.message) == ("ok", "")
+        assert ran.out == [(low + high) % 2**64 for low, high in halves]
+    poison = snippets.run("unwaited_part", words, threads=len(words)).out
+    assert set(poison) == {2**64 - 2}  # all bits set, twice
+    assert "has not waited" in snippets.run("unwaited_part", words, threads=len(words), watch=True).message
+
+
 UNKNOWN = {
+    "add.s32 %r20, %r10, 010;": "an operand that has no translation, 010",
+    "ld.shared.u32 %r20, [%r10+010];": "an address that has no translation, [%r10+010]",
     "add.sat.s32 %r20, %r10, %r11;": "no rule for add.sat.s32",
     "add.rz.f32 %f20, %f10, %f11;": "no rule for add.rz.f32",
     "cvt.rz.f16.f32 %rs20, %f10;": "no rule for cvt.rz.f16.f32",
@@ -158,3 +206,10 @@ def test_what_has_no_translation_is_refused_by_name_and_line(text: str) -> None:
         translate(module, module.entries[0], "one")
     assert UNKNOWN[text] in str(refusal.value)
     assert "kernel.ptx:20: " in str(refusal.value)
+
+
+def test_shared_memory_that_is_aligned_to_more_than_it_is_here_is_refused() -> None:
+    text = ".version 9.2\n.target sm_80\n.address_size 64\n.extern .shared .align {} .b8 tiles[];\n"
+    assert read_ptx(text.format(16)).shared == {"tiles": 16}
+    with pytest.raises(UnknownPtx, match=r"kernel\.ptx:4: shared memory at a multiple of 128, 16 at most"):
+        read_ptx(text.format(128))
