@@ -107,8 +107,8 @@ class FarCase(Case):
 @dataclass(frozen=True)
 class Part:
     """A part of the plan, for finding a fault: one case by its number, every launch once in one order of
-    warps, every run or none race-checked. `near`: no case beyond 32 bits. Whatever its outcome, only the whole plan is a
-    verification."""
+    warps, every run or none race-checked. `near`: no case beyond 32 bits. Whatever its outcome, only the whole plan is
+    a verification."""
 
     case: int | None = None
     order: Order | None = None

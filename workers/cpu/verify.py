@@ -129,9 +129,8 @@ def verify_on_cpu(
         )
         for kernel_id, (words, details) in build.errors.items():
             keep(CpuVerdict(kernel_id, "compile_error", words, details))
-        part = replace(
-            part or Part(), near=sanitize
-        )  # the sanitizers touch a byte for eight of all memory that is mapped
+        # The sanitizers touch a byte for eight of all memory that is mapped.
+        part = replace(part or Part(), near=sanitize)
         children = CpuChildren(
             processes, limits, folder, seed, kernel_cpu_seconds, kernel_wall_seconds, cancel, part, on_print
         )
