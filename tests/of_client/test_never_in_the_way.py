@@ -292,10 +292,10 @@ def test_a_child_of_a_fork_makes_connections_when_it_calls_and_a_closed_client_s
                 os.write(writer, f"{before} {job}".encode())
             finally:
                 os._exit(0)
+        os.close(writer)  # nothing comes where the child fails
         os.waitpid(child, 0)
         assert os.read(reader, 100) == b"None job1"
         os.close(reader)
-        os.close(writer)
 
 
 def test_each_event_loop_has_connections_of_its_own_and_closing_closes_all(scripted: ScriptedService) -> None:
