@@ -85,7 +85,8 @@ class Client(JobOperations, ServiceOperations, FileOperations, LookupOperations)
 
     `timeout`: seconds without a byte that any other request may take, not a job; `attempts`: how often one that may be
     repeated is tried. `transport`: one that was made by the caller, in place of `url` and these. A client may be shared
-    between threads. Every method but `lookup` raises `ServiceError` and its subclasses.
+    between threads. Every method raises `ServiceError` and its subclasses; `lookup` of them what the service refuses
+    alone (`BadRequest`, `NotAuthorised`, `NotFound`).
     """
 
     _transport: Transport

@@ -5,6 +5,9 @@ import functools
 from dataclasses import dataclass
 
 DRIVER = "libcuda.so.1"
+# GPUs that run the kernels of an earlier one of the same major number; those with a letter are of one alone (CUDA C++
+# Programming Guide, "Binary Compatibility").
+_RUNS = {(10, 3): "sm_100", (12, 1): "sm_120"}
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76  # cuda.h: CUdevice_attribute
 
 
@@ -56,10 +59,13 @@ def _capability(driver: ctypes.CDLL) -> tuple[int, int] | None:
 
 @functools.cache
 def local_target() -> str | None:
-    """The architecture of this machine's first GPU, such as `sm_90a`; None without one. From 9.0 on with the letter:
-    kernels may use all of the very architecture."""
+    """The architecture of this machine's first GPU, such as `sm_90a`; None without one."""
     capability = find_gpus().capability
-    if capability is None:
-        return None
+    return None if capability is None else target_of(capability)
+
+
+def target_of(capability: tuple[int, int]) -> str:
+    """The target of a GPU of this compute capability. Of a capability that no service has, its own name all the same:
+    the service then lists what it has."""
     major, minor = capability
-    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+    return _RUNS.get(capability) or f"sm_{major}{minor}{'a' if major >= 9 else ''}"

@@ -268,9 +268,10 @@ def load(
     """Load a kernel, after its SHA-256 was found right.
 
     `source`: a winner record (or one entry of its front), whose library is taken from the local cache or through
-    `client`; a folder that `cukiln fetch` wrote; a library file; or a library's bytes. `sha256` is needed for bytes,
-    and for a file that is not named after its digest. `locked`: refuse all but what a lock file pins (True:
-    `CUKILN_LOCK`, else `cukiln.lock`; or its path); then `source` may be a problem, too, whose record is in the file.
+    `client` (within its `lookup_budget`, and 4 s more for a megabyte); a folder that `cukiln fetch` wrote; a library
+    file; or a library's bytes. `sha256` is needed for bytes, and for a file that is not named after its digest.
+    `locked`: refuse all but what a lock file pins (True: `CUKILN_LOCK`, else `cukiln.lock`;
+    or its path); then `source` may be a problem, too, whose record is in the file.
     No GPU is needed to load; `Kernel.prepare` is what needs one.
     Raises `DigestMismatch` before anything of the library runs, `NotLocked`, `NotLoadable`, `UsageError`.
     """
@@ -334,11 +335,11 @@ def _fetched(digest: str, client: Client | None, cache: LocalCache) -> bytes:
     if data is not None:
         return data
     if client is not None:
-        return client.blob(digest)
+        return client.blob(digest, patient=False)
     from cukiln.client import Client
 
     with Client(cache_dir=cache.folder) as default:
-        return default.blob(digest)
+        return default.blob(digest, patient=False)
 
 
 def _read(path: Path) -> bytes:

@@ -4,12 +4,14 @@
     answers/<sha256>.json      the answer to the request with this digest: which record, which revision, since when
 
 Any number of processes share the folder: a file is written beside its place and renamed, and what is read is compared
-with its digest, so that a torn or damaged file is a file that is absent.
+with its digest, so that a torn or damaged file is a file that is absent. What stands there is believed and loaded, so a
+folder that another user may write is not used.
 """
 
 import contextlib
 import hashlib
 import json
+import logging
 import os
 import re
 import tempfile
@@ -17,11 +19,13 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from stat import S_IMODE, S_IWGRP, S_IWOTH
 
 from pydantic_core import from_json
 
 from cukiln.errors import DigestMismatch, UsageError
 
+LOG = logging.getLogger("cukiln")
 DEFAULT_BYTES = 4 * 2**30  # a full search of a model leaves some hundred libraries of about a megabyte
 RECORD = "record"
 # A file in use is newer than this, so no other process removes it between the check and the load.
@@ -29,6 +33,8 @@ _KEPT_SECONDS = 600.0
 _TOUCHED_SECONDS = 300.0  # a use is noted as often as this
 _PRUNE_EVERY = 64  # files written by this process
 _DIGEST = re.compile(r"[0-9a-f]{64}")
+_ROOMS = "blobs", "answers"
+_SAID: set[str] = set()  # of folders that are not used, in this process
 
 
 def check_digest(digest: str) -> str:
@@ -78,6 +84,15 @@ class CachedAnswer:
     at: float
     etag: str | None = None
 
+    @property
+    def is_sound(self) -> bool:
+        """What is read from a file may have any types."""
+        texts = isinstance(self.url, str) and isinstance(self.key, str) and isinstance(self.record, str)
+        numbers = type(self.revision) is int and type(self.at) in (int, float)
+        if not texts or not numbers or not isinstance(self.etag, str | None):
+            return False
+        return _DIGEST.fullmatch(self.record) is not None
+
 
 @dataclass(frozen=True)
 class Usage:
@@ -106,13 +121,29 @@ class LocalCache:
         self._place = str(folder)  # joining strings takes a tenth of the time of joining paths
         self.most_bytes = most_bytes
         self._written = 0
+        self._refusal: str | None = None
+        self._is_checked = False
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the folder is not used, which is said once; None where it is this user's own, or not made yet."""
+        if not self._is_checked:
+            folders = [self.folder, *(self.folder / room for room in _ROOMS)]
+            stats = [(folder, _stat(folder)) for folder in folders]
+            whys = [why for folder, found in stats if found is not None and (why := _why_not_own(folder, found))]
+            self._refusal = whys[0] if whys else None
+            self._is_checked = bool(whys) or all(found is not None for _, found in stats)
+            if whys and whys[0] not in _SAID:
+                _SAID.add(whys[0])
+                LOG.warning("%s", whys[0])
+        return self._refusal
 
     def path(self, digest: str, kind: str = "so") -> Path:
         return self.folder / "blobs" / f"{check_digest(digest)}.{kind}"
 
     def get(self, digest: str, kind: str = "so") -> bytes | None:
         """The blob, or None. A file with other content is removed."""
-        data = _read(f"{self._place}/blobs/{check_digest(digest)}.{kind}")
+        data = None if self.refusal else _read(f"{self._place}/blobs/{check_digest(digest)}.{kind}")
         if data is not None and hashlib.sha256(data).hexdigest() != digest:
             self.path(digest, kind).unlink(missing_ok=True)
             return None
@@ -123,8 +154,11 @@ class LocalCache:
         `UsageError` where the folder cannot be written."""
         path = self.path(digest, kind)
         verify(data, digest, f"blob {digest[:12]}…")
+        if self.refusal:
+            raise UsageError(self.refusal)
         if self.get(digest, kind) is None:
             try:
+                self._make_folder()
                 write_atomically(path, data, durable=False)
             except OSError as error:
                 raise UsageError(
@@ -136,18 +170,22 @@ class LocalCache:
 
     def answer(self, request: str) -> CachedAnswer | None:
         """What is kept of the answer to the request with this digest."""
-        data = _read(f"{self._place}/answers/{check_digest(request)}.json")
+        data = None if self.refusal else _read(f"{self._place}/answers/{check_digest(request)}.json")
         if data is None:
             return None
         try:
-            return CachedAnswer(**from_json(data))
+            answer = CachedAnswer(**from_json(data))
         except (ValueError, TypeError):  # torn by a power cut, or of another release
             return None
+        return answer if answer.is_sound else None
 
     def keep_answer(self, request: str, answer: CachedAnswer, record: bytes | None = None) -> None:
         """Keep the answer, and the bytes of its record where they are new. A cache that cannot be written keeps
         nothing: the answer is there all the same."""
+        if self.refusal:
+            return
         try:
+            self._make_folder()
             if record is not None and not self.path(answer.record, RECORD).exists():
                 write_atomically(self.path(answer.record, RECORD), record, durable=False)
             write_atomically(self._answer_path(request), json.dumps(asdict(answer)).encode(), durable=False)
@@ -156,10 +194,17 @@ class LocalCache:
         self._note_write()
 
     def drop_answer(self, request: str) -> None:
+        if self.refusal:
+            return
         try:
             self._answer_path(request).unlink(missing_ok=True)
         except OSError:
             return
+
+    def _make_folder(self) -> None:
+        """Where it is not there: for this user alone, whatever the umask."""
+        if not self._is_checked:
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
 
     def _answer_path(self, request: str) -> Path:
         return self.folder / "answers" / f"{check_digest(request)}.json"
@@ -203,7 +248,7 @@ class LocalCache:
         return damaged
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for room in ("blobs", "answers"):
+        for room in () if self.refusal else _ROOMS:
             try:
                 entries = list(os.scandir(self.folder / room))
             except OSError:
@@ -224,6 +269,25 @@ class LocalCache:
         self._written += 1
 
 
+def _stat(path: Path) -> os.stat_result | None:
+    try:
+        return path.stat()
+    except OSError:
+        return None
+
+
+def _why_not_own(folder: Path, found: os.stat_result) -> str | None:
+    """Why others may have written there what would be run here; what root has written may run anyway."""
+    mode = S_IMODE(found.st_mode)
+    if found.st_uid not in (os.geteuid(), 0):
+        why = f"it is of user {found.st_uid}, this process is of user {os.geteuid()}"
+    elif mode & (S_IWGRP | S_IWOTH):
+        why = f"others may write it (mode {mode:04o}); empty it and `chmod go-w` it"
+    else:
+        return None
+    return f"the cache {folder} is not used: {why}; or name another folder with cache_dir=… or CUKILN_CACHE"
+
+
 def _read(path: str | Path) -> bytes | None:
     """The file's content; None where there is none. Its time says when it was last used."""
     try:
@@ -231,13 +295,13 @@ def _read(path: str | Path) -> bytes | None:
     except OSError:
         return None
     try:
-        stat = os.fstat(file)
-        data = os.read(file, stat.st_size)
+        status = os.fstat(file)
+        data = os.read(file, status.st_size)
     except OSError:
         return None
     finally:
         os.close(file)
-    if time.time() - stat.st_mtime > _TOUCHED_SECONDS:
+    if time.time() - status.st_mtime > _TOUCHED_SECONDS:
         with contextlib.suppress(OSError):  # of another user
             os.utime(path)
     return data

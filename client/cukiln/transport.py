@@ -12,36 +12,21 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from email.utils import parsedate_to_datetime
 from functools import partial
 from typing import Any, TypeVar
 
 import httpx2
-from pydantic import ValidationError
 from tenacity import AsyncRetrying, RetryCallState, Retrying
 
 from cukiln.breaker import Breaker
-from cukiln.errors import (
-    BadRequest,
-    NotAuthorised,
-    NotFound,
-    ProblemError,
-    ServiceBusy,
-    ServiceError,
-    ServiceFailed,
-    ServiceUnreachable,
-    UnexpectedAnswer,
-    UsageError,
-)
+from cukiln.errors import ProblemError, ServiceBusy, ServiceError, ServiceFailed, ServiceUnreachable, UsageError
 from cukiln.forks import renew_after_fork
-from cukiln.types import ProblemDetail
+from cukiln.refused import checked
 
 CONNECT_SECONDS, LOOKUP_SECONDS, CALL_SECONDS = 0.2, 1.0, 30.0
 ATTEMPTS, _QUICK_ATTEMPTS = 5, 2
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-_BUSY = {429, 503, 507}
 _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds
 
 # The request never left this machine, so it is safe to send again.
@@ -56,7 +41,9 @@ _T = TypeVar("_T")
 class Call:
     """A request. `repeatable`: it is idempotent; any other is sent again only where it was certainly not processed: a
     refused connection, and 429, 503, 507 with a Retry-After. `seconds`: it stands in a caller's way, so it takes no
-    longer than that, is not repeated but for a connection that broke, and is refused while the breaker is open."""
+    longer than that, is not repeated but for a connection that broke, and is refused while the breaker is open.
+    `bytes_a_second`: `seconds` are to the first byte of an answer, whose body then takes no longer than its size says.
+    `read`: what makes an answer below 400 the call's result; its `UnexpectedAnswer` is a failure of the service."""
 
     method: str
     path: str
@@ -64,6 +51,15 @@ class Call:
     headers: Mapping[str, str] = field(default_factory=dict)
     repeatable: bool = True
     seconds: float | None = None
+    read: Callable[[httpx2.Response], Any] = lambda response: response
+    bytes_a_second: float | None = None
+
+    def more_seconds(self, response: httpx2.Response) -> float:
+        """For the body of an answer that has begun."""
+        size = response.headers.get("Content-Length", "")
+        if self.bytes_a_second is None or not size.isdecimal():
+            return 0.0
+        return min(int(size[:18]) / self.bytes_a_second, CALL_SECONDS)
 
 
 class _Rules:
@@ -107,15 +103,17 @@ class _Rules:
         if parsed.scheme == "http":
             # Certificate authorities, which take 20 ms to read, are for https; this context trusts none.
             self._options["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        self._connect()
+        self._closed = False
+        self.after_fork()
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        self._connect()  # the connections that are there are the parent's
+        """Without connections: those that are there are the parent's. The next call makes its own."""
+        self._lock = threading.Lock()
 
-    def _connect(self) -> None:
-        """Make the client of httpx2, which connects with its first request."""
-        raise NotImplementedError
+    def _require_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"the client of {self.url} is closed")
 
     def _begin(self, call: Call) -> None:
         """Raises `ServiceUnreachable` for a call that is not to be made."""
@@ -191,20 +189,36 @@ class Transport(_Rules):
 
     sleep: Callable[[float], None] = staticmethod(time.sleep)
 
-    def _connect(self) -> None:
-        self._client = httpx2.Client(**self._options)
+    _client: httpx2.Client | None
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._client = None
+
+    def _connected(self) -> httpx2.Client:
+        self._require_open()
+        with self._lock:
+            if self._client is None:
+                self._client = httpx2.Client(**self._options)
+            return self._client
 
     def close(self) -> None:
-        self._client.close()
+        self._closed = True
+        with self._lock:
+            client, self._client = self._client, None
+        if client is not None:
+            client.close()
 
-    def send(self, call: Call) -> httpx2.Response:
-        """The answer, below 400. Raises `ServiceError` and its subclasses."""
+    def send(self, call: Call) -> Any:
+        """The answer, below 400, as the call reads it. Raises `ServiceError` and its subclasses."""
         self._begin(call)
         try:
             if call.seconds is None:
-                response = self._repeated(call)
+                response = self._repeated(call, None)
             else:
-                response = within(call.seconds, partial(self._repeated, call))
+                limit = Limit(call.seconds)
+                response = within(limit, partial(self._repeated, call, limit))
+            result = call.read(response)
         except httpx2.RequestError as error:
             self._end(call, error)
             raise self.unreachable(call.method, call.path, error) from error
@@ -212,14 +226,18 @@ class Transport(_Rules):
             self._end(call, error)
             raise
         self._end(call, None)
+        return result
+
+    def _repeated(self, call: Call, limit: "Limit | None") -> httpx2.Response:
+        response: httpx2.Response = Retrying(sleep=self.sleep, **self._policy(call))(self._once, call, limit)
         return response
 
-    def _repeated(self, call: Call) -> httpx2.Response:
-        response: httpx2.Response = Retrying(sleep=self.sleep, **self._policy(call))(self._once, call)
-        return response
-
-    def _once(self, call: Call) -> httpx2.Response:
-        return checked(self._client.request(**self._of_request(call)))
+    def _once(self, call: Call, limit: "Limit | None") -> httpx2.Response:
+        with self._connected().stream(**self._of_request(call)) as response:
+            if limit is not None:
+                limit.extend(call.more_seconds(response))
+            response.read()
+        return checked(response)
 
     @contextmanager
     def stream(self, path: str, *, headers: Mapping[str, str], idle: float) -> Iterator[httpx2.Response]:
@@ -229,42 +247,52 @@ class Transport(_Rules):
         """
         self._begin(Call("GET", path))
         timeout = self._stream_timeout(idle)
-        with self._client.stream("GET", path, headers=dict(headers), timeout=timeout) as response:
+        with self._connected().stream("GET", path, headers=dict(headers), timeout=timeout) as response:
             if response.status_code >= 400:
                 response.read()
             yield checked(response)
 
 
 class AsyncTransport(_Rules):
-    """`Transport` over an `httpx2.AsyncClient`. Connections are of one event loop: a call in another makes new ones."""
+    """`Transport` over `httpx2.AsyncClient`s: connections are of one event loop, so that each loop has its own."""
 
     sleep: Callable[[float], Awaitable[None]] = staticmethod(asyncio.sleep)
-    _loop: asyncio.AbstractEventLoop | None = None
+    _clients: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient]
 
-    def _connect(self) -> None:
-        self._client = httpx2.AsyncClient(**self._options)
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._clients = {}
 
-    def _begin(self, call: Call) -> None:
-        super()._begin(call)
-        self._of_this_loop()
-
-    def _of_this_loop(self) -> None:
-        before, self._loop = self._loop, asyncio.get_running_loop()
-        if before not in (None, self._loop):
-            self._connect()
+    def _connected(self) -> httpx2.AsyncClient:
+        self._require_open()
+        loop = asyncio.get_running_loop()
+        with self._lock:
+            if loop not in self._clients:
+                # The sockets of a loop that is closed close with what holds them: nothing can be awaited there.
+                open_ones = {other: client for other, client in self._clients.items() if not other.is_closed()}
+                self._clients = {**open_ones, loop: httpx2.AsyncClient(**self._options)}
+            return self._clients[loop]
 
     async def close(self) -> None:
-        self._of_this_loop()
-        await self._client.aclose()
+        """Those of other event loops close there, when these run."""
+        self._closed = True
+        with self._lock:
+            clients, self._clients = self._clients, {}
+        own = clients.pop(asyncio.get_running_loop(), None)
+        for loop, client in clients.items():
+            if not loop.is_closed():
+                asyncio.run_coroutine_threadsafe(client.aclose(), loop)
+        if own is not None:
+            await own.aclose()
 
-    async def send(self, call: Call) -> httpx2.Response:
-        """The answer, below 400. Raises `ServiceError` and its subclasses."""
+    async def send(self, call: Call) -> Any:
+        """The answer, below 400, as the call reads it. Raises `ServiceError` and its subclasses."""
         self._begin(call)
         try:
-            async with asyncio.timeout(call.seconds):
-                response: httpx2.Response = await AsyncRetrying(sleep=self.sleep, **self._policy(call))(
-                    self._once, call
-                )
+            async with asyncio.timeout(call.seconds) as limit:
+                repeated = AsyncRetrying(sleep=self.sleep, **self._policy(call))
+                response: httpx2.Response = await repeated(self._once, call, limit)
+            result = call.read(response)
         except (httpx2.RequestError, TimeoutError) as error:
             self._end(call, error)
             raise self.unreachable(call.method, call.path, error) from error
@@ -272,25 +300,43 @@ class AsyncTransport(_Rules):
             self._end(call, error)
             raise
         self._end(call, None)
-        return response
+        return result
 
-    async def _once(self, call: Call) -> httpx2.Response:
-        return checked(await self._client.request(**self._of_request(call)))
+    async def _once(self, call: Call, limit: asyncio.Timeout) -> httpx2.Response:
+        async with self._connected().stream(**self._of_request(call)) as response:
+            if (end := limit.when()) is not None:
+                limit.reschedule(end + call.more_seconds(response))
+            await response.aread()
+        return checked(response)
 
     @asynccontextmanager
     async def stream(self, path: str, *, headers: Mapping[str, str], idle: float) -> AsyncIterator[httpx2.Response]:
         """As that of `Transport`."""
         self._begin(Call("GET", path))
         timeout = self._stream_timeout(idle)
-        async with self._client.stream("GET", path, headers=dict(headers), timeout=timeout) as response:
+        async with self._connected().stream("GET", path, headers=dict(headers), timeout=timeout) as response:
             if response.status_code >= 400:
                 await response.aread()
             yield checked(response)
 
 
-def within(seconds: float, function: Callable[[], _T]) -> _T:
+class Limit:
+    """When something is to be done, which may be put off."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds, self._end = seconds, time.monotonic() + seconds
+
+    def extend(self, seconds: float) -> None:
+        self.seconds, self._end = self.seconds + seconds, self._end + seconds
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self._end - time.monotonic())
+
+
+def within(limit: Limit, function: Callable[[], _T]) -> _T:
     """Of a function that may be late, such as a name that is resolved or an answer that comes byte by byte: its result,
-    within this time. Raises `httpx2.ReadTimeout`; the thread then ends by itself, with what it waits for."""
+    within the limit. Raises `httpx2.ReadTimeout`; the thread then ends by itself, with what it waits for."""
     outcome: list[_T | BaseException] = []
     done = threading.Event()
 
@@ -302,18 +348,12 @@ def within(seconds: float, function: Callable[[], _T]) -> _T:
         done.set()
 
     threading.Thread(target=run, name="cukiln-call", daemon=True).start()
-    if not done.wait(seconds):
-        raise httpx2.ReadTimeout(f"no answer within {seconds:g} s")
+    while not done.wait(limit.left):
+        if limit.left == 0.0:
+            raise httpx2.ReadTimeout(f"no answer within {limit.seconds:g} s")
     if isinstance(outcome[0], BaseException):
         raise outcome[0]
     return outcome[0]
-
-
-def checked(response: httpx2.Response) -> httpx2.Response:
-    """An answer below 400. Raises its typed error."""
-    if response.status_code >= 400:
-        raise problem_error(response)
-    return response
 
 
 def _parse_url(url: str) -> httpx2.URL:
@@ -341,59 +381,3 @@ def delay(attempt: int) -> float:
     """Seconds before the attempt after `attempt`: doubling; jittered, so that many clients do not come back at once."""
     longest = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** (attempt - 1))
     return longest * random.uniform(0.5, 1.0)
-
-
-def retry_after(response: httpx2.Response) -> float | None:
-    """The Retry-After of an answer in seconds (RFC 9110, 10.2.3: a number or a date), None without a valid one."""
-    value = response.headers.get("Retry-After", "").strip()
-    if value.isascii() and value.isdigit():
-        return float(value[:9])
-    try:
-        when = parsedate_to_datetime(value)
-    except ValueError:
-        return None
-    if when.tzinfo is None:
-        when = when.replace(tzinfo=UTC)
-    return max(0.0, (when - datetime.now(UTC)).total_seconds())
-
-
-def problem_error(response: httpx2.Response) -> ProblemError | UnexpectedAnswer:
-    """The typed error of an answer of 400 or above."""
-    request, status = response.request, response.status_code
-    where: dict[str, Any] = {"method": request.method, "url": str(request.url)}
-    detail = _problem_detail(response)
-    if detail is None and status not in _BUSY | {401, 403}:
-        return UnexpectedAnswer(
-            f"{request.url} answered {status} {response.reason_phrase} without cukiln's problem details; "
-            "check that the address is a cukiln service and not a proxy or another server",
-            **where,
-        )
-    where.update(status=status, detail=detail)
-    message = _sentence(detail) if detail else f"{request.url} answered {status} {response.reason_phrase}"
-    if status in _BUSY:
-        return ServiceBusy(message, retry_after=retry_after(response), **where)
-    if status in (401, 403):
-        return NotAuthorised(f"{message}; set CUKILN_API_KEY to the service's key", **where)
-    if status in (404, 410):
-        return NotFound(message, **where)
-    return BadRequest(message, **where) if status < 500 else ServiceFailed(message, **where)
-
-
-def _problem_detail(response: httpx2.Response) -> ProblemDetail | None:
-    if "json" not in response.headers.get("Content-Type", ""):
-        return None
-    try:
-        return ProblemDetail.model_validate_json(response.content)
-    except ValidationError:
-        return None
-
-
-def _sentence(detail: ProblemDetail) -> str:
-    """The service's message, with the field and what is allowed where it lacks them."""
-    text = detail.detail.rstrip(".") or detail.title
-    if detail.field and detail.field not in text:
-        text = f"{detail.field}: {text}"
-    if detail.allowed is not None and "allowed" not in text:
-        allowed = ", ".join(map(str, detail.allowed)) if isinstance(detail.allowed, list) else str(detail.allowed)
-        text = f"{text} (allowed: {allowed})"
-    return text

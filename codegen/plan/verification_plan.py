@@ -107,16 +107,18 @@ class FarCase(Case):
 @dataclass(frozen=True)
 class Part:
     """A part of the plan, for finding a fault: one case by its number, every launch once in one order of
-    warps, every run or none race-checked. Whatever its outcome, only the whole plan is a verification."""
+    warps, every run or none race-checked. `near`: no case beyond 32 bits. Whatever its outcome, only the whole plan is
+    a verification."""
 
     case: int | None = None
     order: Order | None = None
     watch: bool | None = None
+    near: bool = False
 
     def of(self, cases: Iterable[Case]) -> Iterator[Case]:
         """What is left of the plan's cases."""
         for number, case in enumerate(cases):
-            if self.case is None or number == self.case:
+            if self.case in (None, number) and not (self.near and isinstance(case, FarCase)):
                 yield replace(case, runs=self._runs(case.runs))
 
     def _runs(self, runs: tuple[Run, ...]) -> tuple[Run, ...]:

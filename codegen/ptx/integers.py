@@ -87,7 +87,7 @@ def _mad_carried(operands: Operands, match: Match) -> str:
 
 
 @rule(r"(div|rem|min|max)\.([su])(16|32|64)")
-def _two(operands: Operands, match: Match) -> str:
+def _quotient_or_extremum(operands: Operands, match: Match) -> str:
     operands.count(3)
     kind, bits = match[2], int(match[3])
     name = f"{match[1]}_{'signed' if kind == 's' else 'unsigned'}"
@@ -95,7 +95,7 @@ def _two(operands: Operands, match: Match) -> str:
 
 
 @rule(r"(neg|abs)\.s(16|32|64)")
-def _one(operands: Operands, match: Match) -> str:
+def _negated_or_absolute(operands: Operands, match: Match) -> str:
     operands.count(2)
     bits = int(match[2])
     value = operands.value(1, bits)

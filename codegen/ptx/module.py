@@ -12,7 +12,7 @@ class UnknownPtx(TextError):
 
     def __init__(self, line: int, what: str, text: str) -> None:
         super().__init__(
-            f"{SOURCE}:{line}: {what}: {text.strip()!r}; what the translator knows stands in docs/ptx.md: a kernel "
+            f"{SOURCE}:{line}: {what}: {text.strip()!r}; docs/ptx.md lists what has a translation: a kernel "
             "with anything else is not run from its PTX"
         )
         self.line = line

@@ -14,9 +14,10 @@ SPECIAL = {
         ("tid", "threadIdx"), ("ctaid", "blockIdx"), ("ntid", "blockDim"), ("nctaid", "gridDim"))},
     "%laneid": "uint32_t(current % warp_size)",
 }  # fmt: skip
-_INTEGER = re.compile(r"-?(?:\d+|0x[0-9a-fA-F]+)")
+# A 0 in front would make it octal, which nvcc does not write.
+_INTEGER = re.compile(r"-?(?:0|[1-9]\d*|0x[0-9a-fA-F]+)")
 _FLOAT = {32: re.compile(r"0[fF]([0-9a-fA-F]{8})"), 64: re.compile(r"0[dD]([0-9a-fA-F]{16})")}
-_ADDRESS = re.compile(r"\[\s*(%?[\w$]+)\s*(?:\+\s*(-?\d+))?\s*\]")
+_ADDRESS = re.compile(r"\[\s*(%?[\w$]+)\s*(?:\+\s*(-?(?:0|[1-9]\d*)))?\s*\]")
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Reads the text of a PTX module. What it does not know it refuses by name and line (`UnknownPtx`)."""
+"""Reads the text of a PTX module. What has no translation is refused by name and line (`UnknownPtx`)."""
 
 import re
 from collections.abc import Iterator
@@ -18,6 +18,7 @@ _MAX_THREADS = re.compile(r"\.maxntid (\d+)(?:, (\d+))?(?:, (\d+))?")
 _REGISTERS = re.compile(r"\.reg \.(\w+)\s+(.+)")
 _LOCAL = re.compile(r"\.local \.align (\d+) \.b8\s+(\w+)\[(\d+)\]")
 _LOCATION = re.compile(r"\.loc\s+(\d+)\s+(\d+)\s+(\d+)(?:, function_name [$\w+]+, inlined_at (\d+) (\d+) (\d+))?")
+SHARED_ALIGNMENT = 16  # bytes, that of dynamic shared memory here (`shared_base` in ptx/machine.h)
 _FILE = re.compile(r'^\s*\.file\s+(\d+) "(.*?)".*$', re.MULTILINE)
 _LABEL = re.compile(r"([$\w]+):")
 _INSTRUCTION = re.compile(r"(?:@(!?%\w+)\s+)?([a-z][\w.:]*)(?:\s+(.*))?", re.DOTALL)
@@ -87,6 +88,8 @@ class _Reader:
         if match := _TARGET.fullmatch(statement):
             self.module.target = match[1]
         elif match := _SHARED.fullmatch(statement):
+            if int(match[1]) > SHARED_ALIGNMENT:
+                raise UnknownPtx(number, f"shared memory at a multiple of {match[1]}, {SHARED_ALIGNMENT} at most", line)
             self.module.shared[match[2]] = int(match[1])
         elif _FILE.fullmatch(statement):
             pass

@@ -1,5 +1,5 @@
 """What the lanes of a warp and the warps of a block do together. Every mask of members must name the whole warp:
-kernels here have no smaller group, and the runtime waits for all 32 lanes."""
+kernels here have no smaller group, and the runtime goes on only when all 32 lanes are there."""
 
 from codegen.ptx.operands import Operands
 from codegen.ptx.rules import Match, rule

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from codegen.ptx.module import UnknownPtx
 from codegen.ptx.read import read_ptx
 from codegen.ptx.translate import translate
+from tests.support.kernels.ptx_fragments import (
+    LANES,
+    MMA,
+    Mma,
+    bits_of_elements,
+    bits_of_sums,
+    loaded,
+    sum_place,
+    words_of,
+)
 from tests.support.kernels.ptx_snippets import SHARED, Snippet, Snippets
 
 LANE = "and.b32 %r2, %r1, 31;"
@@ -33,8 +44,45 @@ SHUFFLES = {
     "idx_clamped": ("shfl.sync.idx.b32 %r15|%p1, %r2, 20, 15, -1;", lambda i: (i, False)),
 }
 STORE = f"mov.u32 %r3, {SHARED}; mad.lo.s32 %r4, %r1, 4, %r3;"
+WIDE = f"mov.u32 %r3, {SHARED}; mad.lo.s32 %r4, %r1, 16, %r3;"
 LOAD_NEXT = "add.s32 %r5, %r1, 1; and.b32 %r5, %r5, 63; mad.lo.s32 %r6, %r5, 4, %r3; ld.shared.u32 %r20, [%r6];"
 DEPOT = ".local .align 16 .b8 depot[16]; mov.u64 %rd14, depot; cvta.local.u64 %rd15, %rd14;"
+MATRICES = {f"ldmatrix_x{n}{how.replace('.', '_')}": (n, how) for n in (1, 2, 4) for how in ("", ".trans")}
+
+
+def pairs_of(registers: int) -> range:
+    """The first of every two registers: as many as a snippet gives back."""
+    return range(0, registers, 2)
+
+
+def loading(name: str, first: int) -> Snippet:
+    """Each lane stores a row of 16 bytes, and points at that of the lane as far from the other end."""
+    count, how = MATRICES[name]
+    out = [f"%r{14 + i}" for i in range(count)]
+    pair = (*out, "0")[first : first + 2]
+    return Snippet(
+        f"{WIDE} st.shared.v4.u32 [%r4], {{%r10, %r11, %r12, %r13}}; bar.sync 0; sub.s32 %r5, 31, %r1; "
+        "mad.lo.s32 %r6, %r5, 16, %r3; "
+        f"ldmatrix.sync.aligned.m8n8.x{count}{how}.shared.b16 {{{', '.join(out)}}}, [%r6]; "
+        f"mov.b64 %rd20, {{{', '.join(pair)}}};",
+        "rd",
+    )
+
+
+def multiplying(mma: Mma, first: int) -> Snippet:
+    """a is in the words of 32 bits 0 to 3, b in 4 and 5, c's two registers in 6 and 7; its other ones are 0."""
+    unpacked = " ".join(f"mov.b64 {{%r{2 * i + 2}, %r{2 * i + 3}}}, %rd{10 + i};" for i in range(4))
+    a, b = (", ".join(f"%r{start + i}" for i in range(n)) for start, n in zip((2, 6), mma.words, strict=True))
+    c = ["0"] * mma.sums
+    c[first : first + 2] = ["%r8", "%r9"]
+    d = [f"%r{14 + i}" for i in range(mma.sums)]
+    return Snippet(
+        f"{unpacked} mma.sync.aligned.{mma.types} {{{', '.join(d)}}}, {{{a}}}, {{{b}}}, {{{', '.join(c)}}}; "
+        f"mov.b64 %rd20, {{{', '.join(d[first : first + 2])}}};",
+        "rd",
+    )
+
+
 SNIPPETS = {
     **{
         name: Snippet(f"{LANE} {text} {INSIDE} add.s32 %r20, %r15, %r14;") for name, (text, _) in SHUFFLES.items()
@@ -69,6 +117,32 @@ SNIPPETS = {
         f"{STORE} mov.u32 %r7, 0; cp.async.ca.shared.global [%r4], [%rd4], 4, %r7; cp.async.wait_all; "
         "ld.shared.u32 %r20, [%r4];"
     ),
+    **{
+        name: Snippet(
+            f"{WIDE} st.shared.v4.u32 [%r4], {{%r10, %r11, %r12, %r13}}; cvt.u32.u64 %r7, %rd13; "
+            f"cp.async.ca.shared.global [%r4], [%rd4], 16, %r7; cp.async.commit_group; {wait} "
+            "ld.shared.v2.u64 {%rd20, %rd14}, [%r4]; add.s64 %rd20, %rd20, %rd14;",
+            "rd",
+        )
+        for name, wait in (("a_part", "cp.async.wait_group 0;"), ("unwaited_part", ""))
+    },
+    "a_part_from_elsewhere": Snippet(
+        f"{WIDE} mov.u32 %r7, 6; cp.async.ca.shared.global [%r4], [%rd4+8192], 8, %r7; cp.async.wait_all;"
+    ),
+    "a_part_of_a_misaligned_source": Snippet(
+        f"{WIDE} mov.u32 %r7, 6; cp.async.ca.shared.global [%r4], [%rd4+4], 8, %r7; cp.async.wait_all;"
+    ),
+    "a_part_behind_shared": Snippet(
+        f"{WIDE} mov.u32 %r7, 6; cp.async.ca.shared.global [%r4+4096], [%rd4], 8, %r7; cp.async.wait_all;"
+    ),
+    "more_than_the_copy": Snippet(
+        f"{WIDE} mov.u32 %r7, 20; cp.async.ca.shared.global [%r4], [%rd4], 16, %r7; cp.async.wait_all;"
+    ),
+    **{f"{name}_{first}": loading(name, first) for name, (n, _) in MATRICES.items() for first in pairs_of(n)},
+    **{f"mma_{name}_{first}": multiplying(mma, first) for name, mma in MMA.items() for first in pairs_of(mma.sums)},
+    "wider_than_the_parameters": Snippet(
+        "mov.u64 %rd14, wider_than_the_parameters_in; ld.param.v4.u64 {%rd15, %rd16, %rd17, %rd20}, [%rd14];", "rd"
+    ),
 }  # fmt: skip
 
 
@@ -102,6 +176,11 @@ def test_votes_count_all_lanes(snippets: Snippets) -> None:
         ("behind_local", "4 bytes at offset 16 of 16 bytes of local memory"),
         ("behind_global", "of out (2048 bytes): outside of it"),
         ("an_input", "an input, which no kernel may write"),
+        ("a_part_from_elsewhere", "of in (8192 bytes): outside of it"),
+        ("a_part_of_a_misaligned_source", "a copy of 8 bytes from a misaligned source"),
+        ("a_part_behind_shared", "outside of its 4096 bytes"),
+        ("more_than_the_copy", "a copy that reads 20 of its 16 bytes"),
+        ("wider_than_the_parameters", "32 bytes at offset 0 of 16 bytes of parameters"),
         ("read_only_cache", "reads through the read-only cache"),
     ],
 )
@@ -131,7 +210,57 @@ def test_shared_memory_and_copies_are_poisoned_until_they_are_there(snippets: Sn
     assert set(snippets.run("no_source", words, threads=64).out) == {0}
 
 
+def test_a_copy_of_a_part_brings_that_and_zeros_and_no_sooner_than_it_must(snippets: Snippets) -> None:
+    first, second = 0x1122334455667788, 0x99AABBCCDDEEFF01
+    sizes = [*range(17)] * 3
+    words = [(first + i, second, 0, size) for i, size in enumerate(sizes)]
+    whole = [(first + i).to_bytes(8, "little") + second.to_bytes(8, "little") for i in range(len(sizes))]
+    copied = [row[:size] + bytes(16 - size) for row, size in zip(whole, sizes, strict=True)]
+    halves = [[int.from_bytes(row[at : at + 8], "little") for at in (0, 8)] for row in copied]
+    for watch in (False, True):
+        ran = snippets.run("a_part", words, threads=len(words), watch=watch)
+        assert (ran.outcome.status, ran.message) == ("ok", "")
+        assert ran.out == [(low + high) % 2**64 for low, high in halves]
+    poison = snippets.run("unwaited_part", words, threads=len(words)).out
+    assert set(poison) == {2**64 - 2}  # all bits set, twice
+    assert "has not waited" in snippets.run("unwaited_part", words, threads=len(words), watch=True).message
+
+
+@pytest.mark.parametrize("name", MATRICES)
+def test_a_matrix_is_loaded_as_the_manual_lays_it_out(snippets: Snippets, name: str) -> None:
+    count, how = MATRICES[name]
+    rows = np.random.default_rng(5).integers(0, 2**16, (LANES, 8), np.uint16)
+    words = [[int(word) for word in row.view(np.uint32)] for row in rows]
+    for first in pairs_of(count):
+        got = snippets.run(f"{name}_{first}", words, threads=LANES).out
+        for lane in range(LANES):
+            expected = [loaded(rows[::-1], lane, matrix, bool(how)) for matrix in range(first, min(first + 2, count))]
+            assert got[lane] == sum(word << 32 * place for place, word in enumerate(expected)), lane
+
+
+@pytest.mark.parametrize("name", MMA)
+def test_a_product_of_matrices_takes_and_gives_elements_where_the_manual_says(snippets: Snippets, name: str) -> None:
+    mma = MMA[name]
+    rng = np.random.default_rng(5)
+    least, beyond = {"s8": (-128, 128), "u8": (0, 256)}.get(name, (-4, 5))
+    a, b = rng.integers(least, beyond, (16, mma.k)), rng.integers(least, beyond, (mma.k, 8))
+    c = rng.integers(-50, 50, (16, 8))
+    words = np.zeros((LANES, 8), np.int64)
+    words[:, : mma.words[0]] = words_of(bits_of_elements(a, mma.types), mma.words[0], mma.bits, mma.a)
+    words[:, 4 : 4 + mma.words[1]] = words_of(bits_of_elements(b, mma.types), mma.words[1], mma.bits, mma.b)
+    added, expected = (
+        words_of(bits_of_sums(sums, mma), mma.sums, 16 if mma.half_sums else 32, sum_place) for sums in (c, a @ b + c)
+    )
+    for first in pairs_of(mma.sums):
+        words[:, 6:] = added[:, first : first + 2]
+        inputs = [[int(low) | int(high) << 32 for low, high in row.reshape(4, 2)] for row in words]
+        got = snippets.run(f"mma_{name}_{first}", inputs, threads=LANES).out
+        assert got == [int(low) | int(high) << 32 for low, high in expected[:, first : first + 2]]
+
+
 UNKNOWN = {
+    "add.s32 %r20, %r10, 010;": "an operand that has no translation, 010",
+    "ld.shared.u32 %r20, [%r10+010];": "an address that has no translation, [%r10+010]",
     "add.sat.s32 %r20, %r10, %r11;": "no rule for add.sat.s32",
     "add.rz.f32 %f20, %f10, %f11;": "no rule for add.rz.f32",
     "cvt.rz.f16.f32 %rs20, %f10;": "no rule for cvt.rz.f16.f32",
@@ -158,3 +287,10 @@ def test_what_has_no_translation_is_refused_by_name_and_line(text: str) -> None:
         translate(module, module.entries[0], "one")
     assert UNKNOWN[text] in str(refusal.value)
     assert "kernel.ptx:20: " in str(refusal.value)
+
+
+def test_shared_memory_that_is_aligned_to_more_than_it_is_here_is_refused() -> None:
+    text = ".version 9.2\n.target sm_80\n.address_size 64\n.extern .shared .align {} .b8 tiles[];\n"
+    assert read_ptx(text.format(16)).shared == {"tiles": 16}
+    with pytest.raises(UnknownPtx, match=r"kernel\.ptx:4: shared memory at a multiple of 128, 16 at most"):
+        read_ptx(text.format(128))

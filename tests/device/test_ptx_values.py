@@ -86,6 +86,10 @@ def rounded(exact: Fraction, nearest: int, up: bool) -> int:
     return int(at.view(np.uint32))
 
 
+def toward_zero(exact: Fraction, nearest: int) -> int:
+    return rounded(exact, nearest, up=exact < 0)
+
+
 def fused(a: int, b: int, c: int) -> int:
     """Of finite numbers whose result is normal: rounded once. The float64 sum decides, corrected to odd."""
     exact = Fraction(real(a)) * Fraction(real(b)) + Fraction(real(c))
@@ -110,6 +114,19 @@ TRIPLES = [
     (a, b, c)
     for a, b, c in product((0x3F800001, 0xBF7FFFFF, 0x40490FDB, 0x4D9F2CA1), repeat=3)
 ]  # fmt: skip
+# Of fma.rz, near 0 and at the ends: the factors, the addend, the result.
+OF_ZERO = {
+    (0x3F800000, 0x3F800000, 0xBF800000): 0,  # 1 - 1 is -0 only when rounded down
+    (0x3F800000, 0xBF800000, 0x3F800000): 0,
+    (NEGATIVE_ZERO, 0x3F800000, NEGATIVE_ZERO): NEGATIVE_ZERO,
+    (NEGATIVE_ZERO, 0x3F800000, 0): 0,
+    (1, 0x3F000000, 0): 0,  # half of the smallest subnormal
+    (0x80000001, 0x3F000000, 0): NEGATIVE_ZERO,
+    (1, 0x3F400000, 0): 0,  # three quarters of it
+    (0x7F7FFFFF, 0x7F7FFFFF, 0): 0x7F7FFFFF,
+    (0x7F7FFFFF, 0xFF7FFFFF, 0): 0xFF7FFFFF,
+    (INF, 0xBF800000, 0): 0xFF800000,
+}
 
 CASES = {
     "shl": Case("shl.b32 %r20, %r10, %r11;", "r", list(product(WORDS, SHIFTS)), lambda a, n: a << n if n < 32 else 0),
@@ -227,6 +244,14 @@ CASES = {
         [(0x3F800000, 0x3F800000, 0xBF800000), (0, 0x3F800000, 0), (0x7F7FFFFF, 0x7F7FFFFF, 0)],
         lambda a, b, c: NEGATIVE_ZERO if c == 0xBF800000 else 0 if a == 0 else 0x7F7FFFFF,
     ),
+    "fma_rz": Case(
+        "fma.rz.f32 %f20, %f10, %f11, %f12;", "f",
+        [(a ^ sign, b, c) for a, b, c in TRIPLES for sign in (0, NEGATIVE_ZERO)],
+        lambda a, b, c: toward_zero(Fraction(real(a)) * Fraction(real(b)) + Fraction(real(c)), fused(a, b, c)),
+    ),
+    "fma_rz_zero": Case(
+        "fma.rz.f32 %f20, %f10, %f11, %f12;", "f", list(OF_ZERO), lambda a, b, c: OF_ZERO[a, b, c]
+    ),
     "max": Case(
         "max.f32 %f20, %f10, %f11;", "f", WITH_NAN,
         lambda a, b: 0x7FFFFFFF if a == b == NAN else b if a == NAN else a if b == NAN else
@@ -326,6 +351,7 @@ APPROXIMATIONS = {
 def snippets(tmp_path_factory: pytest.TempPathFactory) -> Snippets:
     bodies = {f"case_{name}": Snippet(case.body, case.result) for name, case in CASES.items()}
     bodies |= {f"end_{name}": Snippet(body, "f") for name, (body, _, _) in APPROXIMATIONS.items()}
+    bodies["quotient"] = Snippet("div.approx.f32 %f20, %f10, %f11;", "f")
     return Snippets(bodies | PRODUCTS, tmp_path_factory.mktemp("snippets"))
 
 
@@ -350,6 +376,19 @@ def test_an_approximation_comes_out_at_each_end_of_its_documented_error(snippets
         for (argument,), got in zip(inputs, results, strict=True):
             true = exact(real(argument))
             assert got == pytest.approx(true * (1 + end * error), rel=2.0**-24 * 1.01)
+
+
+def test_a_divisor_beyond_the_reciprocals_gives_zero_and_nan_of_an_infinity_at_the_lower_end(
+    snippets: Snippets,
+) -> None:
+    large, negative = 0x7F000000, 0xFF000000  # ±2^127
+    inputs = [(INF, large), (0xFF800000, negative), (0x3F800000, large), (0x3F800000, negative), (NAN, large)]
+    inputs += [(INF, 0x7E800000), (INF, INF), (0x3F800000, INF)]  # 2^126 has a reciprocal
+    lower, upper = (snippets.run("quotient", inputs, approximation=end).out for end in (-1, 1))
+    assert lower[:4] == [0x7FFFFFFF, 0x7FFFFFFF, 0, NEGATIVE_ZERO]
+    assert upper[:2] == [INF, INF] and [real(got) for got in upper[2:4]] == pytest.approx([2.0**-127, -(2.0**-127)])
+    for out in (lower, upper):
+        assert math.isnan(real(out[4])) and out[5] == INF and math.isnan(real(out[6])) and out[7] == 0
 
 
 def test_a_product_and_a_sum_that_ptxas_may_fuse_are_fused_in_the_runs_that_ask_for_it(snippets: Snippets) -> None:

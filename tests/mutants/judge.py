@@ -9,6 +9,7 @@ import json
 import os
 import random
 import resource
+import select
 import signal
 import time
 import traceback
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
@@ -35,8 +36,10 @@ SAME, OTHER = "the bits of the kernel as it is", "other bits"
 ARGUED = "argument: "
 FURTHER_SEEDS = 2
 Became = Literal["no mutant", "caught", "equivalent", "survived"]
-DATA_BYTES = 4 << 30  # of a child that runs kernels in the product
+MEMORY_BYTES = 4 << 30  # resident, of a child that runs kernels in the product
+NO_MEMORY = "no memory: "  # in the product a fault of the machine, which is no verdict
 LEAST_SECONDS = 2.0
+LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -157,7 +160,7 @@ class Bench:
         if library.read_bytes() == self.library:
             return "equivalent", "the same machine code"
         if said := self._run(library):
-            return "caught", said
+            return ("survived" if said.startswith(NO_MEMORY) else "caught"), said
         try:
             made = self._made(change)
         except AssertionError as refusal:
@@ -191,7 +194,6 @@ class Bench:
             answer: dict[str, Any] = {}
             try:
                 resource.setrlimit(resource.RLIMIT_CPU, (int(3 * self.limit), int(3 * self.limit)))
-                resource.setrlimit(resource.RLIMIT_DATA, (DATA_BYTES, DATA_BYTES))
                 loaded = Recording(library)
                 test = plan_test(loaded, self.kernel, self.seed if seed is None else seed, self.limit)
                 if seed in (None, self.seed):
@@ -200,7 +202,7 @@ class Bench:
                 right = loaded.outputs.hexdigest() if recorded else ""
                 answer = {"said": f"{failure.verdict}: {failure.message}" if failure else right}
             except MemoryError as error:
-                answer = {"said": f"no memory: {error}"}
+                answer = {"said": f"{NO_MEMORY}{error}"}
             except BaseException:  # noqa: BLE001  # the parent raises it
                 answer = {"raised": traceback.format_exc()}
             with os.fdopen(sending, "w") as pipe:
@@ -208,14 +210,27 @@ class Bench:
             os._exit(0)
         os.close(sending)
         with os.fdopen(receiving) as pipe:
+            watched = _ends_within_its_memory(child, pipe)
             words = pipe.read()
         _, status = os.waitpid(child, 0)
+        if not watched:
+            return "runtime_error: reached the limit on memory"
         if not words:
             ended = os.waitstatus_to_exitcode(status)
             return f"runtime_error: the process ended with {signal.Signals(-ended).name}"
         answer = json.loads(words)
         assert "raised" not in answer, answer["raised"]
         return str(answer["said"])
+
+
+def _ends_within_its_memory(child: int, pipe: TextIO) -> bool:
+    """Waits for its answer or its end. One with too much memory is killed."""
+    while not select.select([pipe], [], [], LOOK_SECONDS)[0]:
+        resident = int(Path(f"/proc/{child}/statm").read_text().split()[1]) * resource.getpagesize()
+        if resident > MEMORY_BYTES:
+            os.kill(child, signal.SIGKILL)
+            return False
+    return True
 
 
 def _of_children() -> float:

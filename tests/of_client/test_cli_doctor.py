@@ -227,7 +227,7 @@ def test_gpus_that_are_not_to_be_used_need_nothing(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize(
     ("version", "needed", "state"),
-    [(13000, 13, "found"), (13020, 13, "found"), (14000, 13, "found"), (12090, 13, "optional"), (12000, 12, "found")],
+    [(13000, 13, "found"), (13020, 13, "found"), (14000, 13, "found"), (12090, 13, "missing"), (12000, 12, "found")],
 )
 def test_a_driver_must_load_what_nvcc_makes(version: int, needed: int, state: str, tmp_path: Path) -> None:
     found = driver(needed, driver_library(tmp_path, version=version))
@@ -292,7 +292,7 @@ def test_a_client_alone_is_healthy_and_says_what_it_lacks(
     assert "to run one, install a driver for CUDA 13 (release 580 or later)" in found["gpu"].detail
     monkeypatch.setenv("CUKILN_URL", f"http://{CLOSED}")  # one that is named has to be there
     assert not doctor_report().healthy
-    scripted.on("GET", "/v1/targets", {"targets": []})
+    scripted.on("GET", "/v1/targets", {"targets": [], "toolchains": [], "devices": []})
     monkeypatch.setenv("CUKILN_URL", scripted.url)
     assert doctor_report().healthy
     monkeypatch.setenv("CUKILN_OFFLINE", "1")
@@ -300,10 +300,45 @@ def test_a_client_alone_is_healthy_and_says_what_it_lacks(
     assert doctor_report().healthy
 
 
-def test_a_clients_gpu_has_its_driver_named(tmp_path: Path) -> None:
-    found = list(client_gpu(driver_library(tmp_path, version=12090)))
-    assert [(one.name, one.state) for one in found] == [("gpu", "found"), ("driver", "optional")]
-    assert "for CUDA 13 (release 580 or later)" in str(found[1].todo)
+@pytest.mark.parametrize(
+    ("version", "made_for", "todo"),
+    [
+        (12090, set(), "for CUDA 13 (release 580 or later), or use a service that compiles for CUDA 12 (release 525"),
+        (12090, {13}, "for CUDA 13 (release 580 or later); or compile for CUDA 12 where the service runs"),
+        (12090, {12}, None),
+        (12090, {12, 13}, None),
+        (11080, {12}, "install a driver for CUDA 12 (release 525 or later)"),
+        (13000, set(), None),
+    ],
+)
+def test_a_clients_gpu_needs_a_driver_for_the_services_kernels(
+    version: int, made_for: set[int], todo: str | None, tmp_path: Path
+) -> None:
+    found = list(client_gpu(made_for, driver_library(tmp_path, version=version)))
+    states = [("gpu", "found"), ("driver", "found" if todo is None else "missing")]
+    assert [(one.name, one.state) for one in found] == states
+    assert found[1].todo is None if todo is None else todo in str(found[1].todo)
+    assert Report(tuple(found)).healthy == (todo is None)
+
+
+@pytest.mark.parametrize(
+    ("versions", "needed"),
+    [
+        ({"nvrtc": "12.9.86"}, "for CUDA 12 (release 525 or later)"),
+        ({"nvcc": "13.2.86"}, "for CUDA 13 (release 580 or later)"),
+        ({}, "for CUDA 13 (release 580 or later), or use a service that compiles for CUDA 12 (release 525 or later)"),
+    ],
+)
+def test_the_service_is_asked_which_cuda_its_kernels_are_of(
+    versions: dict[str, str], needed: str, scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toolchain = {"digest": "1" * 64, "description": {"versions": versions}, "targets": ["sm_120a"]}
+    scripted.on("GET", "/v1/targets", {"targets": [], "toolchains": [toolchain], "devices": []})
+    monkeypatch.setitem(sys.modules, "storage.config.settings", None)
+    monkeypatch.setenv("CUKILN_URL", scripted.url)
+    report = findings()["gpu"]
+    assert report.detail.partition("to run one, install a driver ")[2].startswith(needed)
+    assert ("CUDA 12" in report.detail) == ("CUDA 12" in needed)
 
 
 def test_one_missing_thing_makes_the_report_unhealthy() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cukiln.client import Client
 from cukiln.errors import UsageError
 from cukiln.local_cache import CachedAnswer, LocalCache
+from tests.support.fixtures.client import MATMUL, ScriptedService, hits
 
 OLD = time.time() - 86_400
 
@@ -66,11 +70,73 @@ def test_an_answer_is_kept_with_its_record(tmp_path: Path) -> None:
     assert cache.answer("0" * 64) is None
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"other": 1}'])
+ANSWER = {"url": "http://host", "key": "a" * 64, "revision": 1, "record": "1" * 64, "at": 5.0}
+WRONG = [{"url": 1}, {"key": None}, {"revision": "1"}, {"record": 7}, {"record": "../x"}, {"at": "now"}, {"etag": 1}]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"other": 1}', *(json.dumps(ANSWER | wrong) for wrong in WRONG)])
 def test_an_answer_that_cannot_be_read_is_absent(text: str, tmp_path: Path) -> None:
     (tmp_path / "answers").mkdir()
     (tmp_path / "answers" / f"{'0' * 64}.json").write_text(text)
     assert LocalCache(tmp_path).answer("0" * 64) is None
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_lookup_replaces_an_answer_of_wrong_types(
+    wrong: dict[str, object], scripted: ScriptedService, client_of: Callable[..., Client]
+) -> None:
+    scripted.on("POST", "/v1/lookups", hits())
+    assert client_of(scripted.url).lookup([MATMUL])[0].record is not None
+    client = client_of(scripted.url)
+    (file,) = (client.cache.folder / "answers").iterdir()
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps(whole | wrong))
+    assert client.lookup([MATMUL])[0].record is not None
+    assert len(scripted.seen) == 2
+    assert json.loads(file.read_text()).keys() == whole.keys() and client.cache.answer(file.stem) is not None
+
+
+@pytest.mark.parametrize("room", ["", "blobs", "answers"])
+@pytest.mark.parametrize("mode", [0o775, 0o757, 0o1777])
+def test_a_folder_that_others_may_write_is_not_used_and_that_is_said_once(
+    mode: int, room: str, scripted: ScriptedService, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    scripted.on("POST", "/v1/lookups", hits())
+    folder = tmp_path / "shared"
+    with Client(scripted.url, cache_dir=folder) as client:
+        client.lookup([MATMUL])
+        library = put(client.cache, b"library")
+    (folder / room).chmod(mode)
+    for _ in range(2):
+        with Client(scripted.url, cache_dir=folder) as client:
+            assert client.lookup([MATMUL])[0].record is not None
+            assert client.cache.get(library) is None and client.cache.usage().records == 0
+            with pytest.raises(
+                UsageError, match=rf"{folder / room} is not used: others may write it \(mode {mode:04o}"
+            ):
+                put(client.cache, b"another")
+    assert len(scripted.seen) == 3
+    assert len(caplog.records) == 1 and "CUKILN_CACHE" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives a folder away")
+def test_a_folder_of_another_user_is_not_used(tmp_path: Path) -> None:
+    digest = put(LocalCache(tmp_path), b"library")
+    os.chown(tmp_path / "blobs", 12_345, -1)
+    cache = LocalCache(tmp_path)
+    assert cache.get(digest) is None and "is of user 12345, this process is of user 0" in str(cache.refusal)
+
+
+def test_a_folder_is_made_for_this_user_alone_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        cache = LocalCache(tmp_path / "deep" / "cache")
+        digest = put(cache, b"library")
+        cache.keep_answer("0" * 64, CachedAnswer("", "", 1, "1" * 64, 0.0), b"{}")
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in (cache.folder, *cache.folder.iterdir())} == {0o700}
+    assert LocalCache(cache.folder).get(digest) == b"library"
 
 
 def test_a_folder_that_cannot_be_made_keeps_no_answer_and_refuses_a_library(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import hashlib
 import json
 import os
 import socket
@@ -12,20 +14,25 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import cukiln
+from cukiln import transport as transports
 from cukiln.breaker import Breaker
-from cukiln.client import Client
-from cukiln.errors import BadRequest, ServiceUnreachable, UsageError
-from cukiln.transport import Transport
+from cukiln.client import AsyncClient, Client
+from cukiln.errors import BadRequest, ServiceUnreachable, UnexpectedAnswer, UsageError
+from cukiln.operations.files import LEAST_BYTES_A_SECOND
+from cukiln.transport import CALL_SECONDS, AsyncTransport, Call, Limit, Transport
+from cukiln.types import LookedUp, WinnerRecord
 from tests.support.fixtures.client import (
     MATMUL,
     ScriptedService,
     closed_port,
     hits,
+    job_json,
     problem_json,
     record_json,
     silent_server,
@@ -92,6 +99,111 @@ def test_a_refused_request_does_not_open_the_breaker(scripted: ScriptedService, 
         with pytest.raises(BadRequest):
             client.lookup([MATMUL])
     assert len(scripted.seen) == 4
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n"
+
+
+@pytest.mark.parametrize("answer", [b"", HEAD], ids=["silent", "nothing but a head"])
+def test_a_library_of_a_hung_service_costs_no_more_than_a_lookup(
+    answer: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: list[Limit] = []
+
+    def limit(seconds: float) -> Limit:
+        limits.append(Limit(seconds))
+        return limits[-1]
+
+    monkeypatch.setattr(transports, "Limit", limit)
+    record = WinnerRecord.model_validate(record_json())
+    with silent_server(answer) as (url, accepted), Client(url, lookup_budget=0.1) as client:
+        for _ in range(3):
+            with pytest.raises(ServiceUnreachable, match="no answer from the cukiln service"):
+                cukiln.load(record, client=client)
+        with pytest.raises(ServiceUnreachable, match="failed 3 times in a row"):
+            cukiln.load(record, client=client)
+        assert client.lookup([MATMUL])[0].unanswered is not None
+        assert len(accepted) == 3
+    assert all(limit.seconds <= 0.1 + 10 / LEAST_BYTES_A_SECOND for limit in limits) and len(limits) == 3
+
+
+def test_an_awaited_library_has_the_same_budget() -> None:
+    async def asked(url: str) -> None:
+        async with AsyncClient(url, lookup_budget=0.1) as client:
+            for _ in range(4):
+                with pytest.raises(ServiceUnreachable) as caught:
+                    await client.blob("d" * 64, patient=False)
+            assert "failed 3 times in a row" in str(caught.value)
+
+    with silent_server() as (url, accepted):
+        asyncio.run(asked(url))
+        assert len(accepted) == 3
+
+
+@pytest.mark.parametrize(("length", "seconds"), [(b"5", 5 / 2.0), (b"5000000000000000000", CALL_SECONDS), (b"", 0.0)])
+def test_a_library_has_time_in_proportion_to_its_size(length: bytes, seconds: float) -> None:
+    head = [(b"Content-Length", length)] if length else []
+    answer = httpx2.Response(200, headers=head)
+    assert Call("GET", "/", seconds=1.0, bytes_a_second=2.0).more_seconds(answer) == seconds
+    assert Call("GET", "/", seconds=1.0).more_seconds(answer) == 0.0
+
+
+def test_a_library_that_comes_slowly_is_waited_for(client_of: Clients) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % 200_000
+    go, listener = threading.Event(), socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        connection.recv(65536)
+        connection.sendall(head)
+        for _ in range(8):  # 0.4 s: more than the budget, less than what 200,000 bytes have
+            time.sleep(0.05)
+            connection.sendall(bytes(25_000))
+        go.wait(10)
+        connection.close()
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    digest = hashlib.sha256(bytes(200_000)).hexdigest()
+    client = client_of(f"http://127.0.0.1:{listener.getsockname()[1]}", lookup_budget=0.3)
+    assert client.blob(digest, patient=False) == bytes(200_000)
+    go.set()
+    thread.join(10)
+    listener.close()
+
+
+NOT_CUKILNS = [
+    Response("<html>Sign in to the network</html>", 200, media_type="text/html"),
+    Response('{"results": [{"record": {"key": 1}}]}', 200, media_type="application/json"),
+    Response(b"\xff\xfe", 200, media_type="application/json"),
+    Response(status_code=302, headers={"Location": "http://127.0.0.1/sign-in"}),
+]
+
+
+@pytest.mark.parametrize("answer", NOT_CUKILNS, ids=["page", "another release's", "no text", "elsewhere"])
+def test_an_answer_that_is_not_cukilns_is_a_miss_and_a_failure(
+    answer: Response, scripted: ScriptedService, client_of: Clients
+) -> None:
+    scripted.on("POST", "/v1/lookups", answer)
+    client = client_of(scripted.url)
+    for _ in range(3):
+        (miss,) = client.lookup([MATMUL])
+        assert miss.record is None and "did not answer as cukiln does" in str(miss.unanswered)
+    assert "failed 3 times in a row" in str(client.lookup([MATMUL])[0].unanswered)
+    assert len(scripted.seen) == 3
+    with pytest.raises(UnexpectedAnswer):
+        client.lookup([MATMUL], refresh=True)
+
+
+def test_an_awaited_lookup_takes_it_for_a_miss_and_a_failure_too(scripted: ScriptedService) -> None:
+    scripted.on("POST", "/v1/lookups", NOT_CUKILNS[0])
+
+    async def looked_up() -> list[LookedUp]:
+        async with AsyncClient(scripted.url) as client:
+            return [(await client.lookup([MATMUL]))[0] for _ in range(4)]
+
+    assert "failed 3 times in a row" in str(asyncio.run(looked_up())[-1].unanswered)
+    assert len(scripted.seen) == 3
 
 
 def test_of_many_threads_one_makes_the_try() -> None:
@@ -161,6 +273,63 @@ def test_a_child_of_a_fork_has_connections_and_locks_of_its_own(scripted: Script
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     client.lookup([MATMUL])
     assert len(peers) == 3 and len(set(peers)) == 2 and peers[0] == peers[2]
+
+
+def test_a_child_of_a_fork_makes_connections_when_it_calls_and_a_closed_client_stays_closed(
+    scripted: ScriptedService,
+) -> None:
+    scripted.on("GET", "/v1/jobs/job1", job_json())
+    with Client(scripted.url) as client, Client(scripted.url) as closed:
+        client.job("job1")
+        closed.close()
+        reader, writer = os.pipe()
+        if (child := os.fork()) == 0:
+            try:
+                before = client._transport._client
+                job = client.job("job1").job
+                with pytest.raises(RuntimeError, match="is closed"):
+                    closed.job("job1")
+                os.write(writer, f"{before} {job}".encode())
+            finally:
+                os._exit(0)
+        os.close(writer)  # nothing comes where the child fails
+        os.waitpid(child, 0)
+        assert os.read(reader, 100) == b"None job1"
+        os.close(reader)
+
+
+def test_each_event_loop_has_connections_of_its_own_and_closing_closes_all(scripted: ScriptedService) -> None:
+    peers = list[Any]()
+
+    def answer(request: Request) -> Response:
+        peers.append(request.client)
+        return JSONResponse(job_json())
+
+    scripted.on("GET", "/v1/jobs/job1", answer)  # type: ignore[arg-type]
+    client = AsyncClient(scripted.url)
+    transport = client._transport
+    first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
+    for loop in (first, second, first, second):
+        assert loop.run_until_complete(client.job("job1")).job == "job1"
+    assert peers[:2] == peers[2:] and peers[0] != peers[1]
+    third = asyncio.new_event_loop()
+    third.run_until_complete(client.job("job1"))
+    third.close()
+    second.run_until_complete(client.job("job1"))
+    assert transport._clients.keys() >= {first, second}
+    of_loops = [transport._clients[loop] for loop in (first, second)]
+    second.run_until_complete(client.close())
+    first.run_until_complete(asyncio.sleep(0))
+    assert all(of_loop.is_closed for of_loop in of_loops)
+    with pytest.raises(RuntimeError, match="is closed"):
+        first.run_until_complete(client.job("job1"))
+    first.close()
+    second.close()
+    reused = AsyncTransport(scripted.url)
+    for _ in range(3):
+        asyncio.run(reused.send(Call("GET", "/v1/jobs/job1")))
+    assert len(reused._clients) == 1  # of a loop that is closed none is left
+    asyncio.run(reused.close())
 
 
 def test_offline_nothing_is_sent_and_the_cache_answers(scripted: ScriptedService, tmp_path: Any) -> None:
@@ -242,10 +411,11 @@ def test_a_record_by_its_key_comes_from_the_cache_where_the_service_is_away(
 ) -> None:
     key = "a" * 64
     first = JSONResponse(record_json(), headers={"ETag": '"r1"'})
-    scripted.on("GET", f"/v1/kernels/{key}", first, problem_json(503, "unavailable", "later"))
+    away = problem_json(503, "unavailable", "later")
+    scripted.on("GET", f"/v1/kernels/{key}", first, away, Response("<html>", media_type="text/html"))
     client = client_of(scripted.url)
-    assert client.kernel(key).revision == client.kernel(key).revision == 1
-    assert len(scripted.seen) == 2
+    assert [client.kernel(key).revision for _ in range(3)] == [1, 1, 1]
+    assert len(scripted.seen) == 3
 
 
 def test_the_address_and_the_rest_come_from_a_file(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

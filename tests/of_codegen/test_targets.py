@@ -11,7 +11,7 @@ from codegen.targets import architectures, target, targets
 from tests.support.fixtures.codegen import fp32_gflops, tensor_gflops
 
 
-@pytest.mark.parametrize("name", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"])
+@pytest.mark.parametrize("name", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120", "sm_120a"])
 def test_each_architecture_has_a_sheet_with_its_source(name: str) -> None:
     sheet = target(name)
     assert sheet.name == name

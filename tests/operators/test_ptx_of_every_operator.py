@@ -4,11 +4,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from functools import cache
 from itertools import islice
-from pathlib import Path
 
 import pytest
 
@@ -17,12 +15,11 @@ from codegen.operators import operator
 from tests.operators.harness.proofs import kernels_of, of_every_class
 from tests.operators.reduce import random_cases as reductions
 from tests.operators.test_every_operator import DECLARED
-from tests.support.kernels.ptx_mutants import mutants_of, ptx_of, sample, verdict_of
+from tests.support.kernels.ptx_mutants import Mutant, mutants_of, ptx_of, sample, verdict_of
 from tests.support.kernels.random_cases import seed_of_this_run
-from tests.support.run.places import ROOT
+from tests.support.run.places import ARTIFACTS
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]  # tens of kernels, a second or more each
-ARTIFACTS = Path(os.environ.get("CUKILN_TEST_ARTIFACTS") or ROOT / ".test-artifacts")
 TOGETHER = 8  # kernels of one call of nvcc
 MUTANTS, CAUGHT = 45, 30
 
@@ -59,15 +56,26 @@ def test_the_ptx_for_other_targets_passes_the_plan(name: str, target: str) -> No
         assert (verdict.verdict, verdict.message) == ("ok", ""), kernel
 
 
+def with_enough_mutants(of: Sequence[Kernel], seed: int) -> tuple[Kernel, str, list[Mutant]]:
+    """The first kernel from a place on that has so many, its PTX and them."""
+    start = seed % len(of)
+    for kernel in (*of[start:], *of[:start]):
+        ptx = ptx_of((kernel,))
+        mutants = list(mutants_of(kernel, ptx))
+        if len(mutants) >= MUTANTS:
+            return kernel, ptx, mutants
+    raise AssertionError(f"none of {len(of)} kernels has {MUTANTS} mutants")
+
+
 @pytest.mark.parametrize("name", DECLARED)
 def test_mutants_of_the_ptx_are_caught(name: str) -> None:
     seed = seed_of_this_run()
     # A chain of sigmoids hides what comes before it: PTX has no build in which activations are the identity.
     plain = [kernel for kernel in kernels(name) if operator(name).exact(kernel)] or kernels(name)
-    kernel = plain[seed % len(plain)]
-    ptx = ptx_of((kernel,))
-    chosen = sample(list(mutants_of(kernel, ptx)), MUTANTS, seed)
+    kernel, ptx, mutants = with_enough_mutants(plain, seed)
+    chosen = sample(mutants, MUTANTS, seed)
     judged = [(mutant, verdict_of(kernel, mutant.of(ptx))) for mutant in chosen]
+    assert len(judged) == MUTANTS
     survived = [mutant for mutant, verdict in judged if verdict.verdict == "ok"]
     rows = [
         {"rule": mutant.rule, "line": mutant.line, "before": mutant.before.strip(), "after": mutant.after.strip()}
@@ -79,4 +87,4 @@ def test_mutants_of_the_ptx_are_caught(name: str) -> None:
     # What is left are mostly equivalent ones: a bound that the plan's extents do not come to, a comparison with an end
     # that is never met.
     caught = [verdict for _, verdict in judged if verdict.verdict in ("incorrect", "runtime_error", "run_timeout")]
-    assert len(caught) >= min(CAUGHT, 0.66 * len(judged)), [(mutant.rule, mutant.before) for mutant in survived]
+    assert len(caught) >= CAUGHT, [(mutant.rule, mutant.before) for mutant in survived]

@@ -43,10 +43,21 @@ RUNTIME = "runtime.o"
 # Frame pointers make the sanitizer's own stack traces readable.
 SANITIZE_FLAGS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer", "-g1")
 COUNT_FLAGS = ("-DCUKILN_COUNTING",)
-# By compiler, flags and text: what runs kernels takes g++ 0.3 CPU seconds, a small kernel less than 0.1.
-_runtimes: dict[tuple[Toolchain, tuple[str, ...], str], bytes] = {}
 MAX_LOG = 20_000  # characters of g++'s messages that a verdict keeps
 _NAMESPACE = re.compile(r"\bkernel_[0-9a-f]{16}\b")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What runs kernels: its C++ text, and how it is compiled."""
+
+    text: str
+    toolchain: Toolchain
+    flags: tuple[str, ...]
+
+
+# What runs kernels takes g++ 0.3 CPU seconds, a small kernel less than 0.1.
+_runtimes: dict[Runtime, bytes] = {}
 
 
 @dataclass
@@ -89,7 +100,8 @@ def build_cpu(
         build.cpu_seconds += finished.cpu_seconds
         return finished
 
-    if waiting and (refused := _place_runtime(folder, toolchain, flags, limits, run)) is not None:
+    runtime = Runtime(render_runtime(), toolchain, flags)
+    if waiting and (refused := place_runtime(runtime, folder, limits, run)) is not None:
         build.cancelled = refused.cause == "cancelled"
         waiting = []
         if not build.cancelled:  # a limit, which none of their files would keep either
@@ -116,25 +128,25 @@ def build_cpu(
     return build
 
 
-def _place_runtime(
-    folder: Path, toolchain: Toolchain, flags: tuple[str, ...], limits: Limits, run: Callable[[Sequence[str]], Finished]
+def place_runtime(
+    runtime: Runtime, folder: Path, limits: Limits, run: Callable[[Sequence[str]], Finished]
 ) -> Finished | None:
-    """Into the folder; returns how g++ ended where a limit or the caller ended it. Raises InfrastructureError: there is
-    no kernel in it that could be blamed."""
-    text = render_runtime()
-    runtime = _runtimes.get((toolchain, flags, text))
-    if runtime is None:
+    """As `RUNTIME` into the folder; returns how g++ ended where a limit or the caller ended it. Raises
+    InfrastructureError: there is no kernel in it that could be blamed."""
+    compiled = _runtimes.get(runtime)
+    if compiled is None:
         source = folder / "runtime.cpp"
-        write_text(source, text)
-        of_object = ["-c" if flag == "-shared" else flag for flag in flags]
-        finished = once_more(partial(run, [str(toolchain.host_compiler), *of_object, "-o", RUNTIME, source.name]))
+        write_text(source, runtime.text)
+        of_object = ["-c" if flag == "-shared" else flag for flag in runtime.flags]
+        compiler = str(runtime.toolchain.host_compiler)
+        finished = once_more(partial(run, [compiler, *of_object, "-o", RUNTIME, source.name]))
         if finished.ended_by is not None and not finished.stalled:
             return finished
         if not finished.ok:
             reason = finished.infrastructure_failure() or f"g++ refused what runs kernels: {finished.text()[:MAX_LOG]}"
             raise InfrastructureError(reason, stalled=finished.stalled)
-        runtime = _runtimes[toolchain, flags, text] = read_bytes(folder / RUNTIME, limits.output_bytes)
-    write_bytes(folder / RUNTIME, runtime)
+        compiled = _runtimes[runtime] = read_bytes(folder / RUNTIME, limits.output_bytes)
+    write_bytes(folder / RUNTIME, compiled)
     return None
 
 

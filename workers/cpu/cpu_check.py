@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Protocol
 
@@ -84,8 +84,13 @@ class KernelTest:
         expected, bound = self.tested.reference(case.shown, inputs, exact=case.exact)
         try:
             operands = self.tested.operands(case.problem)
-            far = isinstance(case, FarCase)
-            tensors = self.library.allocate(operands, self.tested.operands(case.shown) if far else None)
+            try:
+                tensors = self._allocate(case, operands)
+            except MemoryError as error:
+                if not isinstance(case, FarCase):
+                    raise
+                described["not_run"] = str(error)  # a machine may grant no address space that is not touched
+                return None
             # How much a call needs depends on its launch; each gets exactly that, so that a byte more is noticed.
             workspaces = {
                 launch: self.library.workspace(self.namespace, integers, launch)
@@ -98,6 +103,10 @@ class KernelTest:
         finally:
             tensors, workspaces = [], {}
             self.library.free()
+
+    def _allocate(self, case: Case, operands: Sequence[Operand]) -> list[Tensor]:
+        touched = self.tested.operands(case.shown) if isinstance(case, FarCase) else None
+        return self.library.allocate(operands, touched)
 
     def _run_all(
         self,

@@ -27,7 +27,7 @@ from workers.processes.processes import ProcessError, fenced_processes
 __all__ = ["ORDERS", "Options", "Part", "prove", "report"]
 
 Verdict = CpuVerdict | PtxVerdict
-RIGHT, WRONG, WRONG_USE = 0, 1, 2
+RIGHT, WRONG, WRONG_USE, UNTRANSLATED = 0, 1, 2, 4  # as the client's exit codes, whose 3 is of jobs
 WIDTH = 100  # columns of what a person reads
 
 
@@ -50,7 +50,8 @@ class WrongUse(Exception):
 
 
 def prove(request: Mapping[str, Any], options: Options) -> int:
-    """Prints a verdict for every kernel; the exit status: 0 all right, 1 one is not, 2 a wrong request."""
+    """Prints a verdict for every kernel; the exit status: 0 all right, 1 one is not, 2 a wrong request, 4 none is
+    wrong, but the PTX of one has no translation."""
     try:
         settings = load_settings()
         load_operator_path(settings)
@@ -67,7 +68,8 @@ def prove(request: Mapping[str, Any], options: Options) -> int:
         sys.stdout.write(_json(asked.kernel, verdict) if options.as_json else report(asked.kernel, verdict))
     if options.part != Part() and not options.as_json:
         sys.stdout.write("A part of the test plan was run: nothing is proved by that.\n")
-    return RIGHT if all(verdict.verdict == "ok" for verdict in verdicts) else WRONG
+    outcomes = {verdict.verdict for verdict in verdicts}
+    return RIGHT if outcomes <= {"ok"} else UNTRANSLATED if outcomes <= {"ok", "untranslated"} else WRONG
 
 
 class Asked(NamedTuple):

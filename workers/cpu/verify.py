@@ -129,8 +129,10 @@ def verify_on_cpu(
         )
         for kernel_id, (words, details) in build.errors.items():
             keep(CpuVerdict(kernel_id, "compile_error", words, details))
+        # The sanitizers touch a byte for eight of all memory that is mapped.
+        part = replace(part or Part(), near=sanitize)
         children = CpuChildren(
-            processes, limits, folder, seed, kernel_cpu_seconds, kernel_wall_seconds, cancel, part or Part(), on_print
+            processes, limits, folder, seed, kernel_cpu_seconds, kernel_wall_seconds, cancel, part, on_print
         )
         if sanitize:
             children.python = _sanitized_python(toolchain, processes, limits, folder)

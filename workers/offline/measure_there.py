@@ -78,7 +78,8 @@ def main() -> None:
     inherited = os.environ.get("PYTHONPATH")
     paths = os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])
     own = ["--into", str(into), "--began", str(began)]
-    command = [sys.executable, "-m", "workers.offline.there", str(installed), *own, *words]
+    # -P: run in a checkout, that one's modules would come before these.
+    command = [sys.executable, "-P", "-m", "workers.offline.there", str(installed), *own, *words]
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": paths})
 
 

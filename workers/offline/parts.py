@@ -37,7 +37,7 @@ class Part:
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, "-m", *self.words]
+        return [sys.executable, "-P", "-m", *self.words]
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, secon
     return [
         Part("libraries", ("workers.offline.libraries_there",), 60),
         Part("primitives", ("tests.gpu.confirm_primitives", "--result", str(into / CONFIRMED_FILE)), 150),
-        Part("measuring checks", ("tests.gpu.check_measuring",), 180),
+        Part("measuring checks", ("tests.gpu.check_measuring", "--device", device), 180),
         Part("workspaces", ("tests.gpu.check_workspaces", "--library", str(installed / WORKSPACES_LIBRARY)), 90),
         Part("ceilings", ("workers.offline.ceilings", "--out", str(into), *of_gpu), 90),
         Part("candidates and vendor", (*measured, *of_gpu, "--seconds", str(seconds)), float("inf"), continues=True),

@@ -7,11 +7,12 @@ import re
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx2
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -22,8 +23,10 @@ from cukiln.cli.exit_codes import FAILED
 from cukiln.cli.server import PRIVATE, server_module
 from cukiln.errors import CukilnError, ServerMissing
 from cukiln.gpu import DRIVER, find_gpus
+from cukiln.operations.answers import parse
 from cukiln.settings import BY_DEFAULT, ClientSettings
 from cukiln.transport import Call, Transport
+from cukiln.types import Targets
 
 # A full search of a model leaves a few GB of libraries and sources; compilers need room for temporary files besides.
 FREE_BYTES_WANTED = 2 * 10**9
@@ -42,6 +45,10 @@ FREE_BYTES_OF_A_CLIENT = 10**8  # libraries of about a megabyte
 CUBINS_OF = 13  # the CUDA release of the compiler that the service is installed with
 # The release of the first driver for a CUDA major version (CUDA Compatibility, "Minor Version Compatibility").
 FIRST_DRIVERS = {12: "525", 13: "580"}
+_OR_OF_CUDA_12 = (
+    f", or use a service that compiles for CUDA 12 (release {FIRST_DRIVERS[12]} or later); one that answers at "
+    "CUKILN_URL is asked which it does"
+)
 _INSTALL = "install it: pip install --constraint constraints.txt --group gpu (for CUDA 12: gpu-cuda12)"
 
 State = Literal["found", "missing", "optional"]  # optional: absent, and nothing fails without it
@@ -102,13 +109,16 @@ def doctor(
 def doctor_report() -> Report:
     """All checks, in about a second: what a client needs, and where the server is installed, what that needs."""
     settings = ClientSettings.from_environment()
-    findings = [_service(settings)]
+    service, made_for = _service(settings)
+    findings = [service]
     try:
         server = server_module("storage.config.settings")
     except ServerMissing as error:
         use = "only the client is installed, which looks winners up, loads and runs them"
         findings.append(Finding("server", "optional", use, str(error)))
-        return Report((*findings, *client_gpu(), disk("cache folder", settings.cache_dir, FREE_BYTES_OF_A_CLIENT)))
+        return Report(
+            (*findings, *client_gpu(made_for), disk("cache folder", settings.cache_dir, FREE_BYTES_OF_A_CLIENT))
+        )
     try:
         configured = server.load_settings()
     except server_module("storage.errors").SettingsError as error:
@@ -124,20 +134,29 @@ def doctor_report() -> Report:
     return Report(tuple(findings))
 
 
-def _service(settings: ClientSettings) -> Finding:
-    """Where the client would look for one. One that was named has to answer."""
+def _service(settings: ClientSettings) -> tuple[Finding, set[int]]:
+    """Where the client would look for one, and the CUDA releases that its kernels are of, where it says so. One that
+    was named has to answer."""
     named = settings.url_from != BY_DEFAULT
     where = f"{settings.url} ({settings.url_from})"
     if settings.offline:
-        return Finding("service", "found", f"{where} is not asked: the client is offline")
+        return Finding("service", "found", f"{where} is not asked: the client is offline"), set()
     if settings.url == PRIVATE:
-        return Finding("service", "found", f"{where}: each command runs its own")
+        return Finding("service", "found", f"{where}: each command runs its own"), set()
     try:
         transport = Transport(settings.url, settings.api_key, 5.0, attempts=1)
-        transport.send(Call("GET", "/v1/targets"))
+        made_for = transport.send(Call("GET", "/v1/targets", read=_cudas_of))
     except CukilnError as error:
-        return Finding("service", "missing" if named else "optional", where, str(error))
-    return Finding("service", "found", f"{where} answers")
+        return Finding("service", "missing" if named else "optional", where, str(error)), set()
+    return Finding("service", "found", f"{where} answers"), made_for
+
+
+def _cudas_of(response: httpx2.Response) -> set[int]:
+    """Of the live toolchains: the major versions of their device compilers."""
+    descriptions = [toolchain.get("description") or {} for toolchain in parse(response, Targets).toolchains]
+    versions = [description.get("versions") or {} for description in descriptions]
+    of_devices = [str(each.get("nvrtc") or each.get("nvcc") or "") for each in versions]
+    return {int(major) for version in of_devices if (major := version.partition(".")[0]).isdecimal()}
 
 
 def host_compiler(named: str | None = None) -> Finding:
@@ -280,15 +299,18 @@ def gpu_findings(settings: Any, library: str = DRIVER) -> Iterator[Finding]:
     yield leases(settings.gpu_lock_dir)
 
 
-def client_gpu(library: str = DRIVER) -> Iterator[Finding]:
-    """The GPUs, and the driver that kernels of the service's compiler need."""
+def client_gpu(made_for: Set[int] = frozenset(), library: str = DRIVER) -> Iterator[Finding]:
+    """The GPUs, and the driver that kernels of the service's compiler need; `made_for` is empty where no service has
+    said which CUDA these are of."""
     gpus = find_gpus(library)
+    needed = min(made_for, default=CUBINS_OF)
     if gpus.missing is not None:
-        without = f"winners can be looked up and loaded here; to run one, {_needed_driver(CUBINS_OF)}"
+        which = _needed_driver(needed) + ("" if made_for else _OR_OF_CUDA_12)
+        without = f"winners can be looked up and loaded here; to run one, {which}"
         yield Finding("gpu", "optional", f"{gpus.missing}; {without}")
         return
     yield gpu(library)
-    yield driver(CUBINS_OF, library)
+    yield driver(needed, library, otherwise=None if made_for else _OR_OF_CUDA_12)
 
 
 def gpu(library: str = DRIVER) -> Finding:
@@ -300,8 +322,9 @@ def gpu(library: str = DRIVER) -> Finding:
     return Finding("gpu", "found", ", ".join(gpus.names))
 
 
-def driver(needed: int, library: str = DRIVER) -> Finding:
-    """Its CUDA release has to be of the compiler's major one, `needed`, or later: older ones do not load its cubins."""
+def driver(needed: int, library: str = DRIVER, *, otherwise: str | None = None) -> Finding:
+    """Its CUDA release has to be of the compiler's major one, `needed`, or later: older ones do not load its cubins.
+    `otherwise`: what else may be done, where that is not to compile for another CUDA."""
     release = find_gpus(library).cuda
     if release is None:
         return Finding("driver", "found", "its version is unknown")
@@ -310,9 +333,11 @@ def driver(needed: int, library: str = DRIVER) -> Finding:
         return Finding("driver", "found", release_shown)
     detail = f"{release_shown}; it cannot load cubins of CUDA {needed}, so no kernel of it runs here"
     todo = _needed_driver(needed)
-    if release[0] >= min(FIRST_DRIVERS):
+    if otherwise is not None:
+        todo += otherwise
+    elif min(FIRST_DRIVERS) <= release[0] < needed:
         todo += f"; or compile for CUDA {release[0]} where the service runs (CUDA=12 make serve, or CUKILN_CUDA=12)"
-    return Finding("driver", "optional", detail, todo)
+    return Finding("driver", "missing", detail, todo)
 
 
 def _needed_driver(cuda: int) -> str:

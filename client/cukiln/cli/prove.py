@@ -43,7 +43,8 @@ def prove(
 ) -> None:
     """Verify FILE's first candidates on the CPU, without a service, and print the report.
 
-    Output of kernels (printf) is shown. Exit code 1 when a kernel is incorrect. See docs/writing-a-kernel.md.
+    Output of kernels (printf) is shown. Exit code 1 when a kernel is incorrect, 4 when none is but --ptx cannot
+    translate one. See docs/writing-a-kernel.md.
     """
     part = {"case": case, "order": order, "watch": watch}
     options = {"problem": problem, "limit": limit, "seed": seed, "sanitize": sanitize, "as_json": as_json, "ptx": ptx}

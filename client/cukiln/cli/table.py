@@ -21,7 +21,7 @@ _VERIFIED = {
 }
 _PTX = {
     "ok": "ptx ok: what nvcc made of the kernel, run on the CPU, gave them, too",
-    "untranslated": "ptx untranslated: what nvcc made of the kernel has an instruction that was not run on the CPU",
+    "untranslated": "ptx untranslated: what nvcc made of the kernel could not be run on the CPU",
 }
 _ANY_LIBRARY = "vendor"
 _NAME_WIDTH = 20  # characters of a problem's name in a line

@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import httpx2
@@ -16,7 +17,7 @@ from cukiln.operations.answers import parse, unexpected
 from cukiln.operations.state import NO_ANSWER, ClientState
 from cukiln.operations.steps import Operation
 from cukiln.transport import Call
-from cukiln.types import LookedUp, Lookups, OnMiss, PartialLookups, PartialResult, Priority
+from cukiln.types import LookedUp, LookupResult, Lookups, OnMiss, PartialLookups, PartialResult, Priority
 from cukiln.types.problems import Problem
 
 LARGEST_LOOKUP = 10_000  # problems in one request
@@ -123,7 +124,8 @@ class LookupOperations(ClientState):
 
         A winner that the service answered before, to this process or to an earlier one, comes from the local cache;
         where that is longer ago than `fresh_seconds`, the service is asked behind the caller's back. Misses are asked
-        for, within the client's `lookup_budget`. A service that does not answer is a miss whose `unanswered` says why.
+        for, within the client's `lookup_budget`. A service that does not answer, or not as cukiln does, is a miss whose
+        `unanswered` says why; one that refuses the request raises `BadRequest`, `NotAuthorised` or `NotFound`.
         `on_miss`: `tune` makes a job of misses, by `search` and `priority`, where none tries them (`tuning` names it).
         `nearest` does, and answers verified kernels that are right for the problem but were tuned for one near by:
         such a record is `tuned_for` that, and is asked for again after 5 s; it is not kept on the disk.
@@ -186,15 +188,15 @@ class LookupOperations(ClientState):
         for shared, part in _requests(prepared):
             body = encode({**shared, **missed.fields, "problems": [dict(one.problem) for one in part]})
             seconds = self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS)
+            read = partial(_results, asked=part)
             try:
-                response = yield Call("POST", "/v1/lookups", body, seconds=None if patient else seconds)
+                results = yield Call("POST", "/v1/lookups", body, seconds=None if patient else seconds, read=read)
             except NO_ANSWER as error:
                 if patient:
                     raise
                 miss = LookedUp(name=None, key="", record=None, unanswered=str(error))
                 answers |= {one.digest: miss for one in part}
                 continue
-            results = _as_many(response, parse(response, Lookups).results, part)
             now = time.time()
             for one, result in zip(part, results, strict=True):
                 answers[one.digest] = LookedUp(
@@ -220,6 +222,10 @@ class LookupOperations(ClientState):
             self._memory.renew(digests)  # it refuses what it has answered: it is not to be asked at every call
         finally:
             self._memory.release(digests)
+
+
+def _results(response: httpx2.Response, asked: Sequence[Prepared]) -> list[LookupResult]:
+    return _as_many(response, parse(response, Lookups).results, asked)
 
 
 def _as_many(response: httpx2.Response, results: list[_T], asked: Sequence[Prepared]) -> list[_T]:

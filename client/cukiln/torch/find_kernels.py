@@ -12,7 +12,9 @@ import torch
 
 from cukiln.client import Client
 from cukiln.errors import CukilnError
+from cukiln.gpu import target_of
 from cukiln.load_kernel import Kernel, choose, load
+from cukiln.operations.state import NO_ANSWER
 from cukiln.torch.options import Options
 from cukiln.torch.plan import Call, Plan, bind
 from cukiln.types import FrontEntry, WinnerRecord
@@ -101,6 +103,8 @@ class Finder:
                 if record is not None:
                     call = self._call(entry, record)
             except CukilnError as error:
+                if isinstance(error, NO_ANSWER):
+                    self.failed_until = time.monotonic() + self._options.retry_seconds
                 self._say(f"loading the kernel of {_of(entry)}: {error}")
                 record = None
             # A neighbour's kernel serves until the problem's own is tuned.
@@ -114,7 +118,7 @@ class Finder:
         assert self._client is not None
         options = self._options
         problems: list[Any] = [
-            {**_problem(entry), "target": options.target or target_of(entry.device)} for entry in entries
+            {**_problem(entry), "target": options.target or device_target(entry.device)} for entry in entries
         ]
         more: dict[str, Any] = {} if options.on_miss == "none" else {"on_miss": options.on_miss}
         answers = self._client.lookup(
@@ -149,10 +153,8 @@ class Finder:
             LOG.warning("%s; PyTorch's own operator runs", message)
 
 
-def target_of(device: torch.device) -> str:
-    """Of a GPU. From 9.0 on with the letter: kernels may use all of the very architecture."""
-    major, minor = torch.cuda.get_device_capability(device)
-    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+def device_target(device: torch.device) -> str:
+    return target_of(torch.cuda.get_device_capability(device))
 
 
 def _problem(entry: Entry) -> dict[str, Any]:

@@ -126,8 +126,8 @@ class RunnerUp(Answer):
 
 
 class PtxMark(Answer):
-    """What the PTX that nvcc made of the kernel showed, run on the CPU before it was published. `untranslated`: it has
-    something that the translator does not know, named in `message`, so it was not run; that says nothing of the kernel.
+    """What the PTX that nvcc made of the kernel showed, run on the CPU before it was published. `untranslated`:
+    something has no translation, as `message` says, so it was not run; that says nothing of the kernel.
     Whatever it found wrong was not published."""
 
     verdict: Literal["ok", "untranslated"]

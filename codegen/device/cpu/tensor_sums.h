@@ -99,7 +99,7 @@ inline Parts parts_of(float value, int lowest) {
   const int field = static_cast<int>(magnitude >> 23);
   Parts parts = {static_cast<int64_t>(field ? (magnitude & 0x7fffffu) | 0x800000u : magnitude), field ? field - 127 : -126};
   if (parts.exponent < lowest) {
-    parts.significand >>= lowest - parts.exponent;  // exact: the type has no finer bits
+    parts.significand = parts.exponent < lowest - 63 ? 0 : parts.significand >> (lowest - parts.exponent);  // exact
     parts.exponent = lowest;
   }
   if (value < 0) parts.significand = -parts.significand;

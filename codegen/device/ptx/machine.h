@@ -49,7 +49,7 @@ CUKILN_INLINE void* local_word(const void* memory, uint64_t size, uint64_t addre
 template <int bytes>
 CUKILN_INLINE const void* parameter_word(const void* arguments, uint64_t size, uint64_t address, int line, const char* file) {
   const uint64_t offset = address - reinterpret_cast<uint64_t>(arguments);
-  if (offset % bytes != 0 || offset > size - bytes)
+  if (offset % bytes != 0 || size < bytes || offset > size - bytes)
     refuse(line, file, "%d bytes at offset %llu of %llu bytes of parameters", bytes, static_cast<unsigned long long>(offset),
            static_cast<unsigned long long>(size));
   return reinterpret_cast<const void*>(address);
@@ -57,10 +57,23 @@ CUKILN_INLINE const void* parameter_word(const void* arguments, uint64_t size, u
 
 void check_threads(int most);
 
+// A part of a copy, byte by byte: each lands as late as it may, as whole ones do.
+template <int bytes>
+__attribute__((noinline, cold)) void copy_part(uint64_t target, uint64_t source, uint32_t read, int line, const char* file) {
+  if (read > bytes) refuse(line, file, "a copy that reads %u of its %d bytes", read, bytes);
+  if (source % bytes != 0) refuse(line, file, "a copy of %d bytes from a misaligned source", bytes);
+  char* const to = shared_pointer(target);
+  if (!cpu::fits<bytes>(to, cpu::shared_bytes)) cpu::refuse_shared(Access::copy, to, bytes, line, file);
+  for (uint32_t i = 0; i < bytes; ++i) {
+    const void* const from = i < read ? reinterpret_cast<const void*>(source + i) : nullptr;
+    if (from) cpu::check_global(Global::read, from, 1, line, file);
+    cpu::issue_copy<1>(to + i, from, line, file);
+  }
+}
 // cp.async: `read` bytes come from the source, the rest are zeros ("cp.async", src-size).
 template <int bytes>
 CUKILN_INLINE void copy_async(uint64_t target, uint64_t source, uint32_t read, int line, const char* file) {
-  if (read != 0 && read != bytes) refuse(line, file, "a copy that reads %u of %d bytes, which has no translation", read, bytes);
+  if (read != 0 && read != bytes) return copy_part<bytes>(target, source, read, line, file);
   if (read != 0) cpu::check_global(Global::read, reinterpret_cast<const void*>(source), bytes, line, file);
   cpu::issue_copy<bytes>(shared_pointer(target), read != 0 ? reinterpret_cast<const void*>(source) : nullptr, line, file);
 }

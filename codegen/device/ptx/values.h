@@ -226,8 +226,11 @@ inline uint32_t fma_rm_f32(uint32_t a, uint32_t b, uint32_t c) {
   return value > sum || (value == sum && error < 0.0) ? next_down(nearest) : nearest;
 }
 inline uint32_t fma_rp_f32(uint32_t a, uint32_t b, uint32_t c) { return neg_f32(fma_rm_f32(neg_f32(a), b, neg_f32(c))); }
+// Of unlike signs a sum of 0 is -0 when it is rounded down alone; what lies next to 0 becomes the zero of its sign.
 inline uint32_t fma_rz_f32(uint32_t a, uint32_t b, uint32_t c) {
-  return fma_f32(a, b, c) & 0x80000000u ? fma_rp_f32(a, b, c) : fma_rm_f32(a, b, c);
+  const uint32_t nearest = fma_f32(a, b, c);
+  if ((nearest & 0x7fffffffu) == 0) return nearest;
+  return nearest & 0x80000000u ? fma_rp_f32(a, b, c) : fma_rm_f32(a, b, c);
 }
 
 // Conversions.
@@ -299,11 +302,12 @@ inline uint32_t tanh_approx(uint32_t a) {
   if (!is_finite(a) || x == 0.0f) return bits_of(__builtin_tanhf(x));
   return off_by(__builtin_tanh(x), 0x1p-11, 0.0);
 }
-// Beyond 2^126 a divisor may give 0, or NaN of an infinity: the lower end of the run does.
+// Beyond 2^126 a finite divisor gives 0, and NaN of an infinity, as its reciprocal is 0 ("div"): the lower end has that.
 inline uint32_t div_approx(uint32_t a, uint32_t b) {
   const float x = float_of(a), y = float_of(b);
+  if (is_number(a) && is_finite(b) && __builtin_fabsf(y) > 0x1p126f && approximation < 0)
+    return is_infinite(a) ? canonical_nan : (a ^ b) & 0x80000000u;
   if (!is_finite(a) || !is_finite(b) || y == 0.0f || x == 0.0f) return bits_of(x / y);
-  if (__builtin_fabsf(y) > 0x1p126f && approximation < 0) return (a ^ b) & 0x80000000u;
   return off_by(static_cast<double>(x) / y, 2 * ulp, 0.0);
 }
 inline uint32_t div_full(uint32_t a, uint32_t b) {

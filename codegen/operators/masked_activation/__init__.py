@@ -172,7 +172,7 @@ class MaskedActivation(Operator):
 
     def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
         """NaN goes through every function."""
-        problem = self.own(self.test_problems(kernel)[1])
+        *_, problem = map(self.own, self.test_problems(kernel)[:2])
         return [] if over_ring(problem) else [(problem, self.test_launches(kernel, problem)[0])]
 
     def far_problems(self, kernel: Kernel) -> list[Far]:

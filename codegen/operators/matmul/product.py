@@ -120,7 +120,7 @@ class ProductOperator(Operator):
         s = kernel.signature_dict
         if not s["epilogue"] or s["dtype"] not in ("float32", "float16", "bfloat16"):
             return []
-        problem = self.test_problems(kernel)[1]
+        *_, problem = self.test_problems(kernel)[:2]
         return [(problem, self.test_launches(kernel, problem)[0])]
 
     def config(self, kernel: Kernel) -> Config:

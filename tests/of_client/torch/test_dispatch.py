@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 
 import cukiln.torch as ck  # noqa: E402
 from cukiln.client import Client  # noqa: E402
-from cukiln.errors import BadRequest, DeviceError, NotLoadable, UsageError  # noqa: E402
+from cukiln.errors import BadRequest, DeviceError, NotLoadable, ServiceUnreachable, UsageError  # noqa: E402
 from cukiln.torch import dispatch, find_kernels  # noqa: E402
-from cukiln.torch.find_kernels import target_of  # noqa: E402
+from cukiln.torch.find_kernels import device_target  # noqa: E402
 from tests.support.fixtures.client import closed_port, silent_server  # noqa: E402
 from tests.support.fixtures.queue import wait_for  # noqa: E402
 from tests.support.kernels.reference_kernel import PlayedService, ReferenceKernel  # noqa: E402
@@ -186,6 +186,16 @@ def test_a_library_that_does_not_load_is_said_and_pytorchs_own_runs(
     assert "it is no library" in caplog.text
 
 
+def test_a_library_that_does_not_come_has_further_calls_wait_no_more(played: Played) -> None:
+    class Hung(PlayedService):
+        def load(self, entry: Any, client: Any) -> ReferenceKernel:
+            raise ServiceUnreachable("no answer within 1 s")
+
+    played(Hung())
+    assert right(ck.matmul(A, B))
+    assert dispatch.current()._finder.failed_until > time.monotonic()
+
+
 def test_an_error_of_the_kernel_is_raised_and_nothing_else_runs_in_its_place(played: Played) -> None:
     class Failing(ReferenceKernel):
         def _run(self, *given: Any) -> None:
@@ -256,9 +266,7 @@ def test_a_child_of_a_fork_finds_kernels_itself(played: Played) -> None:
     os.close(reader), os.close(writer)
 
 
-@pytest.mark.parametrize("capability, target", [((8, 0), "sm_80"), ((9, 0), "sm_90a"), ((12, 0), "sm_120a")])
-def test_the_target_is_that_of_the_tensors_own_gpu(
-    capability: tuple[int, int], target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    assert target_of(torch.device("cuda", 1)) == target
+def test_the_target_is_that_of_the_tensors_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    capabilities = {torch.device("cuda", 0): (8, 0), torch.device("cuda", 1): (12, 0)}
+    monkeypatch.setattr(torch.cuda, "get_device_capability", capabilities.__getitem__)
+    assert [device_target(device) for device in capabilities] == ["sm_80", "sm_120a"]

@@ -131,7 +131,7 @@ def test_a_tool_that_was_ended_has_its_time_too(tmp_path: Path, toolchain: Toolc
     assert nvcc.seconds == pytest.approx(outcome.wall_seconds) and nvcc.seconds >= 0.4
 
 
-@pytest.mark.parametrize("name", ["sm_75", "sm_80", "sm_89", "sm_100a", "sm_120"])
+@pytest.mark.parametrize("name", ["sm_75", "sm_80", "sm_89", "sm_100a", "sm_120", "sm_120a"])
 def test_other_targets_compile_too(toolchain: Toolchain, processes: Processes, name: str) -> None:
     sheet = target(name)
     epilogue = [{"op": "gelu"}, {"op": "cast", "dtype": "bfloat16"}]

@@ -83,7 +83,7 @@ def test_a_machine_that_kills_the_compiler_has_not_lost_it(tmp_path: Path, proce
 
 def test_supported_targets_have_a_data_sheet_and_code(toolchain: Toolchain) -> None:
     names = {sheet.name for sheet in supported_targets(toolchain)}
-    assert {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a"} <= names
+    assert {"sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_100a", "sm_120a"} <= names
     old = dataclasses.replace(toolchain, gpu_codes=("sm_80", "sm_90"))
     assert {sheet.name for sheet in supported_targets(old)} == {"sm_80", "sm_90", "sm_90a", "cpu"}
     older = dataclasses.replace(toolchain, gpu_codes=("sm_75",))

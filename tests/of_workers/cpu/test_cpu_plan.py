@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,9 +22,12 @@ from codegen.plan.verification_plan import EXACT_ORDERS, Case, FarCase, check_ou
 from storage.config import own_modules
 from storage.config import own_modules as plan_version
 from storage.config.own_modules import gpu_plans
-from tests.support.kernels.cpu_helpers import loaded, matmul_kernel, tensor_kernel
+from tests.support.kernels.cpu_helpers import LIMITS, loaded, matmul_kernel, processes, tensor_kernel, toolchain
 from tests.support.run.places import FAULTY
 from workers.cpu import verify
+from workers.cpu.build import build_cpu
+from workers.cpu.library import CpuLibrary
+from workers.cpu.run import plan_test
 from workers.cpu.verify import cpu_plans
 
 MATMUL = operator("matmul")
@@ -48,6 +53,24 @@ def test_a_far_problem_is_run_once_exactly_at_the_end() -> None:
     assert [run.launch for run in last.runs] == [far.launch]
     (a, b, out) = MATMUL.operands(far.problem)
     assert min(a.elements, b.elements, out.elements) > 2**31
+
+
+def test_where_no_address_space_is_to_be_had_its_case_is_not_run_and_that_is_said(tmp_path: Path) -> None:
+    kernel = matmul_kernel()
+    built = build_cpu([kernel], toolchain(), processes(), LIMITS, folder=tmp_path)
+    library = CpuLibrary(built.libraries[0][0])
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    own = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    test = plan_test(library, kernel, 1, 60.0)
+    # Each of three operands has 8 GiB of guards, and 8 of its own where it is far.
+    resource.setrlimit(resource.RLIMIT_AS, (own + 36 * 2**30, hard))
+    try:
+        assert test.failure() is None
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+    *near, far = test.described
+    assert "no memory for" in far["not_run"]
+    assert not any("not_run" in case for case in near)
 
 
 def test_a_long_problem_is_run_once_exactly_before_it() -> None:

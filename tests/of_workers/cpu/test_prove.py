@@ -13,10 +13,11 @@ from typer.testing import CliRunner
 
 from codegen.operators import operator
 from codegen.plan.verification_plan import EXACT_ORDERS, Case, Part, plan_cases
+from codegen.ptx import rules
 from cukiln.cli.main import app
 from tests.support.kernels.cpu_helpers import loaded, matmul_kernel
 from tests.support.run.places import FAULTY, ROOT
-from workers.cpu.prove import RIGHT, WRONG, WRONG_USE, Options, prove
+from workers.cpu.prove import RIGHT, UNTRANSLATED, WRONG, WRONG_USE, Options, prove
 
 EXAMPLE = ROOT / "examples" / "rowsum"
 
@@ -109,6 +110,14 @@ def test_with_ptx_what_nvcc_makes_of_a_kernel_is_run(capsys: pytest.CaptureFixtu
     assert prove(rowsum(), Options(ptx=True, part=Part(case=0, watch=True), as_json=True)) == RIGHT
     verdict = json.loads(capsys.readouterr().out)
     assert re.match(r"rowsum/kernel\.cuh:\d+, kernel\.ptx:\d+", verdict["details"]["shared_memory"][0]["site"])
+
+
+def test_ptx_without_a_translation_has_an_exit_status_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rules, "_RULES", [each for each in rules._RULES if not each[0].match("bar.sync")])
+    assert prove(rowsum(), Options(ptx=True)) == UNTRANSLATED
+    assert "no rule for bar.sync" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_unknown_order_is_refused_by_the_command(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from codegen.text import render_group, render_ptx
 from tests.operators.attention import kernels as attentions
 from tests.operators.reduce import kernels as reductions
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
-from tests.support.kernels.ptx_mutants import mutants_of, ptx_of, sample, verdict_of
+from tests.support.kernels.ptx_mutants import mutants_of, ptx_of, sample, verdict_of, verdicts_of
 
 HALVES = tensor_kernel(layout="nt", dtype="float16", stages=3)
 BFLOATS = tensor_kernel(layout="nn", dtype="bfloat16")
@@ -97,6 +97,23 @@ def test_ptx_without_a_translation_is_no_verdict_about_the_kernel(ptx: str) -> N
     assert verdict.verdict == "untranslated"
     assert "no rule for cp.async.wait_something: 'cp.async.wait_something" in verdict.message
     assert "a launch of" not in verdict.message
+
+
+def test_a_kernel_that_the_ptx_lacks_is_untranslated_and_the_others_are_judged() -> None:
+    lacking, judged = verdicts_of([GELU, SUMS], ptx_of((SUMS,)))
+    assert (lacking.verdict, judged.verdict) == ("untranslated", "ok")
+    assert re.match(r"the PTX has no entry \w+; it has \w+$", lacking.message)
+
+
+def test_a_translation_that_no_compiler_takes_is_no_verdict_about_the_kernel() -> None:
+    ptx = ptx_of((SUMS,))
+    larger = re.sub(r"(\.param \.align 8 \.b8 \w+\[)(\d+)(\])", lambda m: f"{m[1]}{int(m[2]) + 8}{m[3]}", ptx)
+    assert larger != ptx
+    verdict = verdict_of(SUMS, larger)
+    assert verdict.verdict == "untranslated"
+    assert re.match(
+        r"the translation of the PTX was not compiled: g\+\+: .*static assertion", verdict.message, re.DOTALL
+    )
 
 
 def test_a_launch_with_more_threads_than_the_ptx_allows_is_refused(ptx: str) -> None:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -358,6 +359,35 @@ def test_the_parts_come_in_the_order_of_their_worth(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, tmp_path, gpu_module="m", device="0", seconds=0.3)
     names = ["libraries", "primitives", "measuring checks", "workspaces", "ceilings", "candidates and vendor"]
     assert [part.name for part in parts] == names
+
+
+def test_every_part_whose_program_takes_a_device_has_the_chosen_one(tmp_path: Path) -> None:
+    parts = parts_of(tmp_path, tmp_path, gpu_module="m", device="GPU-7", seconds=0.3)
+    programs = {part.name: Path(ROOT, *part.words[0].split(".")).with_suffix(".py").read_text() for part in parts}
+    takes = {name for name, text in programs.items() if '"--device"' in text}
+    assert takes == {"measuring checks", "ceilings", "candidates and vendor"}
+    assert takes == {part.name for part in parts if "--device GPU-7" in " ".join(part.words)}
+
+
+def test_in_a_checkout_the_carried_modules_run_and_not_those_of_the_folder(tmp_path: Path) -> None:
+    carried, checkout = tmp_path / "carried", tmp_path / "checkout"
+    for folder in (carried, checkout / "workers"):
+        folder.mkdir(parents=True)
+    (checkout / "workers" / "__init__.py").write_text("raise SystemExit('the workers of the folder')")
+    with zipfile.ZipFile(carried / "carried.zip.0", "w") as archive:
+        archive.mkdir("wheels")
+        for name in ("workers/__init__.py", "workers/offline/__init__.py"):
+            archive.writestr(f"source/{name}", "")
+        archive.writestr("source/workers/offline/there.py", "print('the carried workers')")
+    digest = hashlib.sha256((carried / "carried.zip.0").read_bytes()).hexdigest()
+    parts = [{"name": "carried.zip.0", "sha256": digest}]
+    (carried / "carried.json").write_text(json.dumps({"python": None, "sha256": digest, "parts": parts}))
+    script = (ROOT / "workers/offline/measure_there.py").read_bytes()
+    (carried / "measure_there.py").write_bytes(script)
+    command = [sys.executable, str(carried / "measure_there.py")]
+    ended = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "the carried workers\n", "")
+    assert Part("check", ("module",), 1.0).command[1:] == ["-P", "-m", "module"]
 
 
 def test_a_budget_over_nine_minutes_is_refused(machine: BareMachine) -> None:

@@ -613,7 +613,6 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "a list of queries, heads apart": (LIST, ROWS_OF, ROWS_OF.removesuffix(" * group")),
     "a list with sequences of as many keys in one place": (LIST, "others == keys && other < own", "false"),
     "a list with longer sequences in one place": (LIST, "others > keys", "false"),
-    "a list that is its own predecessor": (LIST, "other < own", "other <= own"),
     "a list of each sequence's last tile": (LIST, "tiles - 1 - i", "tiles - 1"),
     "a list without its last entry": (LIST, "all += further;", "all += further - (other == 0);"),
     "a list of one entry more": (LIST, "all += further;", "all += further + (other == 0);"),

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from codegen.kernel import Kernel
-from codegen.primitives import HOPPER_SUMS, TURING_SUMS
+from codegen.targets import target as sheet_of
 from codegen.text.render_group import symbols
 from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
 from workers.cpu.ptx.build import PtxBuilder
@@ -26,10 +26,14 @@ def ptx_of(kernels: tuple[Kernel, ...], target: str = TARGET) -> str:
 
 
 def verdict_of(kernel: Kernel, ptx: str, target: str = TARGET) -> PtxVerdict:
-    """A loop that never ends is given 5 seconds."""
-    request = PtxRequest(target, 1, HOPPER_SUMS if target >= "sm_90" else TURING_SUMS, cpu_seconds=5.0)
-    (verdict,) = verify_ptx([kernel], request, toolchain(), processes(), LIMITS, ptx=ptx)
+    (verdict,) = verdicts_of([kernel], ptx, target)
     return verdict
+
+
+def verdicts_of(kernels: Sequence[Kernel], ptx: str, target: str = TARGET) -> list[PtxVerdict]:
+    """A loop that never ends is given 5 seconds."""
+    request = PtxRequest(target, 1, sheet_of(target).tensor_sums, cpu_seconds=5.0)
+    return verify_ptx(kernels, request, toolchain(), processes(), LIMITS, ptx=ptx)
 
 
 @dataclass(frozen=True)

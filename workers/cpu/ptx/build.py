@@ -10,8 +10,8 @@ from codegen.kernel import Kernel
 from codegen.primitives import TURING_SUMS
 from codegen.text.render_ptx import PtxText, render_lines, render_ptx_runtime
 from workers.compile.toolchain import Toolchain
-from workers.cpu.build import CPU_FLAGS, MAX_LOG, RUNTIME
-from workers.processes.job_files import read_bytes, write_bytes, write_text
+from workers.cpu.build import CPU_FLAGS, MAX_LOG, RUNTIME, Runtime, place_runtime
+from workers.processes.job_files import read_bytes, write_text
 from workers.processes.process_stream import once_more
 from workers.processes.processes import Finished, InfrastructureError, Limits, Processes
 
@@ -28,7 +28,6 @@ _NOT_FOR_ONE_RUN = (
 )
 _OF_LOOPS = ("-O1", "-ftree-vectorize")
 KERNEL_FLAGS = (*(flag for flag in CPU_FLAGS if flag not in _OF_LOOPS), "-Og", *_NOT_FOR_ONE_RUN, "-w")
-_runtimes: dict[tuple[Toolchain, str], bytes] = {}
 
 
 class PtxCancelled(Exception):
@@ -68,7 +67,9 @@ class PtxBuilder:
 
     def library(self, kernel: Kernel, text: PtxText, sums: int = TURING_SUMS) -> Path:
         """Raises as `ptx_of`."""
-        self._place_runtime(sums)
+        runtime = Runtime(render_ptx_runtime(sums), self._toolchain, CPU_FLAGS)
+        if (refused := place_runtime(runtime, self.folder, self._limits, self._once)) is not None:
+            self._require(refused, "g++")
         library = self.folder / f"ptx_{kernel.namespace}.so"
         source = library.with_suffix(".cpp")
         write_text(source, text.text)
@@ -76,25 +77,16 @@ class PtxBuilder:
         self._run([compiler, *KERNEL_FLAGS, "-o", library.name, source.name, RUNTIME, "-lm"], "g++")
         return library
 
-    def _place_runtime(self, sums: int) -> None:
-        text = render_ptx_runtime(sums)
-        runtime = _runtimes.get((self._toolchain, text))
-        if runtime is None:
-            write_text(self.folder / "runtime.cpp", text)
-            flags = ["-c" if flag == "-shared" else flag for flag in CPU_FLAGS]
-            compiler = str(self._toolchain.host_compiler)
-            try:
-                self._run([compiler, *flags, "-o", RUNTIME, "runtime.cpp"], "g++")
-            except NotBuilt as error:
-                raise InfrastructureError(f"g++ refused what runs PTX: {error}") from error
-            runtime = _runtimes[self._toolchain, text] = read_bytes(self.folder / RUNTIME, self._limits.output_bytes)
-        write_bytes(self.folder / RUNTIME, runtime)
-
     def _run(self, command: Sequence[str], name: str) -> None:
-        run = partial(self._processes.run, command, cwd=self.folder, limits=self._limits, cancel=self._cancel)
-        finished: Finished = once_more(run)
+        self._require(once_more(partial(self._once, command)), name)
+
+    def _once(self, command: Sequence[str]) -> Finished:
+        finished = self._processes.run(command, cwd=self.folder, limits=self._limits, cancel=self._cancel)
         self.wall_seconds += finished.wall_seconds
         self.cpu_seconds += finished.cpu_seconds
+        return finished
+
+    def _require(self, finished: Finished, name: str) -> None:
         if finished.ok:
             return
         if finished.cause == "cancelled":

@@ -1,7 +1,7 @@
 """Verify kernels by their own PTX on the CPU: translate, build, run the test plan in a child process.
 
-A kernel whose PTX has anything without a translation is `untranslated`: that says nothing about the kernel, only that
-this witness has not seen it.
+A kernel whose PTX has anything without a translation, or whose translation g++ refuses, is `untranslated`: that says
+nothing about the kernel, only that this witness has not seen it. `compile_error` is what nvcc refuses.
 """
 
 import re
@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from codegen.errors import TextError
 from codegen.kernel import Kernel
 from codegen.plan.ptx_plan import Ways
 from codegen.plan.verification_plan import Part
@@ -86,7 +87,7 @@ def verify_ptx(
             builder.wall_seconds, builder.cpu_seconds = shares
             began = time.monotonic()
             try:
-                verdict = _verify_one(kernel, module, request, builder, (processes, limits, cancel))
+                verdict = _verdict_of(kernel, module, request, builder, (processes, limits, cancel))
             except PtxCancelled:
                 break
             if verdict is None:
@@ -97,7 +98,7 @@ def verify_ptx(
     return verdicts
 
 
-def _verify_one(
+def _verdict_of(
     kernel: Kernel,
     module: Module,
     request: PtxRequest,
@@ -109,10 +110,11 @@ def _verify_one(
     try:
         text = render_ptx(kernel, module)
         library = builder.library(kernel, text, request.sums)
-    except UnknownPtx as error:
+    except TextError as error:
         return PtxVerdict(kernel.id, "untranslated", str(error), cpu_seconds=builder.cpu_seconds)
     except NotBuilt as error:
-        return PtxVerdict(kernel.id, "compile_error", str(error), error.details, cpu_seconds=builder.cpu_seconds)
+        words = f"the translation of the PTX was not compiled: {error}"
+        return PtxVerdict(kernel.id, "untranslated", words, error.details, cpu_seconds=builder.cpu_seconds)
     counts = {
         "instructions": sum(function.instructions for function in text.functions),
         "fusible": text.fusible,
