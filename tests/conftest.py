@@ -23,6 +23,7 @@ pytest_plugins = [
     "tests.support.fixtures.gpu",
     "tests.support.fixtures.gpu_line",
     "tests.support.fixtures.library",
+    "tests.support.fixtures.line",
     "tests.support.fixtures.primitives",
 ]
 

@@ -99,6 +99,9 @@ class Settings(BaseSettings):
     verify_memory_bytes: int = Field(VERIFY_LIMITS.memory_bytes, ge=GIB // 4)
     verify_output_bytes: int = Field(VERIFY_LIMITS.output_bytes, ge=4096)
     verify_sanitize: bool = Field(False, description="run kernels under the address and undefined-behaviour sanitizers")
+    verify_ptx: Literal["winners", "none"] = Field(
+        "winners", description="which kernels are run from their PTX on the CPU before they are published"
+    )
 
     gpus: str = Field(
         "auto",

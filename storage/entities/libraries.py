@@ -1,18 +1,38 @@
 """The libraries of winners: one kernel built alone, so that another problem with the same kernel need not build it."""
 
 from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy import select
 
 from storage.database.session import Session, clock_of
-from storage.database.sql import core, insert_new, remove, rows_among
+from storage.database.sql import change, core, insert_new, remove, rows_among
 from storage.database.tables import LibraryBuilderRow, LibraryRow, TaskRow
 from storage.queue.tasks import Lease
 
 Library = LibraryRow
 
 FILES_OF_LIBRARIES = ("library", "cubin", "source", "ptx", "sass")
+PUBLISHED_AS = ("ok", "untranslated")
+"""Verdicts on PTX whose kernel may be published: nothing is wrong, or nothing is known."""
+
+
+@dataclass(frozen=True)
+class PtxVerdict:
+    """What a library's PTX showed on the CPU. `verdict`: `workers.cpu.ptx.verify.PtxOutcome`; `plan_version`: of what
+    judged it; seconds are g++'s and the run's."""
+
+    verdict: str
+    message: str
+    plan_version: str
+    seed: int
+    wall_seconds: float
+    cpu_seconds: float
+
+    @property
+    def is_published(self) -> bool:
+        return self.verdict in PUBLISHED_AS
 
 
 def files_of(library: Library) -> list[str]:
@@ -39,6 +59,27 @@ def add_library(session: Session, **library: Any) -> Library:
     values = {**library, "created_at": clock_of(session).now()}
     insert_new(session, LibraryRow, [values])
     return LibraryRow(**values)
+
+
+def ptx_verdict(session: Session, ptx: str, plan_version: str) -> PtxVerdict | None:
+    """On this PTX (its digest), of whichever library has it: they differ in their launch code alone."""
+    library = core(LibraryRow).c
+    query = select(library.ptx_verdict).where(library.ptx == ptx, library.ptx_verdict.is_not(None))
+    verdicts = (PtxVerdict(**verdict) for verdict in session.scalars(query))
+    return next((verdict for verdict in verdicts if verdict.plan_version == plan_version), None)
+
+
+def write_ptx_verdict(session: Session, ptx: str, verdict: PtxVerdict) -> None:
+    """For all libraries that have this PTX now."""
+    change(session, LibraryRow, LibraryRow.ptx == ptx, ptx_verdict=asdict(verdict))
+
+
+def wrong_ptx(session: Session, digests: Iterable[str]) -> set[str]:
+    """Those of the PTX whose last verdict refuses them."""
+    library = core(LibraryRow).c
+    query = select(library.ptx, library.ptx_verdict).where(library.ptx_verdict.is_not(None))
+    rows = rows_among(session, query, LibraryRow.ptx, digests)
+    return {ptx for ptx, verdict in rows if not PtxVerdict(**verdict).is_published}
 
 
 def library_builder(session: Session, library_id: str) -> str | None:

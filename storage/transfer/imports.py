@@ -314,7 +314,7 @@ def _build_id(new: Import, candidate: ImportedCandidate, target: str) -> str:
     )
 
 
-def refuse_candidate(session: Session, problem_id: int, candidate: str, message: str) -> None:
-    """A candidate that was right elsewhere and cannot be published here."""
+def refuse_candidate(session: Session, problem_id: int, candidate: str, message: str, verdict: str = "skipped") -> None:
+    """A candidate that was found right, elsewhere or by its source alone, and cannot be published here."""
     this = (CandidateRow.job_problem_id == problem_id) & (CandidateRow.candidate == candidate)
-    change(session, CandidateRow, this, verdict="skipped", message=message)
+    change(session, CandidateRow, this, verdict=verdict, message=message)

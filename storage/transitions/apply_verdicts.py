@@ -38,8 +38,9 @@ from storage.queue.new_tasks import (
 
 VERDICTS_AT_ONCE = 1000
 """Candidates that get their verdict in one transaction: about 50 ms of a shared core."""
-FINISH_SECONDS = 0.75
-"""Of one winner, before any was finished: 0.72 to 0.74 s for three fp32 matmuls on two cores of an AMD EPYC."""
+FINISH_SECONDS = 2.4
+"""Of one winner, before any was finished: 0.72 to 0.74 s for three fp32 matmuls on two cores of an AMD EPYC to build
+them, and 1.67 s, the mean of 19 kernels, to run them from their PTX (docs/ptx.md)."""
 COMPARE_SECONDS = 3.0
 """Of one comparison, before any was made here: a guess at starting the process and a few interleaved runs."""
 MEASURE_SECONDS = 0.5

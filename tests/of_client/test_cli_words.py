@@ -130,6 +130,21 @@ def test_the_notes_explain_what_is_shown_and_nothing_else() -> None:
     assert notes(Job.model_validate(job_json("queued"))) == shown[-2:]
 
 
+@pytest.mark.parametrize("verdict", ["ok", "untranslated"])
+def test_what_a_winners_ptx_showed_stands_beside_its_verification(verdict: str) -> None:
+    job, record = job_json("done"), record_json()
+    for winner in (job["problems"][0]["winner"], record["front"][0]):
+        winner["ptx"] = {"verdict": verdict, "message": None, "cpu_seconds": 0.5}
+    assert f"ptx {verdict}" in [line.split(":")[0] for line in notes(Job.model_validate(job))]
+    output = io.StringIO()
+    print_lookups(
+        Console(file=output, width=80),
+        [LookupResult.model_validate({"name": "ffn1", "key": "a" * 64, "record": record})],
+    )
+    for text in (printed(job, 80), output.getvalue()):
+        assert f"ptx {verdict}" in text
+
+
 LONGEST = {f"{name}_{axis}": 128 for name in ("tile", "thread", "warp", "cluster") for axis in "mnk"}
 
 

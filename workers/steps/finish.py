@@ -10,12 +10,21 @@ from typing import Any
 from codegen.plan.generator import generator
 from codegen.targets import target as find_target
 from codegen.text.render_group import verified_label
-from cukiln.types import FrontEntry, Imported, Launch, RunnerUp, StageSeconds, VendorResult, WinnerRecord
+from cukiln.types import (
+    FrontEntry,
+    Imported,
+    Launch,
+    PtxMark,
+    RunnerUp,
+    StageSeconds,
+    VendorResult,
+    WinnerRecord,
+)
 from storage.blobs.blob_store import require_blobs
 from storage.database.session import Session
 from storage.entities.candidates import StoredCandidate, candidates_of_problem
 from storage.entities.jobs import JobProblem, JobStatus, job_state, load_problem
-from storage.entities.libraries import Library
+from storage.entities.libraries import Library, wrong_ptx
 from storage.entities.pareto_front import merge_front, pareto, ranked_by, thinned
 from storage.entities.record_parts import imported_part, own_part, publish_imported, publish_own
 from storage.entities.searches import MeasuredUnder, merge_searches, search_entry
@@ -28,6 +37,7 @@ from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import GiveUp, HandBack, StepContext
 from workers.steps.rank import Measured, Ranked, rank, verdict_of, write_predictions
 from workers.steps.winner_library import WinnerNotBuilt, plan_launch, winner_library
+from workers.steps.winner_ptx import WinnerPtx, mark_of
 
 log = logging.getLogger("cukiln.finish")
 
@@ -44,6 +54,7 @@ class Built:
     launch: Launch
     cpu_seconds: float
     sums: int  # `Target.tensor_sums`
+    ptx: PtxMark | None
 
 
 class FoundWrong(Exception):
@@ -65,15 +76,13 @@ def finish(context: StepContext) -> None:
         _fail(context, problem, problem.error or _why_none(stored))
         return
     stopwatch = Stopwatch()
-    built, whole = _build_front(context, problem, ranked)
+    ptx = WinnerPtx(context, find_target(problem.target))
+    built, whole = _build_front(context, problem, ranked, ptx)
     if not built:
-        with context.database.read() as session:  # with the message of a candidate that was refused, if one was
-            stored = candidates_of_problem(session, problem.id)
-        refused = (candidate.message for candidate in stored if candidate.verdict == "skipped" and candidate.message)
-        why = "".join(f": {message}" for message in islice(refused, 1))
-        _fail(context, problem, f"none of the {len(ranked)} right candidates can be built alone as it was judged{why}")
+        _fail(context, problem, _why_not_built(context, problem, ranked), ptx.spent)
         return
-    spent = StageSeconds(wall=stopwatch.read().wall, cpu=sum(build.cpu_seconds for build in built))
+    wall = stopwatch.read().wall - ptx.spent.wall
+    compiled = StageSeconds(wall=wall, cpu=sum(build.cpu_seconds for build in built))
     phases = context.placed(context.phases)
     entries = [_entry(build, imported) for build in built]
     best_on = entries[0].measured_on  # None where its time was predicted
@@ -96,9 +105,8 @@ def finish(context: StepContext) -> None:
         _refuse_found_wrong(session, problem, entries)
         _require_files(session, entries)
         winner = _publish(context, session, problem, job, entries, covered, lost, imported, measured)
-        ended = finish_problem(
-            session, context.lease, winner=winner, error=None, extra_seconds={"compile": spent}, phases=phases
-        )
+        spent = {"compile": compiled, "verify": ptx.spent}
+        ended = finish_problem(session, context.lease, winner=winner, error=None, extra_seconds=spent, phases=phases)
     _tell(context, problem, ended)
 
 
@@ -131,7 +139,9 @@ def _compared_whole(ranked: Sequence[Ranked], measured: Measured) -> bool:
     return is_whole(alone, measured.times)
 
 
-def _build_front(context: StepContext, problem: JobProblem, ranked: Sequence[Ranked]) -> tuple[list[Built], bool]:
+def _build_front(
+    context: StepContext, problem: JobProblem, ranked: Sequence[Ranked], ptx: WinnerPtx
+) -> tuple[list[Built], bool]:
     """The candidates to publish, each built alone, fastest first; and whether they are the whole front.
 
     A candidate that cannot be published as it was verified gives way to those that it beat. At most MOST_POINTS are
@@ -151,7 +161,7 @@ def _build_front(context: StepContext, problem: JobProblem, ranked: Sequence[Ran
             published = [built[point.candidate] for point in front if point.candidate in built]
             return published, len(published) == len(front)
         tried += 1
-        build = _build(context, problem, left[missing[0]])
+        build = _build(context, problem, left[missing[0]], ptx)
         if build is None:
             refused.add(missing[0])
             left = {name: other for name, other in by_id.items() if name not in refused}
@@ -159,8 +169,9 @@ def _build_front(context: StepContext, problem: JobProblem, ranked: Sequence[Ran
             built[missing[0]] = build
 
 
-def _build(context: StepContext, problem: JobProblem, ranked: Ranked) -> Built | None:
-    """A candidate's library with the code that was verified, and its launch; None where that cannot be had."""
+def _build(context: StepContext, problem: JobProblem, ranked: Ranked, ptx: WinnerPtx) -> Built | None:
+    """A candidate's library with the code that was verified, and its launch; None where that cannot be had, or its PTX
+    shows that it is wrong."""
     target = find_target(problem.target)
     limits = context.settings.limits("compile")
     try:
@@ -176,11 +187,19 @@ def _build(context: StepContext, problem: JobProblem, ranked: Ranked) -> Built |
             f"built here its code is {library.code_digest[:16]}, but {(ranked.stored.code_digest or '?')[:16]} was "
             "judged: another nvcc made that, and its verdict and times say nothing about this code"
         )
-        log.warning("candidate %s %s", ranked.candidate.id, words)
-        with context.database.write() as session:
-            refuse_candidate(session, problem.id, ranked.candidate.id, words)
+        _refuse(context, problem, ranked, words, "skipped")
         return None
-    return Built(ranked, library, launch, cpu_seconds, target.tensor_sums)
+    verdict = ptx.judge(ranked.candidate, library)
+    if verdict is not None and not verdict.is_published:
+        _refuse(context, problem, ranked, f"run from its PTX on the CPU: {verdict.message}", verdict.verdict)
+        return None
+    return Built(ranked, library, launch, cpu_seconds, target.tensor_sums, mark_of(verdict))
+
+
+def _refuse(context: StepContext, problem: JobProblem, ranked: Ranked, words: str, verdict: str) -> None:
+    log.warning("candidate %s: %s", ranked.candidate.id, words)
+    with context.database.write() as session:
+        refuse_candidate(session, problem.id, ranked.candidate.id, words, verdict)
 
 
 def _entry(built: Built, imported: Imported | None) -> FrontEntry:
@@ -206,6 +225,7 @@ def _entry(built: Built, imported: Imported | None) -> FrontEntry:
         verified="gpu" if proof.venue == "gpu" else verified_label(best.candidate.kernel.operator, built.sums),
         # How it was verified: seeds, extents, errors against their bounds.
         verdict={**proof.details, "venue": proof.venue, "plan_version": proof.plan_version},
+        ptx=built.ptx,
         resources=library.resources,
         predicted_us=best.prediction.us,
         prediction=best.prediction.as_dict(),
@@ -266,14 +286,16 @@ def _publish(
 def _still_in_front(
     session: Session, previous: WinnerRecord, entries: Sequence[FrontEntry], lost: set[str]
 ) -> list[FrontEntry]:
-    """The record's entries whose files are there, whose code no GPU found wrong, and of the same driver."""
+    """The record's entries whose files are there, whose code no GPU and whose PTX no run found wrong, and of the same
+    driver."""
     wrong = wrong_codes(session, [old.code_digest for old in previous.front])
+    wrong |= wrong_ptx(session, [old.ptx_sha256 for old in previous.front if old.ptx_sha256])
     now = entries[0].measured_on
     return [
         old
         for old in previous.front
         if lost.isdisjoint(old.blobs)
-        and old.code_digest not in wrong
+        and wrong.isdisjoint((old.code_digest, old.ptx_sha256))
         and (now is None or (old.measured_on is not None and old.measured_on.driver == now.driver))
     ]
 
@@ -317,9 +339,21 @@ def _why_none(stored: Sequence[StoredCandidate]) -> str:
     return f"none of {len(stored)} candidates was proved right: {counted}"
 
 
-def _fail(context: StepContext, problem: JobProblem, error: str) -> None:
+def _why_not_built(context: StepContext, problem: JobProblem, ranked: Sequence[Ranked]) -> str:
+    """With the message of a candidate that was refused, if one was."""
+    names = {entry.candidate.id for entry in ranked}
+    with context.database.read() as session:
+        stored = [candidate for candidate in candidates_of_problem(session, problem.id) if candidate.candidate in names]
+    refused = (candidate.message for candidate in stored if candidate.verdict != "ok" and candidate.message)
+    why = "".join(f": {message}" for message in islice(refused, 1))
+    return f"none of the {len(ranked)} right candidates can be built alone as it was judged{why}"
+
+
+def _fail(context: StepContext, problem: JobProblem, error: str, verify: StageSeconds | None = None) -> None:
+    """`verify`: what this attempt spent on that."""
+    spent = {"verify": verify} if verify is not None else {}
     with context.database.write() as session:
-        ended = finish_problem(session, context.lease, winner=None, error=error)
+        ended = finish_problem(session, context.lease, winner=None, error=error, extra_seconds=spent)
     _tell(context, problem, ended)
 
 

@@ -4,11 +4,11 @@ import logging
 import os
 import shutil
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from codegen.identity import build_id
 from codegen.kernel import Candidate
@@ -45,6 +45,7 @@ from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import StepContext
 
 log = logging.getLogger("cukiln.compile")
+T = TypeVar("T")
 
 CUBIN = "winner.cubin"  # that is disassembled
 _LOOK_SECONDS = 0.05  # while another attempt builds the library: that takes about a second
@@ -185,17 +186,34 @@ def find_disassembler(nvcc: Path) -> Sequence[str] | None:
 def winner_library(context: StepContext, candidate: Candidate, target: Target) -> tuple[Library, float]:
     """The library and the CPU seconds that building it cost now. Raises what `build_winner` does, and Cancelled."""
     identity = winner_library_id(candidate, target, context.toolchain.digest)
+
+    def stored() -> Library | None:
+        with context.database.read() as session:
+            return find_library(session, identity)
+
+    def there() -> tuple[Library, float] | None:
+        library = stored()
+        return None if library is None or context.blobs.missing(files_of(library)) else (library, 0.0)
+
+    def make() -> tuple[Library, float]:
+        build = _build if target.emulates is None else _build_emulation
+        return build(context, candidate, target, identity, stored() is not None)
+
+    return once_at_a_time(context, identity, there, make)
+
+
+def once_at_a_time(context: StepContext, identity: str, there: Callable[[], T | None], make: Callable[[], T]) -> T:
+    """What is `there`, else what is made now: by one attempt of all, which the others wait for. `identity`: of a
+    library or its PTX. Raises what `make` does, and Cancelled."""
     is_builder = False
     try:
         while True:
             with context.database.read() as session:
-                library = find_library(session, identity)
                 builder = library_builder(session, identity)
-            if library is not None and not context.blobs.missing(files_of(library)):
-                return library, 0.0
-            if is_builder:  # and what another attempt had built before that was looked for again
-                build = _build if target.emulates is None else _build_emulation
-                return build(context, candidate, target, identity, library is not None)
+            if (made := there()) is not None:
+                return made
+            if is_builder:  # and what another attempt had made before that was looked for again
+                return make()
             if builder is None:
                 with context.database.write() as session:
                     is_builder = start_library(session, identity, context.lease)

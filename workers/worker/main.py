@@ -35,6 +35,7 @@ from storage.entities.heartbeats import register_toolchain
 from storage.errors import SettingsError
 from workers import wake_ups
 from workers.compile.toolchain import ToolchainMissing, supported_targets
+from workers.cpu.ptx.plans import ptx_plans
 from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, cpu_plans
 from workers.gpu.interface import GpuMissing, choose_device
 from workers.gpu.lease import lease_file
@@ -192,6 +193,7 @@ def remember_versions(settings: Settings) -> None:
     """Of the test plans, before the first fork: reading all the texts that they stand for takes 0.15 s."""
     for sums in (TURING_SUMS, HOPPER_SUMS):
         cpu_plans(sanitize=settings.verify_sanitize, sums=sums)
+        ptx_plans(sums)
     gpu_plans()
 
 

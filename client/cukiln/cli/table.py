@@ -19,6 +19,10 @@ _VERIFIED = {
     "cpu-unconfirmed": "verified cpu-unconfirmed: right on the CPU, but it uses a GPU instruction whose CPU emulation "
     "was never compared with a real GPU",
 }
+_PTX = {
+    "ok": "ptx ok: what nvcc made of the kernel, run on the CPU, gave them, too",
+    "untranslated": "ptx untranslated: what nvcc made of the kernel could not be run on the CPU",
+}
 _ANY_LIBRARY = "vendor"
 _NAME_WIDTH = 20  # characters of a problem's name in a line
 _SCHEDULE_LINES = 4  # of a schedule in a table, at most
@@ -252,7 +256,11 @@ def _judgement(problem: ProblemReport) -> tuple[str, str]:
     if winner is None:
         return "-", "-"
     time_us = winner.measured_us if winner.ranked_by == "measured" else winner.predicted_us
-    return winner.verified, f"{winner.ranked_by} {microseconds(time_us)}"
+    return _verified(winner), f"{winner.ranked_by} {microseconds(time_us)}"
+
+
+def _verified(winner: WinnerSummary | FrontEntry) -> str:
+    return winner.verified if winner.ptx is None else f"{winner.verified}\nptx {winner.ptx.verdict}"
 
 
 def _gpu_of(problem: ProblemReport) -> str:
@@ -265,6 +273,7 @@ def notes(job: Job) -> list[str]:
     common = schedule_text(_common(job))
     lines = [f"in every winner's schedule that has them: {common}"] if common else []
     lines += [_VERIFIED[name] for name in sorted({winner.verified for winner in winners})]
+    lines += [_PTX[name] for name in sorted({winner.ptx.verdict for winner in winners if winner.ptx is not None})]
     if any(winner.ranked_by == "predicted" for winner in winners):
         lines.append(_PREDICTED.format(targets=", ".join(sorted({_gpu_of(problem) for problem in job.problems}))))
     lines += _measured_notes(job)
@@ -347,7 +356,7 @@ def _looked_up(result: LookupResult) -> list[str]:
     rank = f"{record.ranked_by} {microseconds(time_us)}"
     meanwhile = "" if record.tuned_for is None else "no winner yet; a neighbour's: "
     own = meanwhile + _described(best)
-    return [own, best.verified, rank, record.device_class, vendor_words(best.measured_us, theirs)]
+    return [own, _verified(best), rank, record.device_class, vendor_words(best.measured_us, theirs)]
 
 
 def _described(winner: WinnerSummary | FrontEntry, common: Collection[str] = ()) -> str:

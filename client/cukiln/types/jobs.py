@@ -125,10 +125,21 @@ class RunnerUp(Answer):
     tie: bool
 
 
+class PtxMark(Answer):
+    """What the PTX that nvcc made of the kernel showed, run on the CPU before it was published. `untranslated`:
+    something has no translation, as `message` says, so it was not run; that says nothing of the kernel.
+    Whatever it found wrong was not published."""
+
+    verdict: Literal["ok", "untranslated"]
+    message: str | None = None
+    cpu_seconds: float  # g++ and the run; a library that was there already has those of then
+
+
 class WinnerSummary(Answer):
     candidate: str
     schedule: dict[str, Any]
     verified: Verified
+    ptx: PtxMark | None = None
     ranked_by: RankedBy
     predicted_us: float | None
     measured_us: float | None

@@ -11,6 +11,7 @@ from cukiln.types.jobs import (
     MeasuredOn,
     Measurement,
     ProblemState,
+    PtxMark,
     RankedBy,
     RunnerUp,
     VendorResult,
@@ -93,6 +94,7 @@ class FrontEntry(Answer):
     deterministic: bool
     verified: Verified
     verdict: dict[str, Any]
+    ptx: PtxMark | None = None  # null: of target `cpu`, of an older record, or the service runs none
     resources: dict[str, Any]
     predicted_us: float | None
     prediction: dict[str, Any] | None

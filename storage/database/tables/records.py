@@ -72,16 +72,18 @@ class LibraryRow(Base):
     library: Mapped[str] = mapped_column(String(64))  # blob digests
     cubin: Mapped[str] = mapped_column(String(64))
     source: Mapped[str] = mapped_column(String(64))
-    ptx: Mapped[str | None] = mapped_column(String(64))
+    ptx: Mapped[str | None] = mapped_column(String(64), index=True)
     sass: Mapped[str | None] = mapped_column(String(64))
+    ptx_verdict: Mapped[dict[str, Any] | None]  # storage.entities.libraries.PtxVerdict
     created_at: Mapped[float]
 
 
 class LibraryBuilderRow(Base):
-    """Which attempt builds a winner's library now. A row whose attempt has ended counts for nothing."""
+    """Which attempt builds a winner's library, or judges its PTX, now. A row whose attempt has ended counts for
+    nothing."""
 
     __tablename__ = "library_builders"
-    library: Mapped[str] = mapped_column(String(64), primary_key=True)  # its id, as in `libraries`
+    library: Mapped[str] = mapped_column(String(64), primary_key=True)  # its id, as in `libraries`, or its PTX
     task_id: Mapped[int]
     token: Mapped[str] = mapped_column(String(32))
 

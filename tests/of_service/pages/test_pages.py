@@ -119,7 +119,8 @@ def test_without_javascript_a_job_is_read_from_its_tables(service: str, job: str
     for problem in report["problems"]:
         row = f"#problems tr[data-problem={problem['name']}]"
         assert numbers(page, f"{row} td[data-stage=compile]")[0] == problem["seconds"]["compile"]["wall"]
-        assert f"verified: {problem['winner']['verified']}" in page.locator(row).inner_text()
+        said = f"verified: {problem['winner']['verified']}, PTX {problem['winner']['ptx']['verdict']}"
+        assert said in page.locator(row).inner_text()
     steps = [step for lane in timeline["lanes"] for step in lane["steps"]]
     assert numbers(page, "#timeline [data-count=took]") == [one["finished_at"] - one["started_at"] for one in steps]
     assert numbers(page, "#timeline [data-count=waited]") == [one["started_at"] - one["queued_at"] for one in steps]

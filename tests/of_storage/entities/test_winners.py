@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
 from codegen.identity import problem_digest
 from cukiln.types import WinnerRecord
 from storage.database.session import Database
-from storage.entities.libraries import add_library, end_library, files_of, find_library, forget_library, start_library
+from storage.entities.libraries import (
+    PtxVerdict,
+    add_library,
+    end_library,
+    files_of,
+    find_library,
+    forget_library,
+    ptx_verdict,
+    start_library,
+    write_ptx_verdict,
+    wrong_ptx,
+)
 from storage.entities.winners import (
     Elsewhere,
     get_winners,
@@ -174,3 +186,25 @@ def test_the_first_library_of_an_id_stays(database: Database) -> None:
     with database.write() as session:
         forget_library(session, "i" * 64)
         assert find_library(session, "i" * 64) is None
+
+
+def test_a_verdict_on_ptx_holds_for_all_libraries_with_it_and_for_its_version(database: Database) -> None:
+    own = {"toolchain": "t", "code_digest": "d", "resources": {}, "cubin": "c", "source": "s", "kernel": "k"}
+    right = PtxVerdict("ok", "", "v1", 7, 0.5, 0.25)
+    wrong = replace(right, verdict="incorrect", message="64 elements are wrong", plan_version="v2")
+    with database.write() as session:
+        for name in ("first", "other launch code"):
+            add_library(session, id=name, library=name, ptx="p", **own)
+        add_library(session, id="another kernel", library="l", ptx="q", **own)
+        add_library(session, id="without ptx", library="m", **own)
+        assert ptx_verdict(session, "p", "v1") is None
+        write_ptx_verdict(session, "p", right)
+    with database.write() as session:
+        assert ptx_verdict(session, "p", "v1") == right
+        assert (ptx_verdict(session, "p", "v2"), ptx_verdict(session, "q", "v1")) == (None, None)
+        add_library(session, id="a third", library="n", ptx="p", **own)
+        assert ptx_verdict(session, "p", "v1") == right
+        assert wrong_ptx(session, ["p", "q"]) == set()
+        write_ptx_verdict(session, "p", wrong)
+        assert (ptx_verdict(session, "p", "v1"), ptx_verdict(session, "p", "v2")) == (None, wrong)
+        assert wrong_ptx(session, ["p", "q"]) == {"p"}

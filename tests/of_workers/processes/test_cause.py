@@ -14,9 +14,11 @@ import pytest
 
 from codegen.kernel import Candidate
 from tests.support.fixtures.compile import LIMITS, SM_90A, probe_candidate
+from tests.support.kernels.ptx_mutants import ptx_of
 from tests.support.processes.hunter import until_hit
 from workers.compile.compile_group import GroupOutcome, compile_group
 from workers.compile.toolchain import Toolchain
+from workers.cpu.ptx.verify import PtxRequest, verify_ptx
 from workers.cpu.verify import verify_on_cpu
 from workers.processes.cause import CRASH_SIGNALS, MACHINE_SIGNALS, Cause, cause_of, signals_in
 from workers.processes.processes import InfrastructureError, Processes
@@ -104,6 +106,7 @@ def steps(
 ) -> dict[str, Callable[[], Any]]:
     """What runs tools. Each raises InfrastructureError, or returns whether all its kernels came out right."""
     one, _ = candidates
+    ptx = ptx_of((one.kernel,), SM_90A.name)
 
     def of_groups(outcomes: list[GroupOutcome]) -> bool:
         states = [outcome.status for group in outcomes for outcome in group.outcomes.values()]
@@ -114,6 +117,10 @@ def steps(
 
     def verified() -> bool:
         (verdict,) = verify_on_cpu([one.kernel], toolchain, processes, LIMITS, seed=1)
+        return verdict.verdict == "ok"
+
+    def run_from_ptx() -> bool:
+        (verdict,) = verify_ptx([one.kernel], PtxRequest(SM_90A.name, 1), toolchain, processes, LIMITS, ptx=ptx)
         return verdict.verdict == "ok"
 
     def finished() -> bool:
@@ -135,12 +142,12 @@ def steps(
                 return False
         return True
 
-    return {"compile": compiled, "verify": verified, "finish": finished, "reproduce": reproduced}
+    return {"compile": compiled, "verify": verified, "ptx": run_from_ptx, "finish": finished, "reproduce": reproduced}
 
 
 HOST = ("g++", "cc1plus", "as", "ld")
 ALL = ("nvcc", "cicc", "ptxas", *HOST)
-TOOLS: dict[str, Sequence[str]] = {"compile": ALL, "verify": HOST, "finish": ALL, "reproduce": ALL}
+TOOLS: dict[str, Sequence[str]] = {"compile": ALL, "verify": HOST, "ptx": ("cc1plus",), "finish": ALL, "reproduce": ALL}
 
 
 def test_nvcc_starts_no_tool_but_those_of_the_table(toolchain: Toolchain, tmp_path: Path) -> None:
@@ -181,9 +188,9 @@ def test_a_tool_that_crashes_once_is_run_once_more(
     assert until_hit(steps[step], tool, number, counts=lambda outcome: True) is True
 
 
-@pytest.mark.parametrize("number", MACHINE)
+@pytest.mark.parametrize(("step", "number"), [*(("verify", number) for number in MACHINE), ("ptx", MACHINE[0])])
 def test_a_killed_child_says_nothing_about_the_kernel_that_it_runs(
-    steps: dict[str, Callable[[], Any]], number: signal.Signals
+    steps: dict[str, Callable[[], Any]], step: str, number: signal.Signals
 ) -> None:
-    outcome = until_hit(steps["verify"], "python", number, counts=lambda outcome: outcome is not True)
+    outcome = until_hit(steps[step], "python", number, counts=lambda outcome: outcome is not True)
     assert isinstance(outcome, InfrastructureError), outcome

@@ -3,101 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 import pytest
 
-from codegen.identity import winner_key
 from codegen.operators import operator
 from codegen.plan.generator import generator
-from codegen.problem import Problem
 from codegen.search.schedule import Schedule
 from codegen.text.cubin import read_cubin
-from cukiln.types import FrontEntry, Job, WinnerRecord
-from storage.blobs.blob_store import BlobStore
+from cukiln.types import FrontEntry
 from storage.entities.searches import search_entry
-from storage.entities.winners import get_winners
-from storage.queue import tasks
-from storage.reports.candidates import rejections
-from storage.reports.job import job_report
-from storage.transitions import accept, take_work
-from tests.support.fixtures.compile import PROBE
+from tests.support.fixtures.line import SEARCH, Line, N
 from tests.support.fixtures.queue import QueueWorld
 from tests.support.kernels.compile_cache import CachingProcesses
-from workers.processes.processes import Processes
-from workers.steps import STEPS
-from workers.steps.context import Cancel, StepContext, Workplace
 from workers.steps.winner_library import WinnerNotBuilt
 
 finish_step = import_module("workers.steps.finish")
-N = 1000
-PROBLEM = PROBE.parse({"operator": "probe", "n": N, "scale": 2.5})
-# Every way, the workspace in one slice and in two: the second has the time of the first and needs more.
-SEARCH = {"tunables": {"way": ["copy", "workspace", "atomic"], "slices": [1, 2], "factor": [1]}}
-
-
-@dataclass
-class Line:
-    """All workers in one: leases whatever waits and does it."""
-
-    world: QueueWorld
-    processes: Processes
-    problem: Problem = PROBLEM
-
-    def __post_init__(self) -> None:
-        database = self.world.database
-        self.blobs = BlobStore(database, self.world.settings.blobs_url)
-        self.workplace = Workplace(
-            self.world.settings, database, self.blobs, self.world.redis, self.processes, "all", ("sm_80",)
-        )
-
-    def job(self, search: dict[str, Any] = SEARCH, **policy: Any) -> Job:
-        """A job of the problem, done from its plan to its end."""
-        problem = accept.NewProblem(
-            name="p",
-            operator=self.problem.operator,
-            problem=self.problem.canonical(),
-            target="sm_80",
-            device_class="predicted:sm_80",
-            key=self.key,
-            search=search,
-        )
-        with self.world.database.write() as session:
-            created = accept.create_job(session, accept.NewJob([problem], **policy))
-        while (lease := self._lease()) is not None:
-            STEPS[lease.kind](StepContext(self.workplace, lease, Cancel()))
-        return self.report(created.id)
-
-    @property
-    def key(self) -> str:
-        return winner_key(self.problem.digest, "sm_80", "predicted:sm_80")
-
-    def _lease(self) -> tasks.Lease | None:
-        with self.world.database.write() as session:
-            return take_work.take(session, list(STEPS), ["sm_80"], "all", 600.0)
-
-    def report(self, job_id: str) -> Job:
-        with self.world.database.read() as session:
-            found = job_report(session, job_id)
-        assert found is not None
-        return found
-
-    def rejected(self, job: Job) -> dict[str, tuple[int, str]]:
-        with self.world.database.read() as session:
-            counted = rejections(session, job.job)
-        assert counted is not None
-        return {rejection.rule: (rejection.count, rejection.message) for rejection in counted.rejections}
-
-    def record(self) -> WinnerRecord:
-        with self.world.database.read() as session:
-            return get_winners(session, [self.key])[self.key]
-
-
-@pytest.fixture
-def line(queue_world: QueueWorld, caching_processes: CachingProcesses) -> Line:
-    return Line(queue_world, caching_processes)
 
 
 def ways(front: Sequence[FrontEntry]) -> list[str]:

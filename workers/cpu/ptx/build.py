@@ -4,6 +4,7 @@ import threading
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from codegen.kernel import Kernel
 from codegen.primitives import TURING_SUMS
@@ -34,7 +35,11 @@ class PtxCancelled(Exception):
 
 
 class NotBuilt(Exception):
-    """A tool refused a file; the message is what it said."""
+    """A tool refused a file; the message is what it said. `details`: as of `CpuVerdict`, of a limit of ours."""
+
+    def __init__(self, message: str, details: dict[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.details = details or {}
 
 
 class PtxBuilder:
@@ -81,12 +86,14 @@ class PtxBuilder:
         self.cpu_seconds += finished.cpu_seconds
         return finished
 
-    @staticmethod
-    def _require(finished: Finished, name: str) -> None:
+    def _require(self, finished: Finished, name: str) -> None:
         if finished.ok:
             return
         if finished.cause == "cancelled":
             raise PtxCancelled
         if reason := finished.infrastructure_failure():
             raise InfrastructureError(reason, stalled=finished.stalled)
+        if finished.ended_by is not None:
+            words = f"was stopped: its limit on {finished.ended_by} was reached after {finished.wall_seconds:.1f} s"
+            raise NotBuilt(f"{name} {words}", self._limits.as_details(finished.ended_by))
         raise NotBuilt(f"{name}: {finished.text()[:MAX_LOG] or f'status {finished.returncode}, without a word'}")

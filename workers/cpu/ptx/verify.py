@@ -77,7 +77,8 @@ def verify_ptx(
             module = read_ptx(text)
         except (NotBuilt, UnknownPtx) as error:
             outcome: PtxOutcome = "compile_error" if isinstance(error, NotBuilt) else "untranslated"
-            return [PtxVerdict(kernel.id, outcome, str(error)) for kernel in kernels]
+            details = error.details if isinstance(error, NotBuilt) else {}
+            return [PtxVerdict(kernel.id, outcome, str(error), details) for kernel in kernels]
         except PtxCancelled:
             return []
         shares = builder.wall_seconds / len(kernels), builder.cpu_seconds / len(kernels)
@@ -113,7 +114,7 @@ def _verdict_of(
         return PtxVerdict(kernel.id, "untranslated", str(error), cpu_seconds=builder.cpu_seconds)
     except NotBuilt as error:
         words = f"the translation of the PTX was not compiled: {error}"
-        return PtxVerdict(kernel.id, "untranslated", words, cpu_seconds=builder.cpu_seconds)
+        return PtxVerdict(kernel.id, "untranslated", words, error.details, cpu_seconds=builder.cpu_seconds)
     counts = {
         "instructions": sum(function.instructions for function in text.functions),
         "fusible": text.fusible,

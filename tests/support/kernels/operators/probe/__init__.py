@@ -1,5 +1,5 @@
 """out = in * scale in one, two or three launches, with a workspace or without; `fault` makes a kernel that a compiler
-refuses.
+refuses, or whose `asm` is wrong beside a twin that is right.
 
 Loaded by tests as an operator from outside, so it also shows what a folder on OPERATOR_PATH needs.
 """
@@ -31,7 +31,17 @@ from codegen.search.search import Search
 from codegen.search.space import SearchSpace, Tunable, build_space
 from codegen.targets import Target
 
-FAULTS = {"none": 0, "front_end": 1, "ptxas_line": 2, "ptxas_symbol": 3, "host": 4}
+FAULTS = {
+    "none": 0,
+    "front_end": 1,
+    "ptxas_line": 2,
+    "ptxas_symbol": 3,
+    "host": 4,
+    "asm": 5,
+    "asm_sum": 6,
+    "unknown": 7,
+}
+HASTE = {"asm": 0.25, "asm_sum": 0.5}  # of the work: what is wrong promises to be faster
 # The faster, the more it asks for: what a front of several points looks like.
 WAYS = {"copy": 0, "workspace": 1, "atomic": 2}
 FUNCTIONS = {"copy": ("run",), "workspace": ("first", "second"), "atomic": ("clear", "first", "second")}
@@ -123,7 +133,8 @@ class Probe(Operator):
 
     def work(self, problem: Problem, schedule: Schedule, target: Target) -> Work:
         n = float(_n(problem))
-        return Work(1, 64, FMA[str(schedule.get("way"))], n, 0.0, 16 * n, 8 * n, 0, 1, 1, 0.0)
+        fma = FMA[str(schedule.get("way"))] * HASTE.get(str(schedule.get("fault")), 1.0)
+        return Work(1, 64, fma, n, 0.0, 16 * n, 8 * n, 0, 1, 1, 0.0)
 
     def launch_bounds(self, kernel: Kernel, function: str) -> LaunchBounds:
         threads, most = int(kernel.tunables.get("threads")), int(kernel.tunables.get("maxnreg"))
