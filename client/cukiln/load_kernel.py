@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from cukiln.capture import outside_captures
 from cukiln.counted import counted
 from cukiln.errors import DeviceError, NotLoadable, UsageError
 from cukiln.gpu import local_target
@@ -47,10 +48,12 @@ class Kernel:
         """Load the kernel onto CUDA device number `device`.
 
         The first call does it otherwise; call it yourself before capturing a CUDA graph, inside which no module may be
-        loaded. Raises `DeviceError` where there is no driver, no such device, or one the kernel was not compiled for.
+        loaded. It breaks no capture of another thread; a first call does. Raises `DeviceError` where there is no
+        driver, no such device, or one the kernel was not compiled for.
         """
         try:
-            self._module.get_function("prepare")(device)
+            with outside_captures():
+                self._module.get_function("prepare")(device)
         except RuntimeError as error:
             raise DeviceError(
                 f"cannot prepare the kernel on CUDA device {device}: {_reason(error)}; it needs an NVIDIA GPU of the "

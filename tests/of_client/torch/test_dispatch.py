@@ -251,6 +251,42 @@ def test_a_call_that_does_not_wait_is_pytorchs_own_until_the_kernel_is_there(pla
     assert right(ck.matmul(A, B)) and service.calls == 1
 
 
+def test_settling_waits_for_what_is_asked_again_too(played: Played, clock: Any) -> None:
+    go, missing = threading.Event(), True
+
+    class Slow(PlayedService):
+        def load(self, entry: Any, client: Any) -> ReferenceKernel:
+            go.wait(60)
+            return super().load(entry, client)
+
+    service = played(Slow(lacks=lambda problem: missing), retry_seconds=20.0)
+    assert right(ck.matmul(A, B)) and ck.settle(60)
+    missing = False
+    clock.now += 21
+    assert right(ck.matmul(A, B)) and service.calls == 0
+    assert not ck.settle(0.01)  # a graph that is captured now would meet the load
+    go.set()
+    assert ck.settle(60)
+    assert right(ck.matmul(A, B)) and service.calls == 1
+
+
+def test_an_unexpected_error_of_one_search_leaves_the_others_their_kernels(
+    played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(PlayedService):
+        def load(self, entry: Any, client: Any) -> ReferenceKernel:
+            kernel = super().load(entry, client)
+            if kernel.problem.model_dump()["n"] == 7:
+                raise RuntimeError("it is no fault of the service")
+            return kernel
+
+    service = played(Failing())
+    odd = torch.randn(16, 7)
+    torch.testing.assert_close(ck.matmul(A, odd), A @ odd)
+    assert right(ck.matmul(A, B)) and service.calls == 1 and ck.settle(0)
+    assert "it is no fault of the service" in caplog.text and "n 7" in caplog.text
+
+
 def test_a_child_of_a_fork_finds_kernels_itself(played: Played) -> None:
     service = played()
     assert right(ck.matmul(A, B))
