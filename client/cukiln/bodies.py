@@ -16,9 +16,10 @@ from collections.abc import Callable
 import httpx2
 
 from cukiln.errors import UnexpectedAnswer
+from cukiln.local_cache import LARGEST_BLOB
 
 MIB = 2**20
-LARGEST_ANSWER = 256 * MIB
+LARGEST_ANSWER = LARGEST_BLOB
 LARGEST_RECORD = LARGEST_ERROR = LARGEST_EVENT = MIB
 _OF_PROBLEM, _LARGEST_LOOKUP = MIB // 4, 512 * MIB
 # They are of the body as it was sent, not of what is read here.

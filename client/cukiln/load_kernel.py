@@ -6,7 +6,6 @@ A library's constructors run when it is loaded, so its SHA-256 is checked before
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -19,6 +18,7 @@ from cukiln.capture import outside_captures
 from cukiln.counted import counted
 from cukiln.errors import DeviceError, NotLoadable, UsageError
 from cukiln.gpu import local_target
+from cukiln.json_file import read_json_object
 from cukiln.local_cache import LocalCache, verify
 from cukiln.lock import Lock
 from cukiln.settings import ClientSettings
@@ -315,15 +315,18 @@ def load(
 
 def read_record(folder: Path) -> WinnerRecord:
     """The record in a folder that `cukiln fetch` wrote; raises `UsageError` where there is none."""
-    path = folder / RECORD_FILE
+    path, remedy = folder / RECORD_FILE, "`cukiln fetch` writes such a folder"
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no readable {RECORD_FILE} (there is no such file); {remedy}")
     try:
-        return WinnerRecord.model_validate(json.loads(path.read_bytes()))
-    except OSError as error:
+        return WinnerRecord.model_validate(read_json_object(path, "winner record", remedy))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
         raise UsageError(
-            f"{folder} holds no readable {RECORD_FILE} ({error.strerror}); `cukiln fetch` writes such a folder"
+            f"{path} is not a winner record of this release ({place}: {first['msg']}); write it again with "
+            "`cukiln fetch`"
         ) from error
-    except (ValueError, ValidationError) as error:
-        raise UsageError(f"{path} is not a winner record; write it again with `cukiln fetch`") from error
 
 
 def _cache(client: Client | None, folder: Path | str | None) -> LocalCache:

@@ -60,7 +60,12 @@ class ClientSettings:
 def _home(values: Mapping[str, str], variable: str, default: str) -> Path:
     """The XDG specification: a relative path in the variable is invalid and to be ignored."""
     path = Path(values.get(variable) or "")
-    return path if path.is_absolute() else Path.home() / default
+    if path.is_absolute():
+        return path
+    try:
+        return Path.home() / default
+    except RuntimeError as error:  # a user without an entry in the system, as in some containers
+        raise UsageError(f"there is no home folder ({error}): set HOME, or {variable} to an absolute path") from error
 
 
 def _config_file(values: Mapping[str, str]) -> Path:
@@ -73,8 +78,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the configuration file {path} cannot be read ({error})") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"the configuration file {path} cannot be read ({error}); mend or remove it") from error
     for name, value in read.items():
         if name not in _KINDS:
             raise UsageError(f"{path}: there is no setting {name!r}; allowed: {', '.join(_KINDS)}")

@@ -109,13 +109,24 @@ def confirmation(outcomes: Sequence[Outcome], gpu: Gpu, cuda: str, before: dict[
 
 def confirm(gpu: Gpu, emulations: CpuEmulations, cuda: str, target: Path, checks: Sequence[Check] = CHECKS) -> int:
     """Runs all checks that the GPU can run, writes `target`, and returns the exit status."""
+    before = confirmed_before(target)
     outcomes = [check_on_gpu(check, emulations, gpu) for check in checks if runs_on(check, gpu.arch)]
     report(outcomes)
-    before = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else {}
     record = confirmation(outcomes, gpu, cuda, before)
     target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"{len(record['primitives'])} of {len(primitives())} primitives are confirmed: {target}")
     return DIFFERS if record["failed"] else CONFIRMS
+
+
+def confirmed_before(target: Path) -> dict[str, Any]:
+    """What stands in the file; raises SystemExit for one that is damaged."""
+    try:
+        before = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise SystemExit(f"{target} is damaged ({error}): remove it, and all is confirmed anew") from error
+    if not isinstance(before, dict) or not isinstance(before.get("primitives", {}), dict):
+        raise SystemExit(f"{target} holds no confirmed primitives: remove it, and all is confirmed anew")
+    return before
 
 
 def report(outcomes: Sequence[Outcome]) -> None:

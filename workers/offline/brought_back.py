@@ -14,7 +14,9 @@ import gzip
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,11 @@ LOG_BYTES = 1 << 18  # of each part
 # Below INTO: all that a later call needs.
 STATE = (PARTS_FILE, CEILINGS_FILE, CONFIRMED_FILE, f"measured/{JOURNAL_FILE}")
 MOST_RESULTS = MOST_FILES - 5
+MOST_STATE = 2**30  # bytes of one file of it
+
+
+class StateDamaged(Exception):
+    """An earlier run cannot be continued from this; the message says which file, what is wrong and what to do."""
 
 
 class TooLarge(Exception):
@@ -65,15 +72,33 @@ def bring_back(into: Path, progress: Progress, parts: Sequence[Part]) -> dict[st
 
 
 def restore(back: Path, into: Path) -> None:
-    """What a run on an earlier machine had done; nothing where this one has begun."""
+    """What a run on an earlier machine had done; nothing where this one has begun. Raises StateDamaged, and has then
+    written nothing."""
     if (into / PARTS_FILE).exists():
         return
-    with zipfile.ZipFile(back / STATE_FILE) as archive:
-        for name in STATE:
-            if name in archive.namelist() and name != PARTS_FILE:
-                (into / name).parent.mkdir(parents=True, exist_ok=True)
-                write_whole(into / name, archive.read(name))
-        write_whole(into / PARTS_FILE, archive.read(PARTS_FILE))  # last: it says that all of it is there
+    state = _state(back / STATE_FILE)
+    for name in (*(name for name in state if name != PARTS_FILE), PARTS_FILE):  # last: it says that all of it is there
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(into / name, state[name])
+
+
+def _state(path: Path) -> dict[str, bytes]:
+    """The files of an archive of `bring_back`. Raises StateDamaged."""
+    then = "carry it again, or leave --continue-from out, which begins anew"
+    try:
+        with zipfile.ZipFile(path) as archive:
+            held = {name: archive.getinfo(name) for name in STATE if name in archive.namelist()}
+            if large := [name for name, entry in held.items() if entry.file_size > MOST_STATE]:
+                raise StateDamaged(f"{path}: {large[0]} has more than {MOST_STATE} bytes, which no run writes; {then}")
+            state = {name: archive.read(name) for name in held}
+    except OSError as error:
+        raise StateDamaged(f"cannot read {path} ({error.strerror or error}); {then}") from error
+    # Cut short, changed, of another method of compression, or with a password.
+    except (zipfile.BadZipFile, zlib.error, LZMAError, EOFError, RuntimeError, ValueError) as error:
+        raise StateDamaged(f"{path} is damaged ({error}); {then}") from error
+    if PARTS_FILE not in state:
+        raise StateDamaged(f"{path} is not what a run brings back: it has no {PARTS_FILE}; {then}")
+    return state
 
 
 def _files(into: Path, parts: Sequence[Part]) -> Iterator[tuple[str, bytes]]:
@@ -95,7 +120,10 @@ def _results(path: Path) -> tuple[dict[str, bytes], str]:
     """Compressed, as many problems in a file as fit; or why there are none."""
     if not path.is_file():
         return {}, ""
-    results = json.loads(path.read_bytes())
+    try:
+        results = json.loads(path.read_bytes())
+    except ValueError as error:
+        return {}, f"{path} is damaged ({error}): `{STATE_FILE}` has all of it"
     try:
         packed = list(_packed(results, results["problems"]))
     except TooLarge as error:

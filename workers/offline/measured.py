@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from workers.offline.work import Built, Work, WorkProblem, predicted
 
 SCHEMA = 1
 JOURNAL_FILE, RESULTS_FILE = "measured.jsonl", "results.json"
+_OF_RESULT = {"code_digest", *(field.name for field in fields(CandidateResult) if field.name != "tainted")}
 NOT_MEASURED = "not measured: the run was not finished"
 
 
@@ -53,7 +54,7 @@ class Journal:
         for line in read_lines(self._path):
             if "run" in line:
                 key = line["run"]
-            elif key == conditions.key:
+            elif key == conditions.key and _is_whole(line):
                 self._take(line)
         append_line(self._path, {"run": conditions.key, "device": conditions.device.as_dict(), "at": time.time()})
 
@@ -84,6 +85,17 @@ class Journal:
             self._results[result["candidate"], result["code_digest"] or ""] = result
         elif "compared" in line:
             self.comparisons[tuple(line["compared"])] = line["comparison"]
+
+
+def _is_whole(line: Mapping[str, Any]) -> bool:
+    """Whether a line says what this release writes. What one of a damaged file does not is measured again."""
+    if "result" in line:
+        result = line["result"]
+        return isinstance(result, dict) and result.keys() >= _OF_RESULT and isinstance(result["details"], dict)
+    names, comparison = line.get("compared"), line.get("comparison", 0)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return False
+    return comparison is None or (isinstance(comparison, dict) and isinstance(comparison.get("contenders"), list))
 
 
 def results_of(work: Work, journal: Journal, *, complete: bool) -> dict[str, Any]:
@@ -165,15 +177,17 @@ def right_of(problem: WorkProblem, work: Work, journal: Journal) -> list[tuple[f
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a journal; one that a crash cut short is passed over."""
+    """The whole lines of a journal; one that a crash cut short, or that holds no object, is passed over."""
     if not path.is_file():
         return
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for line in lines:
             try:
-                yield json.loads(line)
-            except ValueError:
+                read = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(read, dict):
+                yield read
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:

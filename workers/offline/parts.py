@@ -8,7 +8,7 @@ the whole run ended with twice is left out, but for the last, which loses nothin
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ class Progress:
         self._begun: dict[str, int] = {}  # tries without an end
         self.ended: dict[str, Ended] = {}
         for line in read_lines(self._path):
-            if line["of"] == of:
+            if line.get("of") == of and _is_whole(line):
                 self._take(line)
 
     def begin(self, part: Part) -> None:
@@ -114,3 +114,10 @@ class Progress:
             self._begun[name] = 0
         else:
             self._begun[name] = self._begun.get(name, 0) + 1
+
+
+def _is_whole(line: Mapping[str, Any]) -> bool:
+    """Whether it says what this release writes; the part of one that does not is run again."""
+    ended = line.get("ended")
+    of_end = isinstance(ended, dict) and ended.keys() == {field.name for field in fields(Ended)}
+    return isinstance(line.get("part"), str) and ("ended" not in line or of_end)

@@ -20,7 +20,7 @@ from typing import IO
 
 from storage.config.limits import MEASURE_SECONDS
 from workers.gpu.interface import DEFAULT_MODULE
-from workers.offline.brought_back import BACK, bring_back, restore
+from workers.offline.brought_back import BACK, StateDamaged, bring_back, restore
 from workers.offline.measure_all import say
 from workers.offline.measure_bundle import DONE, INTERRUPTED, LEFT, WRONG_USE, positive, stopping
 from workers.offline.parts import Ended, Part, Progress, parts_of
@@ -44,7 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"measure_there: another run uses {into}; wait for it, or name another folder with --into\n")
         return WRONG_USE
     if options.continue_from is not None:
-        restore(options.continue_from.absolute(), into)
+        try:
+            restore(options.continue_from.absolute(), into)
+        except StateDamaged as error:
+            sys.stderr.write(f"measure_there: {error}\n")
+            return WRONG_USE
     deadline = options.began + options.budget - END_SECONDS
     module, device, seconds = options.gpu_module, options.device, options.seconds
     parts = parts_of(options.installed.absolute(), into, gpu_module=module, device=device, seconds=seconds)
