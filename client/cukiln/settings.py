@@ -9,7 +9,8 @@
 | `CUKILN_CACHE_BYTES` | `cache_bytes` | how large it may grow; default 4 GiB |
 | `CUKILN_CONFIG` | | the file, in TOML; default `~/.config/cukiln/config.toml` |
 
-A variable goes before the file; an empty one counts as unset. `XDG_CACHE_HOME` and `XDG_CONFIG_HOME` are honoured.
+A variable goes before the file; an empty one counts as unset. `XDG_CACHE_HOME` and `XDG_CONFIG_HOME` are honoured. Any
+other variable `CUKILN_…` is said to have no effect (`cukiln.variables`).
 """
 
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 from cukiln.errors import UsageError
 from cukiln.local_cache import DEFAULT_BYTES
+from cukiln.variables import warn_of_misspelt
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 BY_DEFAULT = "the default"  # what named the address where nothing did
@@ -43,6 +45,7 @@ class ClientSettings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "ClientSettings":
         """Raises `UsageError` for a value that cannot be used."""
         values = os.environ if environment is None else environment
+        warn_of_misspelt(values)
         config = _config_file(values)
         configured = _read_config(config)
         named = {name: values.get(f"CUKILN_{name.upper()}") or configured.get(name) for name in _KINDS}
