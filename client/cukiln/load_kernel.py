@@ -342,10 +342,9 @@ def _fetched(digest: str, client: Client | None, cache: LocalCache) -> bytes:
         return data
     if client is not None:
         return client.blob(digest, patient=False)
-    from cukiln.client import Client
+    from cukiln.shared_client import shared_client
 
-    with Client(cache_dir=cache.folder) as default:
-        return default.blob(digest, patient=False)
+    return shared_client(cache_dir=cache.folder).blob(digest, patient=False)
 
 
 def _read(path: Path) -> bytes:

@@ -15,6 +15,7 @@ from cukiln.errors import CukilnError
 from cukiln.gpu import target_of
 from cukiln.load_kernel import Kernel, choose, load
 from cukiln.operations.state import NO_ANSWER
+from cukiln.shared_client import shared_client
 from cukiln.torch.options import Options
 from cukiln.torch.plan import Call, Plan, bind
 from cukiln.types import FrontEntry, WinnerRecord
@@ -95,12 +96,10 @@ class Finder:
                 with self._changed:
                     self._asked.difference_update(entries)
                     self._changed.notify_all()
-        if self._client is not None and self._options.client is None:
-            self._client.close()
 
     def _find(self, entries: Sequence[Entry]) -> None:
         if self._client is None:
-            self._client = Client(self._options.url)
+            self._client = shared_client(self._options.url)
         try:
             records = self._look_up(entries)
         except CukilnError as error:

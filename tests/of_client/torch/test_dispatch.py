@@ -155,6 +155,14 @@ def test_a_service_that_hangs_costs_one_wait_and_a_dead_one_none(tmp_path: Any) 
     timed(closed_port())
 
 
+def test_a_dead_service_is_dead_for_every_configuration_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with silent_server() as (url, accepted):
+        for _ in range(6):
+            with ck.using(url=url, target="cpu", wait_seconds=30.0):
+                assert right(ck.matmul(A, B))
+        assert len(accepted) == 3
+
+
 def test_a_problem_that_the_service_refuses_is_said_once_and_does_not_harm_others(
     played: Played, caplog: pytest.LogCaptureFixture
 ) -> None:
