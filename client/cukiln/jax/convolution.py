@@ -12,10 +12,7 @@ import jax.numpy as jnp
 from cukiln.errors import UsageError
 from cukiln.jax.operation import Arrays, Operation, apply, as_arrays, dtype_of
 from cukiln.jax.product import Activation, activated, check_activation, check_bias
-
-Pair = tuple[int, int]
-Padding = tuple[Pair, Pair]
-_AXES = {"nhwc": ("NHWC", "OHWI", "NHWC"), "nchw": ("NCHW", "OIHW", "NCHW")}
+from cukiln.jax.xla_convolution import AXES, Padding, Pair, Window
 
 
 def conv2d(
@@ -35,8 +32,8 @@ def conv2d(
     (left, right)). The answer has x's layout and dtype; sums are fp32.
     """
     check_activation(activation)
-    if layout not in _AXES:
-        raise UsageError(f"layout is {layout!r}; allowed: {', '.join(map(repr, _AXES))}")
+    if layout not in AXES:
+        raise UsageError(f"layout is {layout!r}; allowed: {', '.join(map(repr, AXES))}")
     x, w = as_arrays(x, w)
     if x.ndim != 4 or w.ndim != 4:
         raise UsageError(f"x is {x.shape} and w {w.shape}; both have four axes")
@@ -50,13 +47,7 @@ def conv2d(
 
 
 @dataclass(frozen=True)
-class Geometry:
-    stride: Pair
-    padding: Padding
-    dilation: Pair
-    groups: int
-    layout: str
-
+class Geometry(Window):
     def problem(self, operator: str, x: tuple[int, ...], w: tuple[int, ...], dtype: str) -> dict[str, Any]:
         (n, height, width, c), (k, r, s) = (
             (x, w[:3])
@@ -80,21 +71,6 @@ class Geometry:
             "layout": self.layout,
             "dtype": dtype,
         }
-
-    def convolve(self, x: jax.Array, w: jax.Array) -> jax.Array:
-        """By XLA."""
-        wide = jnp.promote_types(jnp.result_type(x, w), jnp.float32)
-        out: jax.Array = jax.lax.conv_general_dilated(
-            x.astype(wide),
-            w.astype(wide),
-            self.stride,
-            self.padding,
-            rhs_dilation=self.dilation,
-            dimension_numbers=_AXES[self.layout],
-            feature_group_count=self.groups,
-            precision=jax.lax.Precision.HIGHEST,
-        )
-        return out
 
 
 @dataclass(frozen=True)
@@ -149,9 +125,7 @@ class ImageGradient(Operation):
 
     def xla(self, *arrays: jax.Array) -> jax.Array:
         dy, w = arrays
-        image = jax.ShapeDtypeStruct((dy.shape[0], *self.image[1:]), jnp.promote_types(dy.dtype, jnp.float32))
-        pull = jax.linear_transpose(lambda x: self.geometry.convolve(x, w), image)
-        return jnp.asarray(pull(dy.astype(image.dtype))[0]).astype(dy.dtype)
+        return self.geometry.image_gradient(dy, w, (dy.shape[0], *self.image[1:])).astype(dy.dtype)
 
     def batched(self, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
         return _images_together(self, size, batched, arrays)
@@ -172,9 +146,7 @@ class FilterGradient(Operation):
 
     def xla(self, *arrays: jax.Array) -> jax.Array:
         dy, x = arrays
-        filters = jax.ShapeDtypeStruct(self.filters, jnp.promote_types(dy.dtype, jnp.float32))
-        pull = jax.linear_transpose(lambda w: self.geometry.convolve(x, w), filters)
-        return jnp.asarray(pull(dy.astype(filters.dtype))[0]).astype(dy.dtype)
+        return self.geometry.filter_gradient(dy, x, self.filters).astype(dy.dtype)
 
 
 def _images_together(operation: Operation, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:

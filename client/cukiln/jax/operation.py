@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from cukiln.errors import UsageError
 from cukiln.jax.kernels import call, find
 
-FLOATS = ("float32", "float16", "bfloat16")
+SHORT = ("float16", "bfloat16")
+FLOATS = ("float32", *SHORT)
 Arrays = tuple[jax.Array, ...]
 
 
