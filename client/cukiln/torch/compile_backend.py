@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger("cukiln.torch")
 INNER = ("inductor", "aot_eager", "eager")
+REPLACE = ("known", "all")
 _replaced: deque["Replaced"] = deque(maxlen=1000)
 
 
@@ -28,7 +29,9 @@ def backend(
     """A backend of `torch.compile`, there by the name "cukiln" too.
 
     `options`: `inner`, the backend that compiles the rest of the graph (inductor, aot_eager, eager); `operators`, those
-    that may be replaced (`cukiln.torch.graph_pass.OPERATORS`), default all. Others and `mode` are Inductor's.
+    that may be replaced (`cukiln.torch.graph_pass.OPERATORS`), default all; `replace`: `known`, the default, only what
+    a kernel is known for now, so that the inner backend fuses the rest, or `all`, whose calls find kernels later too.
+    Others and `mode` are Inductor's.
     """
     # Importing Dynamo and the pass takes seconds, which `import cukiln.torch` does not.
     from cukiln.torch.graph_pass import OPERATORS, replace_calls
@@ -38,11 +41,14 @@ def backend(
     operators: Collection[str] = of_inner.pop("operators", OPERATORS)
     if inner not in INNER:
         raise UsageError(f"inner is {inner!r}; allowed: {', '.join(INNER)}")
+    which = of_inner.pop("replace", REPLACE[0])
+    if which not in REPLACE:
+        raise UsageError(f"replace is {which!r}; allowed: {', '.join(REPLACE)}")
     if unknown := [name for name in operators if name not in OPERATORS]:
         raise UsageError(f"operators has {unknown[0]!r}; allowed: {', '.join(OPERATORS)}")
     if inner != "inductor" and (of_inner or mode):
         raise UsageError(f"inner is {inner!r}, which has no mode and no options such as {[*of_inner, mode][0]!r}")
-    replaced = replace_calls(module, operators)
+    replaced = replace_calls(module, operators, known_alone=which == "known")
     _replaced.append(replaced)
     LOG.info("a graph of %d nodes: %s", len(module.graph.nodes), replaced)
     if inner == "inductor":

@@ -16,6 +16,7 @@ from cukiln.torch.plan import Plan
 
 Key: TypeAlias = Hashable
 Tensors: TypeAlias = tuple[torch.Tensor, ...]
+COMPILER_SECONDS = 5.0  # that a compiler waits for a kernel
 MOST_KEYS = 100_000  # kinds of calls that are remembered; those beyond run PyTorch's own
 
 
@@ -43,9 +44,22 @@ class Dispatcher:
             self._finder.find(entry)
         return kept
 
-    def wait(self, entry: Entry) -> None:
+    def has_kernel(self, operator: "Operator", tensors: Tensors, options: Hashable) -> bool:
+        """Whether calls of tensors like these, which have no data, run a kernel. It is looked up and waited for, longer
+        than by a call: what asks here compiles."""
+        key = (operator.name, options, *[(t.shape, t.stride(), t.dtype, t.device, 0, t.is_neg()) for t in tensors])
+        entry = self.table.get(key)
+        if entry is None:
+            plan = None if _unlike(tensors) else operator.plan(tensors, options)
+            entry = self.first(key, plan, tensors[0].device)
+        if not entry.ready.is_set():
+            self.wait(entry, max(self.options.wait_seconds, COMPILER_SECONDS))
+        return entry.call is not None
+
+    def wait(self, entry: Entry, seconds: float | None = None) -> None:
         """Wait for an entry that is being filled in, as long as the options say, unless that was in vain lately."""
-        if time.monotonic() >= self._finder.failed_until and not entry.ready.wait(self.options.wait_seconds):
+        seconds = self.options.wait_seconds if seconds is None else seconds
+        if time.monotonic() >= self._finder.failed_until and not entry.ready.wait(seconds):
             self._finder.failed_until = time.monotonic() + self.options.retry_seconds
 
     def again(self, entry: Entry) -> None:
@@ -105,6 +119,7 @@ class _Current:
 
     def __init__(self) -> None:
         self.dispatcher = Dispatcher(Options())
+        self.graphs_lack_kernels = False  # whether compiled graphs have PyTorch's own for want of kernels
 
 
 _CURRENT = _Current()
@@ -112,8 +127,9 @@ _CURRENT = _Current()
 
 def configure(**options: Unpack[OptionsGiven]) -> None:
     """Where the kernels of `cukiln.torch` come from, in the whole process from now on: `cukiln.torch.Options`. What is
-    not named is as by default. Kernels that were found before are looked up again."""
+    not named is as by default. Kernels that were found before are looked up again, those of compiled graphs too."""
     install(Dispatcher(Options(**options))).close()
+    forget_graphs()
 
 
 @contextmanager
@@ -138,6 +154,19 @@ def install(dispatcher: Dispatcher) -> Dispatcher:
     """Make it the process's; returns the one before."""
     before, _CURRENT.dispatcher = _CURRENT.dispatcher, dispatcher
     return before
+
+
+def graph_lacks_kernel() -> None:
+    """A graph that is compiled now has PyTorch's own for want of a kernel."""
+    _CURRENT.graphs_lack_kernels = True
+
+
+def forget_graphs() -> None:
+    """Have such graphs compiled again with their next call, and all others of the process: Dynamo forgets no single
+    ones."""
+    if _CURRENT.graphs_lack_kernels:
+        _CURRENT.graphs_lack_kernels = False
+        torch._dynamo.reset()  # imported by what has compiled them
 
 
 def current() -> Dispatcher:

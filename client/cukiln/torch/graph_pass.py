@@ -5,8 +5,8 @@ have kernels too, are those that AOTAutograd traces.
 """
 
 from collections import Counter
-from collections.abc import Callable, Collection
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,13 +14,15 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
-from cukiln.torch.dispatch import current
+from cukiln.torch.dispatch import current, graph_lacks_kernel
 from cukiln.torch.graph_calls import Reading, read
 from cukiln.torch.graph_products import Product, example, longer, product_of
+from cukiln.torch.library import DEFINED
 from cukiln.torch.modes import autocast_dtype
 from cukiln.torch.plan import FLOATS, RINGS
 
 OPERATORS = ("matmul", "conv2d", "softmax", "layer_norm", "rms_norm", "attention")
+NO_KERNEL = "no kernel is known, or PyTorch's is faster"
 _OPERATOR_OF = {"linear": "matmul", "addmm": "matmul"}
 
 
@@ -66,8 +68,8 @@ class _New:
         return function(getattr(torch.ops.cukiln, self.operator).default, *arguments)
 
 
-def replace_calls(module: GraphModule, operators: Collection[str] = OPERATORS) -> Replaced:
-    """Changes the module's graph. Only operators of `operators`."""
+def replace_calls(module: GraphModule, operators: Collection[str] = OPERATORS, *, known_alone: bool = True) -> Replaced:
+    """Changes the module's graph. Only operators of `operators`, and `known_alone` where a kernel is known now."""
     replaced = Replaced()
     if any(_transforms_functions(node) for node in module.graph.nodes):
         replaced.left["graph (it transforms functions)"] += 1
@@ -82,7 +84,7 @@ def replace_calls(module: GraphModule, operators: Collection[str] = OPERATORS) -
             operator = "" if reading is None else _OPERATOR_OF.get(reading.kind, reading.kind)
             if reading is None or operator not in operators:
                 continue
-            made = _chosen(node, reading)
+            made = _chosen(node, reading, known_alone)
             if isinstance(made, str):
                 replaced.left[f"{operator} ({made})"] += 1
             else:
@@ -132,21 +134,57 @@ class _Modes(ExitStack):
 # ---- which call
 
 
-def _chosen(node: Node, reading: Reading) -> _New | str:
+def _chosen(node: Node, reading: Reading, known_alone: bool) -> _New | str:
     """The longest call that computes the same; else why there is none."""
+    calls = _calls(node, reading)
+    if isinstance(calls, str) or not known_alone:
+        return calls if isinstance(calls, str) else calls[-1]
+    # Where misses are tuned, those of the longest call alone: its parts are of no use then.
+    asked = calls[::-1] if current().options.on_miss == "none" else calls[-1:]
+    for new in asked:
+        if _has_kernel(new):
+            return new
+    graph_lacks_kernel()
+    return NO_KERNEL
+
+
+def _has_kernel(new: _New) -> bool:
+    """Whether a kernel is known for the call, of tensors whose addresses are as aligned as those of new memory."""
+    operator = DEFINED[new.operator]
+    default = getattr(torch.ops.cukiln, new.operator).default
+    with torch.no_grad(), _addresses_of_new_memory():
+        arguments = new.call(
+            lambda node: node.meta["example_value"],
+            lambda function, *given: given if function is default else function(*given),
+        )
+        return current().has_kernel(operator, *operator.pack(*arguments))
+
+
+@contextmanager
+def _addresses_of_new_memory() -> Iterator[None]:
+    """Tensors without data have no address, and warn where it is asked for. Dynamo compiles one graph at a time."""
+    FakeTensor.data_ptr = lambda tensor: 0  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del FakeTensor.data_ptr
+
+
+def _calls(node: Node, reading: Reading) -> list[_New] | str:
+    """Calls that compute the same, ever longer; else why there is none."""
     if reading.kind in ("softmax", "layer_norm", "rms_norm", "attention"):
         new = _attention_call(node, reading) if reading.kind == "attention" else _row_call(node, reading)
-        return new if isinstance(new, str) else _checked(new) or new
+        return new if isinstance(new, str) else _checked(new) or [new]
     product = product_of(node, reading)
     if product is None:
         return "arguments that kernels do not have"
     if why := _checked(_product_call(product)):
         return why
-    chosen = product
+    calls = [_product_call(product)]
     for made in longer(product):
-        if _checked(_product_call(made)) is None:
-            chosen = made
-    return _product_call(chosen)
+        if _checked(new := _product_call(made)) is None:
+            calls.append(new)
+    return calls
 
 
 def _product_call(product: Product) -> _New:

@@ -9,11 +9,13 @@ from cukiln.torch.dispatch import Operator, run
 from cukiln.torch.modes import forward_mode
 from cukiln.torch.modes import recorded as may_be_recorded
 
+DEFINED: dict[str, Operator] = {}  # by name
 LIBRARY: Any = torch.library.Library("cukiln", "DEF")  # type: ignore[no-untyped-call]
 
 
 def define(schema: str, operator: Operator, recorded: Callable[..., torch.Tensor]) -> None:
     """The operator for CPUs, GPUs and tensors without data. `recorded`: the call where gradients are asked for."""
+    DEFINED[operator.name] = operator
     LIBRARY.define(f"{operator.name}{schema}", tags=(torch.Tag.pt2_compliant_tag,))
 
     def compute(*arguments: Any) -> torch.Tensor:

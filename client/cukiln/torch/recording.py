@@ -2,14 +2,14 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from cukiln.torch.dispatch import Dispatcher, Key, install
+from cukiln.torch.dispatch import Dispatcher, Key, Operator, Tensors, forget_graphs, install
 from cukiln.torch.find_kernels import Entry
 from cukiln.torch.options import Options
 from cukiln.torch.plan import Plan
@@ -26,6 +26,9 @@ class _Recorder(Dispatcher):
 
     def computes(self, device: torch.device) -> bool:
         return True
+
+    def has_kernel(self, operator: Operator, tensors: Tensors, options: Hashable) -> bool:
+        return True  # all problems of a graph are to be seen
 
     def first(self, key: Key, plan: Plan | None, device: torch.device) -> Entry:
         if plan is not None:
@@ -48,6 +51,7 @@ def record(file: Path | str | None = None, *, target: str | None = None) -> Iter
     """
     recorder = _Recorder()
     recorder.of_gpus = target != "cpu"
+    forget_graphs()  # which hide their problems
     before = install(recorder)
     try:
         yield recorder.problems

@@ -63,6 +63,83 @@ def test_what_no_kernel_computes_is_left_and_said_so(service: PlayedService) -> 
     assert not service.asked
 
 
+def test_what_no_kernel_is_known_for_stays_as_it_was(played: Callable[..., PlayedService]) -> None:
+    import torch
+
+    import cukiln.torch as ck
+    from cukiln.torch.graph_pass import NO_KERNEL
+    from tests.support.kernels.reference_kernel import PlayedService
+
+    missing = {"matmul"}
+    service = played(PlayedService(lacks=lambda problem: problem["operator"] in missing))
+    x, w = torch.randn(8, 16), torch.randn(16, 4)
+
+    def function(x: Any, w: Any) -> Any:
+        return torch.softmax(torch.relu(x @ w), -1)
+
+    call = compiled(function)
+    same(call(x, w), function(x, w))
+    assert dict(ck.replaced()[-1].calls) == {"softmax": 1}
+    assert dict(ck.replaced()[-1].left) == {f"matmul ({NO_KERNEL})": 1}
+    assert service.calls == 1 and [len(problem.get("epilogue", [])) for problem in service.asked] == [1, 0, 0]
+    missing.clear()
+    same(call(x, w), function(x, w))
+    assert service.calls == 2  # it stays until it is compiled again
+    with ck.record() as problems:
+        same(call(x, w), function(x, w))
+    assert [problem["operator"] for problem in problems] == ["matmul", "softmax"]
+    assert dict(ck.replaced()[-1].calls) == {"matmul + relu": 1, "softmax": 1}
+
+
+def test_a_shorter_call_is_taken_where_the_longest_has_no_kernel(played: Callable[..., PlayedService]) -> None:
+    import torch
+
+    import cukiln.torch as ck
+    from tests.support.kernels.reference_kernel import PlayedService
+
+    x, w = torch.randn(8, 16), torch.randn(16, 4)
+
+    def function(x: Any, w: Any) -> Any:
+        return torch.relu(x @ w)
+
+    for on_miss, calls in (("none", {"matmul": 1}), ("tune", {})):
+        service = played(PlayedService(lacks=lambda problem: bool(problem.get("epilogue"))), on_miss=on_miss)
+        same(compiled(function)(x, w), function(x, w))
+        assert dict(ck.replaced()[-1].calls) == calls
+        # Where misses are tuned, the parts of the longest call are not asked for.
+        assert len(service.asked) == (2 if on_miss == "none" else 1)
+
+
+def test_graphs_without_kernels_are_compiled_again_by_another_configuration(
+    played: Callable[..., PlayedService],
+) -> None:
+    import torch
+
+    import cukiln.torch as ck
+    from tests.support.kernels.reference_kernel import PlayedService
+
+    played(PlayedService(lacks=lambda problem: True))
+    x = torch.randn(8, 16)
+    call, others = compiled(lambda x: torch.softmax(x, -1)), len(ck.replaced())
+    for configured, graphs in ((False, 1), (False, 1), (True, 2), (True, 2)):
+        if configured:
+            ck.configure(enabled=False, target="cpu")
+        call(x)
+        assert len(ck.replaced()) - others == graphs
+
+
+def test_all_may_be_replaced_whatever_is_known(played: Callable[..., PlayedService]) -> None:
+    import torch
+
+    import cukiln.torch as ck
+    from tests.support.kernels.reference_kernel import PlayedService
+
+    played(PlayedService(lacks=lambda problem: True))
+    call = compiled(lambda x: torch.softmax(x, -1), replace="all")
+    same(call(torch.ones(4, 8)), torch.full((4, 8), 0.125))
+    assert dict(ck.replaced()[-1].calls) == {"softmax": 1}
+
+
 FEW = ["gelu", "a residual in place", "leaky_relu", "a block's end", "layer_norm", "a view of what is overwritten"]
 
 
@@ -215,6 +292,7 @@ def test_only_the_operators_that_are_named_are_replaced(
     [
         ({"inner": "tvm"}, "inner is 'tvm'; allowed: inductor, aot_eager, eager"),
         ({"inner": "eager", "operators": ["mla"]}, "operators has 'mla'; allowed: matmul, conv2d"),
+        ({"inner": "eager", "replace": "most"}, "replace is 'most'; allowed: known, all"),
         ({"inner": "eager", "max_autotune": True}, "no options such as 'max_autotune'"),
     ],
 )
