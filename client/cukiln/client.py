@@ -11,11 +11,12 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from cukiln.errors import CukilnError
 from cukiln.events import Event, read_events, read_events_async
 from cukiln.operations.files import FileOperations
+from cukiln.operations.gathered import GatheredLookups
 from cukiln.operations.jobs import JobOperations, ProgressCallback
 from cukiln.operations.lookups import LookupOperations, OnMissTerms, Prepared
 from cukiln.operations.service import ServiceOperations
 from cukiln.operations.state import FRESH_SECONDS
-from cukiln.operations.steps import Follow, Listing, Operation, Pause, Step, job_path
+from cukiln.operations.steps import Ask, Follow, Listing, Operation, Pause, Step, job_path
 from cukiln.settings import ClientSettings
 from cukiln.transport import ATTEMPTS, CALL_SECONDS, CONNECT_SECONDS, LOOKUP_SECONDS, AsyncTransport, Transport
 
@@ -174,6 +175,8 @@ class Client(JobOperations, ServiceOperations, FileOperations, LookupOperations)
             return result
 
     def _take(self, step: Step) -> Any:
+        if isinstance(step, Ask):
+            return self._run(self._ask(step.prepared, step.missed, patient=False))
         if isinstance(step, Follow):
             for event in read_events(self._transport, step.path, deadline=step.deadline):
                 step.report(event)
@@ -195,7 +198,7 @@ class Client(JobOperations, ServiceOperations, FileOperations, LookupOperations)
 
 class AsyncClient(JobOperations, ServiceOperations, FileOperations, LookupOperations):
     """`Client`, for asyncio: the same options and methods, which are awaited (`jobs`, `candidates`, `imports`,
-    `profile` and `events` are iterated with `async for`)."""
+    `profile` and `events` are iterated with `async for`). Lookups that are made at the same time share requests."""
 
     _transport: AsyncTransport
 
@@ -224,6 +227,7 @@ class AsyncClient(JobOperations, ServiceOperations, FileOperations, LookupOperat
             offline=settings.offline if offline is None else offline,
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._gathered = GatheredLookups(lambda prepared, missed: self._run(self._ask(prepared, missed, patient=False)))
 
     async def __aenter__(self) -> Self:
         return self
@@ -284,6 +288,8 @@ class AsyncClient(JobOperations, ServiceOperations, FileOperations, LookupOperat
             return result
 
     async def _take(self, step: Step) -> Any:
+        if isinstance(step, Ask):
+            return await self._gathered.answers(step)
         if isinstance(step, Follow):
             async for event in read_events_async(self._transport, step.path, deadline=step.deadline):
                 step.report(event)

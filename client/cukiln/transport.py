@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import httpx2
 from tenacity import AsyncRetrying, RetryCallState, Retrying
@@ -22,6 +22,7 @@ from cukiln.bodies import LARGEST_ANSWER, read_body, read_body_async
 from cukiln.breaker import Breaker
 from cukiln.errors import ProblemError, ServiceBusy, ServiceError, ServiceFailed, ServiceUnreachable, UsageError
 from cukiln.forks import renew_after_fork
+from cukiln.limit import Limit, within
 from cukiln.refused import checked
 
 CONNECT_SECONDS, LOOKUP_SECONDS, CALL_SECONDS = 0.2, 1.0, 30.0
@@ -32,10 +33,15 @@ _FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds
 
 # The request never left this machine, so it is safe to send again.
 _NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
-# The service closed a connection that was kept open, as it does with idle ones: a new one is made at once.
-_BROKEN = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError)
 
-_T = TypeVar("_T")
+
+class _HeldUp(httpx2.ConnectTimeout):
+    """The event loop did other things meanwhile, so that the time says nothing of the service."""
+
+
+# The service closed a connection that was kept open, as it does with idle ones: a new one is made at once.
+_BROKEN = (httpx2.RemoteProtocolError, httpx2.ReadError, httpx2.WriteError, httpx2.CloseError, _HeldUp)
+_HELD_UP = 2.0  # times the seconds to connect
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,11 +237,11 @@ class Transport(_Rules):
         self._end(call, None)
         return result
 
-    def _repeated(self, call: Call, limit: "Limit | None") -> httpx2.Response:
+    def _repeated(self, call: Call, limit: Limit | None) -> httpx2.Response:
         response: httpx2.Response = Retrying(sleep=self.sleep, **self._policy(call))(self._once, call, limit)
         return response
 
-    def _once(self, call: Call, limit: "Limit | None") -> httpx2.Response:
+    def _once(self, call: Call, limit: Limit | None) -> httpx2.Response:
         with self._connected().stream(**self._of_request(call)) as response:
             if limit is not None:
                 limit.extend(call.more_seconds(response))
@@ -307,10 +313,16 @@ class AsyncTransport(_Rules):
         return result
 
     async def _once(self, call: Call, limit: asyncio.Timeout) -> httpx2.Response:
-        async with self._connected().stream(**self._of_request(call)) as response:
-            if (end := limit.when()) is not None:
-                limit.reschedule(end + call.more_seconds(response))
-            return checked(await read_body_async(response, call.most_bytes))
+        began = time.monotonic()
+        try:
+            async with self._connected().stream(**self._of_request(call)) as response:
+                if (end := limit.when()) is not None:
+                    limit.reschedule(end + call.more_seconds(response))
+                return checked(await read_body_async(response, call.most_bytes))
+        except httpx2.ConnectTimeout as error:
+            if time.monotonic() - began > _HELD_UP * self.connect_seconds:
+                raise _HeldUp(str(error), request=error.request) from error
+            raise
 
     @asynccontextmanager
     async def stream(self, path: str, *, headers: Mapping[str, str], idle: float) -> AsyncIterator[httpx2.Response]:
@@ -322,42 +334,6 @@ class AsyncTransport(_Rules):
             if response.status_code >= 400:
                 response = await read_body_async(response, call.most_bytes)
             yield checked(response)
-
-
-class Limit:
-    """When something is to be done, which may be put off."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds, self._end = seconds, time.monotonic() + seconds
-
-    def extend(self, seconds: float) -> None:
-        self.seconds, self._end = self.seconds + seconds, self._end + seconds
-
-    @property
-    def left(self) -> float:
-        return max(0.0, self._end - time.monotonic())
-
-
-def within(limit: Limit, function: Callable[[], _T]) -> _T:
-    """Of a function that may be late, such as a name that is resolved or an answer that comes byte by byte: its result,
-    within the limit. Raises `httpx2.ReadTimeout`; the thread then ends by itself, with what it waits for."""
-    outcome: list[_T | BaseException] = []
-    done = threading.Event()
-
-    def run() -> None:
-        try:
-            outcome.append(function())
-        except BaseException as error:  # noqa: BLE001 - raised again by the caller
-            outcome.append(error)
-        done.set()
-
-    threading.Thread(target=run, name="cukiln-call", daemon=True).start()
-    while not done.wait(limit.left):
-        if limit.left == 0.0:
-            raise httpx2.ReadTimeout(f"no answer within {limit.seconds:g} s")
-    if isinstance(outcome[0], BaseException):
-        raise outcome[0]
-    return outcome[0]
 
 
 def _parse_url(url: str) -> httpx2.URL:

@@ -24,8 +24,9 @@ from cukiln import transport as transports
 from cukiln.breaker import Breaker
 from cukiln.client import AsyncClient, Client
 from cukiln.errors import BadRequest, ServiceUnreachable, UnexpectedAnswer, UsageError
+from cukiln.limit import Limit
 from cukiln.operations.files import LEAST_BYTES_A_SECOND
-from cukiln.transport import CALL_SECONDS, AsyncTransport, Call, Limit, Transport
+from cukiln.transport import CALL_SECONDS, AsyncTransport, Call, Transport
 from cukiln.types import LookedUp, WinnerRecord
 from tests.support.fixtures.client import (
     MATMUL,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -133,7 +134,7 @@ def _wide(x: jax.Array) -> jnp.dtype:
     return jnp.promote_types(x.dtype, jnp.float32)
 
 
-def _terms(x: jax.Array) -> dict[str, object]:
+def _terms(x: jax.Array) -> dict[str, Any]:
     """float32 is multiplied with all of its bits."""
     precision = None if x.dtype in _SHORT else jax.lax.Precision.HIGHEST
     return {"precision": precision, "preferred_element_type": _wide(x)}

@@ -16,7 +16,7 @@ from cukiln.gpu import local_target
 from cukiln.job_request import encode
 from cukiln.operations.answers import parse, unexpected
 from cukiln.operations.state import NO_ANSWER, ClientState
-from cukiln.operations.steps import Operation
+from cukiln.operations.steps import Ask, Operation
 from cukiln.transport import Call
 from cukiln.types import LookedUp, LookupResult, Lookups, OnMiss, PartialLookups, PartialResult, Priority
 from cukiln.types.problems import Problem
@@ -150,7 +150,10 @@ class LookupOperations(ClientState):
             if not 0 <= now - known.at < fresh_seconds:
                 stale[prepared.digest] = prepared
         if missing:
-            answers |= yield from self._ask(list(missing.values()), missed, patient=refresh)
+            asked_now = list(missing.values())
+            answers |= (
+                (yield from self._ask(asked_now, missed, patient=True)) if refresh else (yield Ask(asked_now, missed))
+            )
         if stale and not (self._transport.breaker.open or self._transport.offline):
             self._revalidate(list(stale.values()), missed)
         return [_named(answers[prepared.digest], prepared.name) for prepared in asked]

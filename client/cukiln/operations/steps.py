@@ -3,7 +3,7 @@
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 from cukiln.errors import UsageError
@@ -11,6 +11,9 @@ from cukiln.events import Event
 from cukiln.operations.answers import parse
 from cukiln.transport import Call
 from cukiln.types import CandidatePage, ImportPage, JobPage, ProfilePage
+
+if TYPE_CHECKING:
+    from cukiln.operations.lookups import OnMissTerms, Prepared
 
 LARGEST_PAGE = 1_000  # candidates, or imports, in one answer
 
@@ -33,7 +36,15 @@ class Pause:
     seconds: float
 
 
-Step = Call | Follow | Pause
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the service for the winners of problems, within a lookup's budget."""
+
+    prepared: "Sequence[Prepared]"
+    missed: "OnMissTerms"
+
+
+Step = Call | Follow | Pause | Ask
 # A generator of steps: a call is sent its response, any step's error is raised where it was yielded.
 Operation = Generator[Step, Any, _T]
 
