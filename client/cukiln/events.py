@@ -95,6 +95,33 @@ class _Reader:
         return min(self._transport.patience, wait) if wait is not None else delay(self._failures)
 
 
+class _Watched:
+    """A response whose text ends with the reader's deadline: comments, which keep it alive, are no events."""
+
+    def __init__(self, response: httpx2.Response, reader: _Reader) -> None:
+        self._response, self._reader = response, reader
+        self.headers, self.request = response.headers, response.request
+
+    def iter_text(self) -> Iterator[str]:
+        for text in self._response.iter_text():
+            yield text
+            self._check()
+
+    async def aiter_text(self) -> AsyncIterator[str]:
+        async for text in self._response.aiter_text():
+            yield text
+            self._check()
+
+    def _check(self) -> None:
+        if self._reader.is_over:
+            raise httpx2.ReadTimeout("the deadline is over", request=self.request)
+
+
+def _messages(response: httpx2.Response, reader: _Reader) -> httpx2.EventSource:
+    watched: Any = _Watched(response, reader)
+    return httpx2.EventSource(watched, LARGEST_EVENT)
+
+
 _LOST = "the event stream ended before the job did"
 _BREAKS = (ServiceBusy, httpx2.TransportError)
 
@@ -112,7 +139,7 @@ def read_events(
         problem: Exception = EOFError(_LOST)
         try:
             with transport.stream(**reader.connection()) as response:
-                for message in httpx2.EventSource(response, LARGEST_EVENT):
+                for message in _messages(response, reader):
                     if (event := reader.took(message)) is not None:
                         yield event
                         if reader.is_over:
@@ -132,7 +159,7 @@ async def read_events_async(
         problem: Exception = EOFError(_LOST)
         try:
             async with transport.stream(**reader.connection()) as response:
-                async for message in httpx2.EventSource(response, LARGEST_EVENT):
+                async for message in _messages(response, reader):
                     if (event := reader.took(message)) is not None:
                         yield event
                         if reader.is_over:

@@ -47,6 +47,8 @@ class ClientSettings:
         values = os.environ if environment is None else environment
         warn_of_misspelt(values)
         config = _config_file(values)
+        if values.get("CUKILN_CONFIG") and not config.exists():
+            raise UsageError(f"CUKILN_CONFIG names {config}, where there is no file: correct or unset it")
         configured = _read_config(config)
         named = {name: values.get(f"CUKILN_{name.upper()}") or configured.get(name) for name in _KINDS}
         of_file = str(config) if named["url"] else BY_DEFAULT

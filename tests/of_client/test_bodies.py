@@ -8,8 +8,9 @@ import json
 import socket
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -18,10 +19,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from cukiln.bodies import LARGEST_ANSWER, LARGEST_RECORD, largest_lookup
+from cukiln.cli.elsewhere import export_bundle
 from cukiln.client import AsyncClient, Client
-from cukiln.errors import UnexpectedAnswer
+from cukiln.errors import UnexpectedAnswer, WaitTimeout
 from cukiln.refused import retry_after
-from tests.support.fixtures.client import MATMUL, ScriptedService, problem_json, record_json
+from tests.support.fixtures.client import MATMUL, ScriptedService, job_json, problem_json, record_json
 
 Clients = Callable[..., Client]
 MIB = 2**20
@@ -129,6 +131,35 @@ def test_an_event_beyond_its_limit_is_an_error_that_names_it(scripted: ScriptedS
         next(client.events("job1"))
     with pytest.raises(UnexpectedAnswer, match="is not a JSON object"):
         next(client.events("job1"))
+
+
+def test_comments_without_an_end_do_not_put_off_a_deadline(scripted: ScriptedService, client_of: Clients) -> None:
+    async def comments() -> AsyncIterator[bytes]:
+        while True:
+            yield b": still here\n\n"
+            await asyncio.sleep(0.01)
+
+    scripted.on("GET", "/v1/jobs/job1", job_json("running"))
+    scripted.on(
+        "GET", "/v1/jobs/job1/events", lambda request: StreamingResponse(comments(), media_type="text/event-stream")
+    )
+    with pytest.raises(WaitTimeout):
+        client_of(scripted.url).wait("job1", timeout=0.2)
+
+    async def waited() -> None:
+        async with AsyncClient(scripted.url) as client:
+            await client.wait("job1", timeout=0.2)
+
+    with pytest.raises(WaitTimeout):
+        asyncio.run(waited())
+
+
+def test_a_bundle_that_is_none_is_no_answer_of_cukilns(
+    scripted: ScriptedService, client_of: Clients, tmp_path: Path
+) -> None:
+    scripted.on("GET", "/v1/jobs/job1/bundle", {"problems": [5]})
+    with pytest.raises(UnexpectedAnswer, match="did not answer with a bundle of job job1"):
+        export_bundle(client_of(scripted.url), "job1", tmp_path)
 
 
 @pytest.mark.parametrize("text", [b"[" * 100_000, b"<html>", b"\xff", b'"text"'])

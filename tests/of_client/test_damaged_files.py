@@ -131,6 +131,11 @@ def test_a_damaged_configuration_is_named(data: bytes, tmp_path: Path) -> None:
         ClientSettings.from_environment({"CUKILN_CONFIG": str(tmp_path / "config.toml")})
 
 
+def test_a_configuration_that_is_named_and_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"CUKILN_CONFIG names .*confg\.toml, where there is no file"):
+        ClientSettings.from_environment({"CUKILN_CONFIG": str(tmp_path / "confg.toml")})
+
+
 def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")

@@ -20,7 +20,7 @@ from cukiln.cli.tune import job_json, show_progress
 from cukiln.cli.winners import lookup_request
 from cukiln.client import Client
 from cukiln.counted import counted
-from cukiln.errors import UsageError, WaitTimeout
+from cukiln.errors import UnexpectedAnswer, UsageError, WaitTimeout
 from cukiln.job_request import read_request
 from cukiln.json_file import read_json_object
 from cukiln.local_cache import write_atomically
@@ -113,7 +113,13 @@ def import_measured(
 def export_bundle(client: Client, job_id: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     """The job's libraries, then `bundle.json`: its path and content. Raises `UsageError` where there is no library."""
     bundle = client.bundle(job_id)
-    libraries = sorted({candidate["library"] for candidate in _candidates(bundle) if candidate["library"]})
+    try:
+        libraries = sorted({candidate["library"] for candidate in _candidates(bundle) if candidate["library"]})
+    except (KeyError, TypeError, AttributeError) as error:
+        raise UnexpectedAnswer(
+            f"{client.url} did not answer with a bundle of job {job_id}; check that client and service are of the same "
+            "release"
+        ) from error
     if not libraries:
         raise UsageError(
             f"job {job_id} has no library to measure: it is not compiled yet, or all of it was answered from the "

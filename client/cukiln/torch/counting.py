@@ -1,13 +1,13 @@
 """`counted`: how many calls ran a kernel, and how many PyTorch's own operators."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
 
-from cukiln.torch.dispatch import Dispatcher, Key, current, install
+from cukiln.torch.dispatch import Dispatcher, Key, Operator, Tensors, current, install
 from cukiln.torch.find_kernels import Entry
 from cukiln.torch.plan import Plan
 
@@ -54,8 +54,11 @@ class _Counting(Dispatcher):
     def first(self, key: Key, plan: Plan | None, device: torch.device) -> Entry:
         return self._count(self._of.first(key, plan, device))
 
-    def wait(self, entry: Entry) -> None:
-        self._of.wait(entry)
+    def has_kernel(self, operator: Operator, tensors: Tensors, options: Hashable) -> bool:
+        return self._of.has_kernel(operator, tensors, options)  # of a compiler: no call
+
+    def wait(self, entry: Entry, seconds: float | None = None) -> None:
+        self._of.wait(entry, seconds)
 
     def again(self, entry: Entry) -> None:
         self._of.again(entry)

@@ -163,7 +163,7 @@ def _has_kernel(new: _New) -> bool:
 @contextmanager
 def _addresses_of_new_memory() -> Iterator[None]:
     """Tensors without data have no address, and warn where it is asked for. Dynamo compiles one graph at a time."""
-    FakeTensor.data_ptr = lambda tensor: 0  # type: ignore[method-assign]
+    FakeTensor.data_ptr = lambda self: 0  # type: ignore[method-assign]
     try:
         yield
     finally:

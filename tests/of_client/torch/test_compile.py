@@ -140,6 +140,16 @@ def test_all_may_be_replaced_whatever_is_known(played: Callable[..., PlayedServi
     assert dict(ck.replaced()[-1].calls) == {"softmax": 1}
 
 
+def test_what_a_compiler_asks_for_is_not_counted_as_a_call(service: PlayedService) -> None:
+    import torch
+
+    import cukiln.torch as ck
+
+    with ck.counted() as calls:
+        same(compiled(lambda x: torch.softmax(x, -1))(torch.ones(4, 8)), torch.full((4, 8), 0.125))
+    assert (calls.kernels, calls.own, service.calls) == (1, 0, 1)
+
+
 FEW = ["gelu", "a residual in place", "leaky_relu", "a block's end", "layer_norm", "a view of what is overwritten"]
 
 
