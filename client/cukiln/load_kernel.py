@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from cukiln.client import Client
 
 RECORD_FILE = "record.json"
-ON_CPU = 1  # kDLCPU of dlpack.h
+ON_CPU, ON_CUDA = 1, 2  # kDLCPU, kDLCUDA of dlpack.h
 
 
 class Kernel:
@@ -40,6 +40,7 @@ class Kernel:
         self._run = module.get_function("run")
         self.path = path
         self.entry = entry
+        self._loaded_on: set[tuple[int, int]] = set()  # devices, as DLPack has them
 
     def __repr__(self) -> str:
         return f"<cukiln.Kernel {self.path.stem[:12]}>"
@@ -48,12 +49,13 @@ class Kernel:
         """Load the kernel onto CUDA device number `device`.
 
         The first call does it otherwise; call it yourself before capturing a CUDA graph, inside which no module may be
-        loaded. It breaks no capture of another thread; a first call does. Raises `DeviceError` where there is no
-        driver, no such device, or one the kernel was not compiled for.
+        loaded. Neither breaks a capture of another thread. Raises `DeviceError` where there is no driver, no such
+        device, or one the kernel was not compiled for.
         """
         try:
             with outside_captures():
                 self._module.get_function("prepare")(device)
+            self._loaded_on.add((ON_CUDA, device))
         except RuntimeError as error:
             raise DeviceError(
                 f"cannot prepare the kernel on CUDA device {device}: {_reason(error)}; it needs an NVIDIA GPU of the "
@@ -100,10 +102,10 @@ class Kernel:
                 tensors = tuple(map(_own_tensor, tensors))
             needed = 0 if workspace is not None else int(self._module.get_function("workspace_bytes")(*tensors))
             if needed == 0:
-                with _on_stream(tensors, stream):
+                with self._loading(like), _on_stream(tensors, stream):
                     run(*tensors, *(() if workspace is None else (workspace,)), *more, *numbers)
                 return
-            with _lent(tensors, stream, needed, like) as address, _on_stream(tensors, stream):
+            with _lent(tensors, stream, needed, like) as address, self._loading(like), _on_stream(tensors, stream):
                 run(*tensors, address, *more, *numbers)
         except (RuntimeError, ValueError) as error:
             if _have_no_memory(tensors):
@@ -114,6 +116,18 @@ class Kernel:
             if isinstance(error, ValueError):
                 raise
             raise DeviceError(f"the kernel could not run: {_reason(error)}") from error
+
+    @contextmanager
+    def _loading(self, tensor: Any) -> Iterator[None]:
+        """Around a call on tensors like this: the first one on a GPU loads the kernel, and breaks no capture of another
+        thread by it. Inside of a capture of its own the library refuses to."""
+        device = tensor.__dlpack_device__() if hasattr(tensor, "__dlpack_device__") else (ON_CPU, 0)
+        if device[0] == ON_CPU or device in self._loaded_on:
+            yield
+            return
+        with outside_captures():
+            yield
+        self._loaded_on.add(device)
 
     def bound(
         self, *, attributes: tuple[int, ...] | None = None, scalars: tuple[float, ...] | None = None

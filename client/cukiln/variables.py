@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Iterable
-from difflib import get_close_matches
 
 from cukiln.printable import printable
 
@@ -29,6 +28,8 @@ def warn_of_misspelt(environment: Iterable[str]) -> None:
     for name in environment:
         if not name.startswith(_PREFIX) or name in VARIABLES or name in _SAID or name.startswith(_OF_TESTS):
             continue
+        from difflib import get_close_matches  # a program without misspelt variables does not pay for it
+
         _SAID.add(name)
         nearest = get_close_matches(name.removeprefix(_PREFIX).upper(), _NAMES, 1)
         hint = f"the nearest one is {_PREFIX}{nearest[0]}" if nearest else "none is called nearly so"

@@ -120,7 +120,7 @@ def test_results_that_are_damaged_are_named(name: str, data: bytes, message: str
 def test_results_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cukiln.cli.elsewhere.MOST_RESULTS", 1000)
     (tmp_path / "results-1.json.gz").write_bytes(gzip.compress(b" " * 1001 + WHOLE))
-    with pytest.raises(UsageError, match="holds more than 1000 bytes"):
+    with pytest.raises(UsageError, match="holds more than 1,000 bytes"):
         read_results(tmp_path / "results-1.json.gz")
 
 

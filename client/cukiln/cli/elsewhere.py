@@ -207,7 +207,7 @@ def read_results(path: Path) -> dict[str, Any]:
         with path.open("rb") as file:
             data = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(MOST_RESULTS + 1)
         if len(data) > MOST_RESULTS:
-            raise UsageError(f"{path} holds more than {MOST_RESULTS} bytes: no run writes such a file")
+            raise UsageError(f"{path} holds more than {counted(MOST_RESULTS, 'byte')}: no run writes such a file")
         results = json.loads(data)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UsageError(f"{path} is damaged ({error}): bring it back again") from error
