@@ -4,9 +4,9 @@ slices or few steps, with offsets in 32 bits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -199,22 +199,47 @@ CASES = {
 }  # fmt: skip
 
 
+def kernels_of(name: str) -> list[Kernel]:
+    """Of all cases of an operator."""
+    of_cases = (case.kernels.values() for case in CASES.values() if case.operator == name)
+    return list(dict.fromkeys(kernel for kernels in of_cases for kernel in kernels))
+
+
+@pytest.fixture(scope="module")
+def verdicts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mapping[tuple[Kernel, str], str]]:
+    """By an operator's kernels and what is wrong with them ("": nothing). All of an operator are built together."""
+
+    @cache
+    def judged(base: str) -> Mapping[tuple[Kernel, str], str]:
+        folder = tmp_path_factory.mktemp(base)
+        name = f"{base}_{folder.name}"
+        class_name, texts = type(operator(base)).__name__, operator(base).kernel_texts
+        cases = {words: case for words, case in CASES.items() if case.operator == base}
+        sites = [changed(texts, words, *case.text) for words, case in cases.items()]
+        kernels = kernels_of(base)
+        asked = {
+            mutant.number: [kernels.index(kernel) for kernel in cases[mutant.name].kernels.values()]
+            for mutant in mutants(sites)
+        }
+        with switched_operator(base, class_name, folder / "operator", name, sites):
+            own = [Kernel(name, kernel.signature, kernel.tunables) for kernel in kernels]
+            verdicts = judge_mutants(own, folder / "build", asked=asked)
+        names = {AS_IT_IS: "", **{mutant.number: mutant.name for mutant in mutants(sites)}}
+        return {(kernels[each.kernel], names[each.number]): each.verdict for each in verdicts}
+
+    return judged
+
+
 @pytest.mark.parametrize("words", CASES)
-def test_it_is_caught_in_every_kernel(words: str, tmp_path: Path) -> None:
+def test_it_is_caught_in_every_kernel(
+    words: str, verdicts_of: Callable[[str], Mapping[tuple[Kernel, str], str]]
+) -> None:
     case = CASES[words]
-    name = f"{case.operator}_{abs(hash(words)) % 10**6}"
-    class_name = type(operator(case.operator)).__name__
-    site = changed(operator(case.operator).kernel_texts, words, *case.text)
-    ((mutant),) = mutants([site])
-    with switched_operator(case.operator, class_name, tmp_path / "operator", name, [site]):
-        kernels = [Kernel(name, kernel.signature, kernel.tunables) for kernel in case.kernels.values()]
-        verdicts = judge_mutants(kernels, tmp_path / "build")
-    names = list(case.kernels)
-    as_they_are = {names[each.kernel]: each.verdict for each in verdicts if each.number == AS_IT_IS}
-    assert as_they_are == dict.fromkeys(names, "ok")
-    wrong = {names[each.kernel]: each.verdict for each in verdicts if each.number == mutant.number}
-    assert sorted(wrong) == sorted(names)
-    assert set(wrong.values()) <= {"incorrect", "runtime_error"}
+    verdicts = verdicts_of(case.operator)
+    as_they_are = {called: verdicts[kernel, ""] for called, kernel in case.kernels.items()}
+    assert as_they_are == dict.fromkeys(case.kernels, "ok")
+    wrong = {called: verdicts.get((kernel, words), "not reached") for called, kernel in case.kernels.items()}
+    assert set(wrong.values()) <= {"incorrect", "runtime_error"}, wrong
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

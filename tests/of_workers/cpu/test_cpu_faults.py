@@ -121,7 +121,7 @@ def verdicts(faulty_operator: None) -> Mapping[int, CpuVerdict]:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_gets_its_judgedand_words_that_lead_to_it(name: str, verdicts: Mapping[int, CpuVerdict]) -> None:
+def test_a_fault_gets_its_verdict_and_words_that_lead_to_it(name: str, verdicts: Mapping[int, CpuVerdict]) -> None:
     fault = FAULTS[name]
     if name == "division by zero" and platform.machine() == "aarch64":
         pytest.skip("aarch64 divides by zero without a trap")
@@ -158,7 +158,7 @@ def test_right_kernels_of_the_same_group_are_ok(number: int, verdicts: Mapping[i
     assert (verdicts[number].verdict, verdicts[number].message) == ("ok", "")
 
 
-def test_a_judgedrecords_what_was_run_and_what_it_cost(verdicts: Mapping[int, CpuVerdict]) -> None:
+def test_a_verdict_records_what_was_run_and_what_it_cost(verdicts: Mapping[int, CpuVerdict]) -> None:
     verdict = verdicts[0]
     assert verdict.kernel_id == faulty_kernel(0).id
     assert verdict.details["seed"] == 1
@@ -177,7 +177,7 @@ def test_a_judgedrecords_what_was_run_and_what_it_cost(verdicts: Mapping[int, Cp
     assert verdict.wall_seconds > share["wall"] > 0
 
 
-def test_a_judgedrecords_the_accesses_to_shared_memory(verdicts: Mapping[int, CpuVerdict]) -> None:
+def test_a_verdict_records_the_accesses_to_shared_memory(verdicts: Mapping[int, CpuVerdict]) -> None:
     text = (FAULTY / "kernel.cuh").read_text().splitlines()
     (writes,) = (i for i, line in enumerate(text, 1) if "C::fault != 11" in line)
     (reads,) = (i for i, line in enumerate(text, 1) if "Vector<float, 1> sum{{load_shared" in line)
@@ -293,7 +293,7 @@ def test_right_kernels_are_ok_in_the_sanitized_build(sanitized: Mapping[int, Cpu
     assert [sanitized[number].verdict for number in (0, 60)] == ["ok", "ok"]
 
 
-def test_the_child_tells_each_start_and_judgedand_stops_once_it_may_be_damaged(
+def test_the_child_tells_each_start_and_verdict_and_stops_once_it_may_be_damaged(
     tmp_path: Path,
 ) -> None:
     kernels = [faulty_kernel(number) for number in (0, 14, 30, 22, 25, 7, 60)]
