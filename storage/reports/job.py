@@ -110,6 +110,7 @@ def _summary(record: dict[str, Any], entry: dict[str, Any]) -> WinnerSummary:
             "vendor_library": vendor.get("library"),
             "vendor_max_error": vendor.get("max_error"),
             "vendor_error_bound": vendor.get("error_bound"),
+            "vendor_ratio": (entry.get("measurement") or {}).get("vendor_ratio"),
             # Its margin is one over the fastest of the front.
             "runner_up": record.get("runner_up") if entry["candidate"] == record["front"][0]["candidate"] else None,
         }

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sqlite3
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from cukiln.errors import BadRequest, UsageError
 from cukiln.load_kernel import choose
 from cukiln.transport import Call
 from cukiln.types import Job, WinnerRecord
+from cukiln.vendor_words import vendor_of_record
 from storage.config.settings import Settings, load_settings
 from tests.support.fixtures.elsewhere import REQUEST, results_in
 from workers.supervisor.serve import embedded
@@ -83,8 +86,21 @@ def test_a_record_is_of_the_device_that_measured(
             assert entry.verified == "gpu"
             assert entry.code_digest == by_id[entry.candidate]["code_digest"]
             assert entry.measured_us is not None
-        best = min(one["median_us"] for one in sent["comparison"]["contenders"])
-        assert record.front[0].measured_us == best
+        best = min(sent["comparison"]["contenders"], key=lambda contender: contender["median_us"])
+        assert record.front[0].measured_us == best["median_us"]
+        ratio = record.front[0].vendor_ratio
+        assert ratio is not None and ratio.model_dump() == best["vendor_ratio"]
+        assert problem.winner is not None and problem.winner.vendor_ratio == ratio
+
+
+def test_the_page_of_a_job_shows_the_vendor_beside_the_winner(
+    client: Client, records: dict[str, WinnerRecord], job: Job
+) -> None:
+    page = urllib.request.urlopen(f"{client._transport.url}/jobs/{job.job}").read().decode()
+    cells = re.findall(r'<small class="vendor">vendor ([^<]*)</small>', page)
+    vendors = [vendor_of_record(record) for record in records.values()]
+    assert [cell.partition(": ")[2] for cell in cells] == [vendor.words for vendor in vendors if vendor]
+    assert len(cells) == 2 and all(re.fullmatch(r".* µs: .*NumPy \([0-9.]+–[0-9.]+\)", cell) for cell in cells)
 
 
 def test_a_record_says_where_it_was_measured_and_when(
@@ -298,6 +314,16 @@ WRONG: list[tuple[Edit, str, str]] = [
         set_path("problems", 0, "comparison", "contenders", 0, "ratio", 0.0),
         "problems[0].comparison.contenders[0]",
         "no measurement",
+    ),
+    (
+        set_path("problems", 0, "comparison", "contenders", 0, "vendor_ratio", "low", 2e9),
+        "problems[0].comparison.contenders[0].vendor_ratio",
+        "is no measurement",
+    ),
+    (
+        set_path("problems", 0, "comparison", "vendor", None),
+        "problems[0].comparison.contenders[0].vendor_ratio",
+        "send null",
     ),
     (set_path("problems", 0, "comparison", "contenders", []), "problems[0].comparison.contenders", "has contenders"),
 ]

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tests.support.gpu.simulated_l2 import Kernel, L2Gpu
-from workers.gpu.samplers import SAMPLE_US, WARM_UP_US, Compared, compare_samplers, rough_us, samplers
-from workers.gpu.sampling import Interval, Placed
+from workers.gpu.samplers import SAMPLE_US, WARM_UP_US, Compared, compare_samplers, rough_us, samplers, with_doubt
+from workers.gpu.sampling import Interval, Placed, Ranking, is_tie
 from workers.gpu.steadiness import unsteady
 
 SECONDS = 0.3  # of each that takes turns, as `CUKILN_MEASURE_SECONDS` has it
@@ -118,6 +118,17 @@ def test_the_interval_holds_the_true_ratio_in_93_of_100(noise: float) -> None:
 def test_two_per_cent_are_told_from_nothing(noise: float) -> None:
     assert told_apart(100, noise, 1.02) >= 95
     assert told_apart(100, noise, 1.0) <= 1
+
+
+def test_the_doubt_of_what_a_sample_costs_is_in_the_ratio_to_the_vendor_too() -> None:
+    entry = Placed("a", Interval(10.0, 10.0, 10.0), Interval(1.0, 1.0, 1.0), False, (), {"v": Interval(2.0, 2.0, 2.0)})
+    other = Placed("b", Interval(9.9, 9.8, 10.0), Interval(1.012, 1.011, 1.013), False, ())
+    beside = Placed("v", Interval(20.0, 20.0, 20.0), Interval(2.0, 2.0, 2.0), False, ())
+    best, near, _ = with_doubt(Ranking((entry, other, beside), 8, "a"), 2.0).placed
+    assert best.beside["v"].median == 2.0 and not best.tie
+    # A time of 10 may be 8 or 12, one of 20 then 18 or 22.
+    assert best.beside["v"].low < 2.0 * (22 / 20) / (12 / 10) and best.beside["v"].high > 2.0 * 22 / 20
+    assert near.tie == is_tie(near.ratio)
 
 
 # --- samples
