@@ -12,7 +12,8 @@ measured:
 - `shapes`: `us` (ours) and `vendor_us` from the same comparison, `speed` = vendor_us / us (none where the vendor's
   result is outside our bound: `vendor_off`) of samples of the same rounds, with the ends of its 95 % interval and
   whether that is a `tie` (below 1 %, or not certain), TFLOP/s, GB/s of the bytes that any algorithm must move, and
-  `of_ceiling`: the time that the slower of the device's two measured roofs (`ceilings`) needs, over ours.
+  `of_ceiling`: the time that the slower of the device's two measured roofs (`ceilings`) needs, over ours. `unsteady`,
+  `limited_by`: where the GPU changed meanwhile, or was held back throughout.
 - `by_kind`: per operator and dtype the geometric mean of `speed`, the worst, how many are at least 1, and how many of
   all are ties.
 - `prediction`: how predictions rank against measurements (`benchmarks.prediction_quality`).
@@ -72,7 +73,7 @@ def figures(problem: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[s
     schedule = next(entry["schedule"] for entry in problem["candidates"] if entry["candidate"] == name)
     cost = kind.cost(parsed, Schedule.of(schedule))
     moved = cost.bytes_read + cost.bytes_written
-    vendor, off = vendor_us(problem), vendor_off(problem)
+    vendor, off, comparison = vendor_us(problem), vendor_off(problem), problem["comparison"] or {}
     roofs = [moved / (ceilings["copy_gb_s"] * 1e3)] if "copy_gb_s" in ceilings else []
     if rate := ceilings.get(f"tflops_{arithmetic(problem['problem'])}"):
         roofs.append(cost.flops / (rate * 1e6))
@@ -81,6 +82,7 @@ def figures(problem: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[s
         "vendor_us": None if vendor is None else round(vendor, 3),
         **({"speed": None} if vendor is None or off else speed(vendor / us, vendor_ratio(problem))),
         **({"vendor_off": off} if off else {}),
+        **{name: comparison[name] for name in ("unsteady", "limited_by") if comparison.get(name)},
         "tflops": round(cost.flops / us * 1e-6, 3),
         "gb_s": round(moved / us * 1e-3, 1),
         "of_ceiling": round(max(roofs) / us, 4) if roofs else None,

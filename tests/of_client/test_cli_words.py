@@ -379,6 +379,46 @@ def test_a_lookup_shows_the_ratio_of_the_comparison_that_the_kernel_was_in(ratio
     assert words in output.getvalue()
 
 
+CHANGED = ["the clock went from 1980 to 1700 MHz"]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_winner_of_a_gpu_that_changed_or_was_held_back_is_marked_and_the_legend_says_why(width: int) -> None:
+    job = measured_job(unsteady=CHANGED, limited_by=["sw_power_cap"])
+    text = " ".join(printed(job, width).split())
+    assert "(unsteady, limited)" in text and max(map(len, printed(job, width).splitlines())) <= width
+    shown = notes(Job.model_validate(job))
+    assert [line.split(":")[0] for line in shown][2:4] == ["unsteady", "limited"]
+    assert shown[2].endswith(f": {CHANGED[0]} (ffn1)") and shown[3].endswith(": sw_power_cap (ffn1)")
+    steady = printed(measured_job(), width)
+    assert "steady" not in steady and "limited" not in steady
+
+
+def test_a_legend_names_three_problems_of_each_reason() -> None:
+    job = measured_job(limited_by=["sw_power_cap"])
+    job["problems"] = [{**job["problems"][0], "name": f"p{number}"} for number in range(5)]
+    (note,) = (line for line in notes(Job.model_validate(job)) if line.startswith("limited"))
+    assert note.endswith(": sw_power_cap (p0, p1, p2 and 2 more)")
+
+
+def test_a_lookup_marks_a_record_of_a_gpu_that_changed() -> None:
+    record = compared_record(CLEAR)
+    run = {
+        "device": H200,
+        "uuid": "GPU-0",
+        "driver": "580",
+        "cold": True,
+        "before": {},
+        "after": {},
+        "measured_at": 0.0,
+    }
+    record["front"][0]["measured_on"] = {**run, "rounds": 9, "unsteady": CHANGED}
+    output = io.StringIO()
+    found = LookupResult.model_validate({"name": "ffn1", "key": "a" * 64, "record": record})
+    print_lookups(Console(file=output, width=200), [found])
+    assert "(unsteady)" in output.getvalue() and f"{CHANGED[0]} (ffn1)" in " ".join(output.getvalue().split())
+
+
 @pytest.mark.parametrize(
     ("ratio", "won"),
     [

@@ -17,7 +17,7 @@ from workers.gpu.libraries import Libraries, call_of
 from workers.gpu.measure import Say, candidates_of
 from workers.gpu.samplers import Compared, RotatingSampler, alone, compare_samplers, rough_us, samplers
 from workers.gpu.sampling import Placed, is_tie, sample_until_tight
-from workers.gpu.steadiness import unsteady
+from workers.gpu.steadiness import limited_by, unsteady
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
 from workers.gpu.verify_and_time import (
     OperandSets,
@@ -110,6 +110,7 @@ class ComparisonTask:
                     launches_per_sample=next(iter(turns.values())).launches,
                     overhead_us=compared.cost.us,
                     unsteady=changes,
+                    limited_by=limited_by(*compared.states),
                     cold=sets.cold,
                     device=device.name,
                     uuid=device.uuid,

@@ -241,6 +241,11 @@ def _words(problems: Sequence[Mapping[str, Any]]) -> list[str]:
         for verdict, count in sorted(counts.items()):
             told = f": {example[verdict]}" if verdict in example else ""
             lines.append(f"{problem['name']}: {count} {verdict}{told}"[:300])
+        comparison = problem["comparison"] or {}
+        if changes := comparison.get("unsteady"):
+            lines.append(f"{problem['name']}: unsteady while the best took turns: {'; '.join(changes)}"[:300])
+        if reasons := comparison.get("limited_by"):
+            lines.append(f"{problem['name']}: limited throughout by {', '.join(reasons)}"[:300])
         if off := vendor_off(problem):
             lines.append(f"{problem['name']}: the vendor's result {off}: no ratio (its kernels may round in between)")
     return lines

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cukiln.cli.console import GAP, duration, fitting, plain_table
+from cukiln.cli.steadiness import marked, steadiness_notes
 from cukiln.counted import counted
 from cukiln.types import FrontEntry, Job, LookupResult, ProblemReport, RunnerUp, WinnerSummary
 from cukiln.vendor_words import Vendor, vendor_of, vendor_of_record
@@ -230,7 +231,7 @@ def _judgement(problem: ProblemReport) -> tuple[str, str]:
     if winner is None:
         return "-", "-"
     time_us = winner.measured_us if winner.ranked_by == "measured" else winner.predicted_us
-    return _verified(winner), f"{winner.ranked_by} {microseconds(time_us)}"
+    return _verified(winner), marked(f"{winner.ranked_by} {microseconds(time_us)}", winner)
 
 
 def _verified(winner: WinnerSummary | FrontEntry) -> str:
@@ -278,6 +279,7 @@ def _measured_notes(job: Job) -> list[str]:
         if measured
         else []
     )
+    lines += steadiness_notes((problem.name, problem.winner) for problem in measured)
     winners = _winners(job)
     vendors = [theirs for winner in winners if (theirs := vendor_of(winner)) is not None]
     times = {theirs.library for theirs in vendors if not theirs.off and not theirs.is_tie}
@@ -317,6 +319,9 @@ def print_lookups(console: Console, results: Sequence[LookupResult]) -> None:
     _print_parts(console, names, parts)
     if any("\n" in row[4] for row in rows):
         console.print(Text(_VENDOR_OFF, style="dim"))
+    records = [(name, result.record) for name, result in zip(names, results, strict=True) if result.record is not None]
+    for note in steadiness_notes((name, record.front[0].measured_on) for name, record in records):
+        console.print(Text(note, style="dim"))
     keys = "".join(f"\n{result.key}  {name}" for result, name in zip(results, names, strict=True))
     console.print(Text(f"keys:{keys}"), soft_wrap=True)  # a key in two lines cannot be copied
 
@@ -328,7 +333,7 @@ def _looked_up(result: LookupResult) -> list[str]:
         return ["no winner yet", "-", "-", "-", "-"]
     best = record.front[0]
     time_us = best.measured_us if record.ranked_by == "measured" else best.predicted_us
-    rank = f"{record.ranked_by} {microseconds(time_us)}"
+    rank = marked(f"{record.ranked_by} {microseconds(time_us)}", best.measured_on)
     meanwhile = "" if record.tuned_for is None else "no winner yet; a neighbour's: "
     own = meanwhile + _described(best)
     return [own, _verified(best), rank, record.device_class, _beside(vendor_of_record(record))]

@@ -120,12 +120,15 @@ class Comparison(RunOn):
     launches_per_sample: int | None = None  # of each contender and the vendor
     overhead_us: float | None = None  # of a sample, beside its launches: taken off
     unsteady: list[str] = []  # what changed of the GPU meanwhile, twice: the times may be other ones, ratios hardly
+    limited_by: list[str] = []  # throttle reasons before and after: times are of a GPU that was held back throughout
 
 
 class MeasuredOn(RunOn):
     """Where a time comes from."""
 
     rounds: int | None = None  # of a comparison, with interleaved runs of all contenders; null: it was measured alone
+    unsteady: list[str] = []  # as in Comparison; so is the next
+    limited_by: list[str] = []
 
 
 class RunnerUp(Answer):
@@ -159,7 +162,9 @@ class WinnerSummary(Answer):
     vendor_library: str | None = None  # its name
     vendor_max_error: float | None = None  # as in VendorResult
     vendor_error_bound: float | None = None
-    vendor_ratio: VendorRatio | None = None  # of the comparison that the winner was in
+    vendor_ratio: VendorRatio | None = None  # of the comparison that the winner was in; so are the next two
+    unsteady: list[str] = []
+    limited_by: list[str] = []
     runner_up: RunnerUp | None = None
     so_sha256: str
     workspace_bytes: int = 0

@@ -11,7 +11,7 @@ import pytest
 from tests.support.gpu.simulated_l2 import Kernel, L2Gpu
 from workers.gpu.samplers import SAMPLE_US, WARM_UP_US, Compared, compare_samplers, rough_us, samplers, with_doubt
 from workers.gpu.sampling import Interval, Placed, Ranking, is_tie
-from workers.gpu.steadiness import unsteady
+from workers.gpu.steadiness import limited_by, unsteady
 
 SECONDS = 0.3  # of each that takes turns, as `CUKILN_MEASURE_SECONDS` has it
 NOISES = (0.002, 0.005, 0.01)
@@ -176,7 +176,15 @@ STEADY = placed(*[10.0, 10.1] * 8)
         ({}, {}, [STEADY], []),
         ({"nvml": "not installed"}, {"nvml": "not installed"}, [placed(1.0)], []),
         ({"throttle": ["gpu_idle"], "sm_mhz": 1980}, {"throttle": [], "sm_mhz": 1965}, [STEADY], []),
-        ({"throttle": []}, {"throttle": ["sw_power_cap"]}, [STEADY], ["throttled: sw_power_cap"]),
+        ({"throttle": []}, {"throttle": ["sw_power_cap"]}, [STEADY], ["throttling began: sw_power_cap"]),
+        ({"throttle": ["hw_slowdown"]}, {"throttle": ["gpu_idle"]}, [STEADY], ["throttling ended: hw_slowdown"]),
+        ({"throttle": ["sw_power_cap"]}, {"throttle": ["sw_power_cap", "gpu_idle"]}, [STEADY], []),
+        (
+            {"throttle": ["sw_power_cap", "hw_slowdown"]},
+            {"throttle": ["sw_power_cap", "sync_boost"]},
+            [STEADY],
+            ["throttling began: sync_boost", "throttling ended: hw_slowdown"],
+        ),
         ({"sm_mhz": 1980}, {"sm_mhz": 1755}, [STEADY], ["the clock went from 1980 to 1755 MHz"]),
         (
             {},
@@ -191,3 +199,9 @@ def test_what_changes_during_a_comparison_is_said(
     before: dict[str, object], after: dict[str, object], turns: list[Placed], words: list[str]
 ) -> None:
     assert unsteady(before, after, turns) == words
+
+
+def test_a_reason_that_holds_throughout_limits_and_changes_nothing() -> None:
+    capped = {"throttle": ["gpu_idle", "sw_power_cap"]}
+    assert limited_by(capped, capped) == ["sw_power_cap"]
+    assert limited_by(capped, {"throttle": ["hw_slowdown"]}) == limited_by({}, {}) == []

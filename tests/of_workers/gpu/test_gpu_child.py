@@ -490,14 +490,22 @@ def test_a_vendor_that_is_as_fast_is_a_tie(gpu: Gpu) -> None:
     [
         # The first state is the child's, before it begins; each ranking has two.
         ([[], [], ["hw_slowdown"]], []),
-        ([[], [], ["hw_slowdown"], ["hw_slowdown"]], ["throttled: hw_slowdown"]),
+        ([[], [], ["hw_slowdown"], ["hw_slowdown"]], ["throttling ended: hw_slowdown"]),
     ],
 )
 def test_a_comparison_on_a_throttled_gpu_is_done_once_more_and_then_marked(
     gpu: Gpu, throttled: list[list[str]], words: list[str]
 ) -> None:
     gpu.configure(throttled=throttled)
-    assert compare(gpu, FIRST, SECOND, vendor=False).unsteady == words
+    comparison = compare(gpu, FIRST, SECOND, vendor=False)
+    assert (comparison.unsteady, comparison.limited_by) == (words, [])
+
+
+def test_a_cap_that_holds_throughout_is_named_and_nothing_is_compared_again(gpu: Gpu) -> None:
+    # A second time would find it gone, and then there again.
+    gpu.configure(throttled=[[], ["sw_power_cap"], ["sw_power_cap"], [], ["sw_power_cap"]])
+    comparison = compare(gpu, FIRST, SECOND, vendor=False)
+    assert (comparison.unsteady, comparison.limited_by) == ([], ["sw_power_cap"])
 
 
 @pytest.mark.parametrize(

@@ -237,7 +237,14 @@ def test_the_table_says_a_tie_with_the_vendor_and_shows_medians_of_an_older_rele
     ratios = ({"ratio": 1.002, "low": 0.995, "high": 1.004, "tie": True}, None)
     for problem, ratio in zip(results["problems"], ratios, strict=True):
         problem["comparison"]["contenders"][0]["vendor_ratio"] = ratio
-    first, second = table(results).splitlines()[2:4]
+    results["problems"][0]["comparison"] |= {
+        "unsteady": ["throttling began: hw_slowdown"],
+        "limited_by": ["sw_power_cap"],
+    }
+    told = table(results).splitlines()
+    assert "wide: unsteady while the best took turns: throttling began: hw_slowdown" in told
+    assert "wide: limited throughout by sw_power_cap" in told
+    first, second = told[2:4]
     assert "tie (0.995–1.004)" in first and "(" not in second
 
 
