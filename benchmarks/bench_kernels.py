@@ -37,6 +37,7 @@ from benchmarks.shapes import every_shape
 from codegen.operators import operator, operators
 from codegen.search.schedule import Schedule
 from cukiln.cli.elsewhere import read_results, result_files
+from cukiln.errors import UsageError
 from cukiln.types import VendorRatio
 from workers.gpu.interface import GpuMissing, choose_device
 from workers.gpu.measure_on_gpu import probe
@@ -189,8 +190,18 @@ def brought_back(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
     files = [read_results(path) for path in result_files(folder)]
     ceilings = folder / CEILINGS_FILE
     problems = [problem for results in files for problem in results["problems"]]
-    found = json.loads(ceilings.read_bytes())["ceilings"] if ceilings.is_file() else {}
-    return {**files[0], "problems": problems}, found
+    found = json.loads(ceilings.read_bytes()) if ceilings.is_file() else {}
+    measured_on = files[0]["device"]
+    if found and (found["uuid"], found["driver"]) != (measured_on["uuid"], measured_on["driver"]):
+        print(
+            f"{ceilings} is of {found['uuid']}, the results of {measured_on['uuid']}: it is left out", file=sys.stderr
+        )
+        found = {}
+    if others := {results["device"]["uuid"] for results in files} - {measured_on["uuid"]}:
+        raise UsageError(
+            f"{folder} has results of several cards ({', '.join(sorted(others))}): show one after the other"
+        )
+    return {**files[0], "problems": problems}, found.get("ceilings", {})
 
 
 def main() -> int:
@@ -200,7 +211,11 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     if arguments.results:
         status = 0
-        results, ceilings = brought_back(arguments.results)
+        try:
+            results, ceilings = brought_back(arguments.results)
+        except UsageError as error:
+            print(f"bench-kernels: {error}", file=sys.stderr)
+            return WRONG_USE
     else:
         problems = matching_shapes(arguments.only)
         if not problems:

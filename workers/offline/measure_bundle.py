@@ -75,6 +75,10 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     whole, failure, cancel = False, "", threading.Event()
     with stopping(cancel.set) as stopped:
         journal = Journal(out, Conditions(device, gpu_plans(problem.problem.operator for problem in work.problems)))
+        for name, uuid in sorted(journal.others):
+            say(f"{out} also has what {name}, {uuid}, measured: it does not count for this card, and stays")
+        for uuid in sorted(journal.counted):
+            say(f"what {uuid}, another card of this product, measured before counts, too")
         engine = Engine(
             options.gpu_module,
             device,

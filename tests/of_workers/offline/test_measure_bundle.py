@@ -274,8 +274,15 @@ def test_the_benchmark_of_kernels_says_all_of_its_shapes(exported: Path, elsewhe
         assert entry["speed_low"] <= entry["speed"] <= entry["speed_high"] and entry["tie"] in (True, False)
     assert sum(kind["ties"] for kind in answer["by_kind"].values()) == sum(e["tie"] for e in answer["shapes"].values())
     # The same of what lies in a folder, without a GPU.
-    shown = bench(elsewhere, "--results", elsewhere.folder / "found", "--no-file")
+    found = elsewhere.folder / "found"
+    shown = bench(elsewhere, "--results", found, "--no-file")
     assert json.loads(shown.stdout.splitlines()[-1])["shapes"] == answer["shapes"], shown.stderr
+    # Ceilings of another card are no roofs of this one.
+    ceilings = json.loads((found / "ceilings.json").read_bytes())
+    (found / "ceilings.json").write_text(json.dumps({**ceilings, "uuid": "GPU-2"}))
+    shown = bench(elsewhere, "--results", found, "--no-file")
+    assert "ceilings.json is of GPU-2, the results of " in shown.stderr
+    assert json.loads(shown.stdout.splitlines()[-1])["ceilings"] == {}
 
 
 @pytest.mark.long
