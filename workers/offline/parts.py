@@ -1,7 +1,7 @@
 """The parts of a run on a machine without a network: what each is, which is next, and what became of it.
 
 What began and ended stands in `parts.jsonl`, synced, so that the same command continues after whatever ended it. A part
-that ended is not run again, but one that found no GPU; one that was cut off is, where it would
+that ended is not run again, but one that found no GPU, or could not be run; one that was cut off is, where it would
 have more time; one that the whole run ended with twice is left out, but for the last, which loses nothing by it. What a
 part tells is of the installation, of a product with its driver, or of one card: on another it is run again.
 """
@@ -21,6 +21,7 @@ TRIES = 2  # of a part with which the whole run ended
 SHARE = 0.25  # of the budget, for one part but the last
 LEAST_SECONDS = 2.0  # that is worth a start
 NOTHING_TO_USE = 2  # exit status of each part that finds no GPU, or nothing to drive it
+NOT_RUN = 3  # of one that this machine cannot run, such as without a compiler: its last words say why
 
 
 @dataclass(frozen=True)
@@ -46,25 +47,32 @@ class Part:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a try ended. `limit`: its seconds; `cut_off`: whether it reached them, or was stopped."""
+    """How a try ended. `limit`: its seconds; `cut_off`: whether it reached them, or was stopped; `why`: it was not
+    run."""
 
     status: int
     seconds: float
     limit: float
     cut_off: bool
+    why: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Nothing failed, and nothing is left that could be run here."""
+        return self.status in (0, NOT_RUN) and not self.cut_off
 
 
 def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, seconds: float) -> list[Part]:
     """What tells most about all that follows comes first."""
     of_gpu = ("--gpu-module", gpu_module, "--device", device)
     measured = ("workers.offline.measure_bundle", str(installed / "bundle"), "--out", str(into / "measured"))
-    primitives = ("tests.gpu.confirm_primitives", "--result", str(into / CONFIRMED_FILE))
-    workspaces = ("tests.gpu.check_workspaces", "--library", str(installed / WORKSPACES_LIBRARY))
+    primitives = ("tests.gpu.confirm_primitives", "--result", str(into / CONFIRMED_FILE), *of_gpu)
+    workspaces = ("tests.gpu.check_workspaces", "--library", str(installed / WORKSPACES_LIBRARY), *of_gpu)
     last = (*measured, *of_gpu, "--seconds", str(seconds))
     return [
         Part("libraries", ("workers.offline.libraries_there",), 60),
         Part("primitives", primitives, 150, tells_of="product"),
-        Part("measuring checks", ("tests.gpu.check_measuring", "--device", device), 180, tells_of="card"),
+        Part("measuring checks", ("tests.gpu.check_measuring", *of_gpu), 180, tells_of="card"),
         Part("workspaces", workspaces, 90, tells_of="product"),
         Part("ceilings", ("workers.offline.ceilings", "--out", str(into), *of_gpu), 90, tells_of="card"),
         Part("candidates and vendor", last, float("inf"), continues=True, tells_of="product"),
@@ -106,7 +114,7 @@ class Progress:
             return None
         if ended is None or part.continues:
             return None if ended is not None and ended.status == 0 and not ended.cut_off else limit
-        return limit if ended.status == NOTHING_TO_USE or (ended.cut_off and limit > ended.limit) else None
+        return limit if ended.status in (NOTHING_TO_USE, NOT_RUN) or (ended.cut_off and limit > ended.limit) else None
 
     def described(self, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
         """A word for each part."""
@@ -115,6 +123,8 @@ class Progress:
             if ended is None:
                 tries = self._begun.get(part.name, 0)
                 yield part.name, f"the run ended with it, {tries} times" if tries else "not begun"
+            elif ended.status == NOT_RUN:
+                yield part.name, ended.why or "not run"
             elif ended.cut_off:
                 yield part.name, f"cut off after {ended.seconds:.0f} s"
             else:

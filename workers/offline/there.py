@@ -26,7 +26,7 @@ from workers.offline.brought_back import BACK, bring_back, restore
 from workers.offline.ceilings import LIMITS
 from workers.offline.measure_all import say
 from workers.offline.measure_bundle import DONE, INTERRUPTED, LEFT, WRONG_USE, positive, stopping
-from workers.offline.parts import Ended, Part, Progress, cards_of, parts_of
+from workers.offline.parts import NOT_RUN, Ended, Part, Progress, cards_of, parts_of
 from workers.processes.die_with_parent import tethered
 from workers.processes.processes import ProcessError, Processes
 
@@ -68,8 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"{into / BACK}: {len(files)} files, {sum(files.values()) / 1e6:.2f} MB; `cukiln import-results` takes them")
     if stopped:
         return INTERRUPTED
-    whole = all(part.name in progress.ended and progress.ended[part.name].status == 0 for part in parts)
-    return DONE if whole and not any(ended.cut_off for ended in progress.ended.values()) else LEFT
+    return DONE if all(part.name in progress.ended and progress.ended[part.name].is_well for part in parts) else LEFT
 
 
 def _card(module: str, wanted: str) -> Device | None:
@@ -110,10 +109,16 @@ def _run(
                 bring_back(into, progress, parts)
                 written = time.monotonic()
         cut_off = _ended(process)
-    ended = Ended(process.returncode, time.monotonic() - began, limit, cut_off or bool(stopped))
+    why = _last_words(into / part.log) if process.returncode == NOT_RUN else ""
+    ended = Ended(process.returncode, time.monotonic() - began, limit, cut_off or bool(stopped), why)
     progress.end(part, ended)
     bring_back(into, progress, parts)
     return ended
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
 
 def _started(command: Sequence[str], into: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:

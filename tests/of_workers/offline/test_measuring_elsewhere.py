@@ -129,6 +129,9 @@ def rehearse(machine: BareMachine, client: Client, count: int, problems: int) ->
     assert len(files) <= MOST_FILES and max(files.values()) <= MOST_BYTES
     report = json.loads((machine.back / "report.json").read_bytes())
     assert report["parts"]["candidates and vendor"].startswith("exit status 0")
+    assert report["parts"]["primitives"].startswith("not run: no compiler: ")
+    assert report["parts"]["workspaces"].startswith("not run: simulated_gpu does not drive CuPy")
+    assert not report["parts"]["measuring checks"].startswith(("exit status 1", "exit status 2"))
     assert "missing" in report["libraries"]["CuPy"] and "is" in report["libraries"]["NumPy"]
     jobs = [client.wait(job) for job in import_results(client, machine.back)]
     assert [job.state for job in jobs] == ["done"]
@@ -417,6 +420,24 @@ def test_another_card_is_noticed_named_and_kept_apart(
         assert [card["uuid"] for card in report["cards"]] == [uuid]
 
 
+NOT_HERE = "import sys; print('first'); print('not run: no compiler: no nvcc'); sys.exit(3)"
+
+
+def test_a_part_that_this_machine_cannot_run_says_why_and_leaves_nothing_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "not_here.py").write_text(NOT_HERE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    part = Part("primitives", ("not_here",), 60.0, tells_of="product")
+    monkeypatch.setattr(there, "parts_of", lambda *_, **__: [part])
+    into = tmp_path / "into"
+    assert there.main(["installed", "--into", str(into), "--gpu-module", FAKE_GPU]) == there.DONE
+    report = json.loads((into / "back" / "report.json").read_bytes())
+    assert report["parts"] == {"primitives": "not run: no compiler: no nvcc"}
+    # A compiler that is there the next time is used.
+    assert Progress(into, "installed", fake_gpu.list_devices()[0]).next_limit(part, 500.0, 400.0) == 60.0
+
+
 def test_two_runs_in_a_folder_are_one_too_many(machine: BareMachine) -> None:
     machine.into.mkdir()
     with (machine.into / "lock").open("ab") as held:
@@ -435,9 +456,9 @@ def test_the_parts_come_in_the_order_of_their_worth(tmp_path: Path) -> None:
 def test_every_part_whose_program_takes_a_device_has_the_chosen_one(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, tmp_path, gpu_module="m", device="GPU-7", seconds=0.3)
     programs = {part.name: Path(ROOT, *part.words[0].split(".")).with_suffix(".py").read_text() for part in parts}
-    takes = {name for name, text in programs.items() if '"--device"' in text}
-    assert takes == {"measuring checks", "ceilings", "candidates and vendor"}
-    assert takes == {part.name for part in parts if "--device GPU-7" in " ".join(part.words)}
+    takes = {name for name, text in programs.items() if '"--device"' in text and '"--gpu-module"' in text}
+    assert takes == programs.keys() - {"libraries"}
+    assert takes == {part.name for part in parts if "--gpu-module m --device GPU-7" in " ".join(part.words)}
 
 
 def test_in_a_checkout_the_carried_modules_run_and_not_those_of_the_folder(tmp_path: Path) -> None:
