@@ -128,6 +128,41 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert CONFIRMED.read_bytes() == before
 
 
+def entry(name: str, digest: str = "") -> dict[str, Any]:
+    return {"digest": digest or primitive_digest(name), "arch": "sm_90a"}
+
+
+def test_what_a_run_elsewhere_confirmed_is_taken_as_far_as_its_text_is_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, elsewhere = tmp_path / "confirmed.json", tmp_path / "back.json"
+    names = ("vote_all", "vote_any", "vote_ballot")
+    target.write_text(json.dumps({"primitives": {name: entry(name) for name in names}}))
+    brought = {"ldmatrix": entry("ldmatrix"), "vote_all": {**entry("vote_all"), "values": 7}, "mma": entry("mma", "0")}
+    failed = {"vote_any": "votes: block 1", "vote_ballot": "votes: block 2"}
+    texts = {"vote_any": primitive_digest("vote_any"), "vote_ballot": "0"}
+    content = {"device": "NVIDIA H100", "primitives": brought, "failed": failed, "failed_digests": texts}
+    elsewhere.write_text(json.dumps(content))
+    assert main(["--take", str(elsewhere), "--result", str(target)]) == DIFFERS
+    record = written(target)
+    # One that differed there with another text says nothing about this one.
+    assert record["primitives"].keys() == {"ldmatrix", "vote_all", "vote_ballot"}
+    assert record["primitives"]["vote_all"]["values"] == 7 and record["failed"] == {"vote_any": "votes: block 1"}
+    said = capsys.readouterr().out
+    assert "2 primitives are taken from" in said and "vote_any: differed there: votes: block 1" in said
+    assert "mma: left out, its text here is another one" in said and "vote_ballot: left out" in said
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"primitives": {"ldmatrix": 1}}'])
+def test_what_is_no_result_is_not_taken(text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "back.json"
+    if text is not None:
+        path.write_text(text)
+    assert main(["--take", str(path), "--result", str(tmp_path / "confirmed.json")]) == DIFFERS
+    assert f"{path} is no confirmed.json of a run elsewhere" in capsys.readouterr().err
+    assert not (tmp_path / "confirmed.json").exists()
+
+
 FAKE_GPU = "tests.support.gpu.fake_gpu"
 
 

@@ -113,7 +113,8 @@ def confirmation(outcomes: Sequence[Outcome], gpu: Gpu, cuda: str, before: dict[
             **source,
         }
     retained = {name: confirmed[name] for name in sorted(confirmed) if name in primitives()}
-    return {**source, "primitives": retained, "failed": dict(sorted(failed.items()))}
+    texts = {name: primitive_digest(name) for name in sorted(failed)}
+    return {**source, "primitives": retained, "failed": dict(sorted(failed.items())), "failed_digests": texts}
 
 
 def confirm(gpu: Gpu, emulations: CpuEmulations, cuda: str, target: Path, checks: Sequence[Check] = CHECKS) -> int:
@@ -125,6 +126,35 @@ def confirm(gpu: Gpu, emulations: CpuEmulations, cuda: str, target: Path, checks
     target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"{len(record['primitives'])} of {len(primitives())} primitives are confirmed: {target}")
     return DIFFERS if record["failed"] else CONFIRMS
+
+
+def take(elsewhere: Path, target: Path) -> int:
+    """What a run on another machine found, into `target`: of primitives of the same text alone; those that differed
+    there are not confirmed any more. The exit status."""
+    try:
+        brought = json.loads(elsewhere.read_text(encoding="utf-8"))
+        digests = {name: entry["digest"] for name, entry in brought["primitives"].items()}
+        digests |= brought.get("failed_digests", {})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        print(f"{elsewhere} is no confirmed.json of a run elsewhere: {error}; nothing is taken", file=sys.stderr)
+        return DIFFERS
+    record = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else {}
+    here = {name for name, digest in digests.items() if name in primitives() and digest == primitive_digest(name)}
+    same = {name: entry for name, entry in brought["primitives"].items() if name in here}
+    failed = {name: words for name, words in brought.get("failed", {}).items() if name in here}
+    others = sorted(digests.keys() - here)
+    before = {name: entry for name, entry in record.get("primitives", {}).items() if name not in failed}
+    source = {name: brought[name] for name in ("device", "driver", "arch", "cuda", "date") if name in brought}
+    merged = dict(sorted({**before, **same}.items()))
+    text = json.dumps({**source, "primitives": merged, "failed": failed}, indent=1)
+    target.write_text(text + "\n", encoding="utf-8")
+    print(f"{len(same)} primitives are taken from {elsewhere}")
+    print(f"{len(merged)} of {len(primitives())} primitives are confirmed: {target}")
+    for name in others:
+        print(f"{name}: left out, its text here is another one than there")
+    for name, words in failed.items():
+        print(f"{name}: differed there: {words}")
+    return DIFFERS if failed else CONFIRMS
 
 
 def report(outcomes: Sequence[Outcome]) -> None:
@@ -156,9 +186,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cpu-only", action="store_true", help="run the CPU twins alone; confirms nothing")
     parser.add_argument("--result", type=Path, default=CONFIRMED, help="the file to write")
+    parser.add_argument(
+        "--take", type=Path, metavar="FILE", help="a result from elsewhere, into --result; runs nothing"
+    )
     parser.add_argument("--device", default="0", help="UUID or number of the GPU; default: the first")
     parser.add_argument("--gpu-module", default=CUPY_MODULE, help="what drives the GPU")
     chosen = parser.parse_args(arguments)
+    if chosen.take is not None:
+        return take(chosen.take, chosen.result)
     with tempfile.TemporaryDirectory(prefix="cukiln_primitives_") as name:
         folder = Path(name)
         try:
