@@ -101,7 +101,7 @@ def _entry(front: list[dict[str, Any]], candidate: str, job: JobStatus) -> dict[
 
 
 def _summary(record: dict[str, Any], entry: dict[str, Any]) -> WinnerSummary:
-    vendor = record.get("vendor") or {}
+    vendor, measured_on = record.get("vendor") or {}, entry.get("measured_on") or {}
     return WinnerSummary.model_validate(
         {
             **entry,
@@ -110,6 +110,9 @@ def _summary(record: dict[str, Any], entry: dict[str, Any]) -> WinnerSummary:
             "vendor_library": vendor.get("library"),
             "vendor_max_error": vendor.get("max_error"),
             "vendor_error_bound": vendor.get("error_bound"),
+            "unsteady": measured_on.get("unsteady", []),
+            "limited_by": measured_on.get("limited_by", []),
+            "vendor_ratio": (entry.get("measurement") or {}).get("vendor_ratio"),
             # Its margin is one over the fastest of the front.
             "runner_up": record.get("runner_up") if entry["candidate"] == record["front"][0]["candidate"] else None,
         }

@@ -1,7 +1,7 @@
 """What is brought back from a machine without a network: at most 8 files of 16 MB, written as wholes.
 
 ```
-report.json         what became of each part, which of the machine's libraries are there, what was too large
+report.json         what became of each part, on which card, the machine's libraries, what was too large
 state.zip           what the run continues from, on another machine too (`restore`)
 results-1.json.gz … what `cukiln import-results` sends; of a run that is not finished, too
 confirmed.json      of the primitives
@@ -18,8 +18,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from workers.gpu.interface import Device
 from workers.offline.ceilings import CEILINGS_FILE
-from workers.offline.measured import JOURNAL_FILE, RESULTS_FILE, write_whole
+from workers.offline.measured import JOURNAL_FILE, RESULTS_FILE, count_all, write_whole
 from workers.offline.parts import CONFIRMED_FILE, PARTS_FILE, Part, Progress
 
 BACK = "back"
@@ -50,6 +51,7 @@ def bring_back(into: Path, progress: Progress, parts: Sequence[Part]) -> dict[st
     report = {
         "schema": 1,
         "parts": dict(progress.described(parts)),
+        "cards": [{"name": card.name, "uuid": card.uuid, "driver": card.driver} for card in progress.cards],
         "libraries": _libraries(into),
         "left_out": left_out,
     }
@@ -64,16 +66,29 @@ def bring_back(into: Path, progress: Progress, parts: Sequence[Part]) -> dict[st
     return {name: len(data) for name, data in files.items()}
 
 
-def restore(back: Path, into: Path) -> None:
-    """What a run on an earlier machine had done; nothing where this one has begun."""
+def restore(back: Path, into: Path, card: Device) -> str:
+    """What a run on an earlier machine had done, where that was on such a card; nothing where this one has begun. A
+    sentence."""
     if (into / PARTS_FILE).exists():
-        return
+        return f"{into} has begun: nothing of {back} is taken over"
     with zipfile.ZipFile(back / STATE_FILE) as archive:
+        earlier = _last_card(archive.read(PARTS_FILE))
+        if earlier is None or (earlier.name, earlier.driver) != (card.name, card.driver):
+            of = "no card" if earlier is None else f"{earlier.name}, {earlier.uuid}, driver {earlier.driver}"
+            return f"{back} is of {of}: nothing of it counts for {card.name} with driver {card.driver}"
         for name in STATE:
             if name in archive.namelist() and name != PARTS_FILE:
                 (into / name).parent.mkdir(parents=True, exist_ok=True)
                 write_whole(into / name, archive.read(name))
+        if earlier.uuid != card.uuid:
+            count_all(into / "measured")
         write_whole(into / PARTS_FILE, archive.read(PARTS_FILE))  # last: it says that all of it is there
+    return f"continues what {earlier.name}, {earlier.uuid}, began"
+
+
+def _last_card(parts: bytes) -> Device | None:
+    cards = [line["card"] for line in map(json.loads, parts.splitlines()) if "card" in line]
+    return Device.from_dict(cards[-1]) if cards else None
 
 
 def _files(into: Path, parts: Sequence[Part]) -> Iterator[tuple[str, bytes]]:
