@@ -15,6 +15,7 @@ import pytest
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.plan.verification_plan import check_output
+from codegen.run_once import of_purpose
 from codegen.search.schedule import Schedule
 from tests.operators.rows.kernels import kernel as row_kernel
 from tests.operators.test_every_operator import DECLARED
@@ -69,7 +70,7 @@ def reaching_far(name: str, most: int, words: str = "") -> dict[str, Kernel]:
     declared, own = DECLARED[name].proofs, operator(name)
     assert declared is not None
     kernels = {called: kernel for called, kernel in declared.kernels().items() if words in called}
-    far = {called: kernel for called, kernel in kernels.items() if own.far_problems(kernel)}
+    far = {called: kernel for called, kernel in kernels.items() if of_purpose(own.run_once(kernel), "far")}
     return dict(list(far.items())[:: -(-len(far) // most)])
 
 

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from codegen.far import FAR, Far
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
+from codegen.run_once import FAR, RunOnce
 
 IMAGES = 2
 # Odd numbers of channels of what is written for each that there was: alignment classes stay.
@@ -18,7 +18,7 @@ def last_images(
     t: Mapping[str, Any],
     product: Callable[[Any], MatmulProblem],
     within: Callable[[Any], bool],
-) -> list[Far]:
+) -> list[RunOnce]:
     """Of implicit products in one launch: with channels last tiles follow each other along the pixels of all images,
     with channels first along the images. `within`: whether a kernel reaches all that it gathers of them."""
     for problem in problems:
@@ -28,7 +28,7 @@ def last_images(
             m, n = product(few).m, product(few).n
             down, across = -(-m // int(t["tile_m"])), -(-n // int(t["tile_n"]))
             blocks = (down + 1) * across if few.channels_last else product(few).batch * down * across
-            return [Far(many, few, (0, 1, 0), blocks)]
+            return [RunOnce("far", many, (0, 1, 0), few, blocks)]
     return []
 
 

@@ -10,7 +10,6 @@ import numpy as np
 
 from codegen.arrays import Float64, namespace_of
 from codegen.counts import LaunchCounts, Openings, RingForm
-from codegen.far import Far
 from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, InputKind, LaunchBounds, Work
@@ -22,6 +21,7 @@ from codegen.operators.convolution.problem import AllowsWinograd
 from codegen.operators.convolution.ring_forms import forms_of_others
 from codegen.operators.matmul import ring_space
 from codegen.problem import Problem
+from codegen.run_once import RunOnce
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule, Value
@@ -167,16 +167,10 @@ class WinogradOperator(ConvolutionOperator):
 
         return [self.of_layer(layer) for layer in winograd_plan.reduced_problems(self.layer_type, s, t, row)]
 
-    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        return [] if winograd.is_winograd(kernel) else super().long_problems(kernel)
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
+        return [] if winograd.is_winograd(kernel) else [*super().run_once(kernel), *self._far(kernel)]
 
-    def positive_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        return [] if winograd.is_winograd(kernel) else super().positive_problems(kernel)
-
-    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        return [] if winograd.is_winograd(kernel) else super().special_problems(kernel)
-
-    def far_problems(self, kernel: Kernel) -> list[Far]:
+    def _far(self, kernel: Kernel) -> list[RunOnce]:
         """Of the implicit product in one launch. The phases of a gradient with a stride lie one behind the other."""
         t = self.values(kernel.tunables)
         alone = self.functions(kernel) == ("run",) and not kernel.signature_dict.get("strided")
