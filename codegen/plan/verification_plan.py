@@ -35,7 +35,7 @@ Kind = Literal["integer", "normal", "positive", "special"]
 Order = Literal["ascending", "descending", "seeded"]
 
 # Raised when the cases or the check of outputs change: old verdicts then no longer count.
-PLAN_SCHEMA = 4
+PLAN_SCHEMA = 5
 # What is run once, in the order of the plan: which of the seeds that one seed gives it has.
 ONCE: dict[Purpose, int] = {"long": 1, "positive": 2, "special": 4, "far": 3}
 EXACT_ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")

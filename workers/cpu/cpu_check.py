@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from codegen.arrays import compared
 from codegen.operand import Operand
 from codegen.plan.verification_plan import Case, FarCase, Kind, OutputCheck, Run, check_output, differing
+from workers.cpu.launch_code import LaunchCode
 from workers.cpu.library import CpuLibrary, Outcome, SharedAccess, Tensor
 
 
@@ -45,7 +46,7 @@ class Tested(Protocol):
 @dataclass
 class KernelTest:
     """One kernel under test. `described` grow case by case, so that a failure keeps what was right before it.
-    `repeats`: two runs on the same inputs must give the same bits."""
+    `repeats`: two runs on the same inputs must give the same bits. `launch_code`: what is asked of it."""
 
     library: CpuLibrary
     namespace: str
@@ -53,6 +54,7 @@ class KernelTest:
     cases: Iterable[Case]
     repeats: bool
     cpu_seconds: float
+    launch_code: LaunchCode | None = None
 
     def __post_init__(self) -> None:
         self._deadline = time.process_time() + self.cpu_seconds
@@ -99,10 +101,24 @@ class KernelTest:
             for tensor in tensors:
                 if tensor.operand.role == "in":
                     tensor.fill(inputs[tensor.operand.name])
-            return self._run_all(case, tensors, workspaces, expected, bound, described)
+            return self._wrong_launch_code(case, tensors, workspaces) or self._run_all(
+                case, tensors, workspaces, expected, bound, described
+            )
         finally:
             tensors, workspaces = [], {}
             self.library.free()
+
+    def _wrong_launch_code(
+        self, case: Case, tensors: Sequence[Tensor], workspaces: Mapping[tuple[int, ...], NDArray[np.uint8] | None]
+    ) -> Failure | None:
+        """Of all cases how much workspace they ask for; of the first what is refused."""
+        if self.launch_code is None:
+            return None
+        sizes = {launch: 0 if workspace is None else workspace.size for launch, workspace in workspaces.items()}
+        wrong = self.launch_code.wrong_workspace(case.problem, sizes)
+        if not wrong and len(self.described) == 1:
+            wrong = self.launch_code.taken(self.library, case, tensors)
+        return Failure("incorrect", wrong, tainted=True) if wrong else None
 
     def _allocate(self, case: Case, operands: Sequence[Operand]) -> list[Tensor]:
         touched = self.tested.operands(case.shown) if isinstance(case, FarCase) else None

@@ -41,6 +41,7 @@ class Matmul(ProductOperator):
     tunables = spaces.TUNABLES
     folder = packaged_files("codegen.operators.matmul")
     extent_names = ("batch", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c")
+    unlimited_extents = extent_names[4:]
 
     @staticmethod
     def product(p: MatmulProblem) -> MatmulProblem:

@@ -57,6 +57,7 @@ class Mla(Operator):
         "batch", "tokens", "heads_q", "listed_positions",
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("outer", "inner")),
     )  # fmt: skip
+    unlimited_extents = extent_names[3:]
     attribute_names = ("causal",)
 
     def parse(self, fields: Mapping[str, Any]) -> Problem:
