@@ -14,15 +14,23 @@ FAR = 2**31
 
 
 @dataclass(frozen=True)
+class LastBlocks:
+    """Of a launch: the last `count` blocks of each `of` along x (0: of all of them), for each y and z."""
+
+    count: int
+    of: int = 0
+
+
+@dataclass(frozen=True)
 class RunOnce:
     """A problem with its launch-time values. Of a far one little is computed: `part`, the last elements of each axis of
-    each operand, as a problem of its own, by the `last_blocks` of each launch; all of it where that is 0."""
+    each operand, as a problem of its own, by the `last` blocks of each launch; by all where there are none."""
 
     purpose: Purpose
     problem: Problem
     launch: tuple[int, ...] = ()
     part: Problem | None = None
-    last_blocks: int = 0
+    last: tuple[LastBlocks, ...] = ()
 
     @property
     def kind(self) -> Literal["integer", "positive", "special"]:

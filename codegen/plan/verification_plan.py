@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from codegen.arrays import Array, Float64, namespace_of
-from codegen.run_once import Purpose, RunOnce, of_purpose
+from codegen.run_once import LastBlocks, Purpose, RunOnce, of_purpose
 
 if TYPE_CHECKING:  # the plan of a recorded kernel is checked where no operator is known
     from codegen.kernel import Kernel
@@ -94,11 +94,11 @@ class Case(Inputs):
 @dataclass(frozen=True)
 class FarCase(Case):
     """A case whose elements lie 2^31 and more apart, in memory of which hardly anything is touched. `part`: the last
-    elements of each axis of each operand, as a problem of its own, which the `last_blocks` of each launch compute; all
-    of it where that is 0."""
+    elements of each axis of each operand, as a problem of its own, which the `last` blocks of each launch compute; all
+    blocks where there are none."""
 
     part: Problem
-    last_blocks: int
+    last: tuple[LastBlocks, ...]
 
     @property
     def shown(self) -> Problem:
@@ -195,7 +195,7 @@ def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
 def _case_of(once: RunOnce, seed: int) -> Case:
     runs = (Run("seeded", once.launch, seed),)
     if once.part is not None:
-        return FarCase(once.problem, once.kind, True, seed, runs, once.part, once.last_blocks)
+        return FarCase(once.problem, once.kind, True, seed, runs, once.part, once.last)
     return Case(once.problem, once.kind, once.kind == "integer", seed, runs)
 
 

@@ -28,7 +28,7 @@ from codegen.operator import (
 from codegen.problem import LARGEST_EXTENT, Problem
 from codegen.rows.problem import NormProblem, RowProblem
 from codegen.rows.reference import make_inputs, reference
-from codegen.run_once import FAR, RunOnce
+from codegen.run_once import FAR, LastBlocks, RunOnce
 from codegen.search.joined_space import Kind, build_joined, together
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, first_accepted, residency_rules
 from codegen.search.schedule import Schedule, Value
@@ -171,7 +171,7 @@ class RowOperator(Operator):
         few, many = (
             self.parse({**part.canonical(), "shape": (count, part.columns)}) for count in (rows + 1, before + rows + 1)
         )
-        return [RunOnce("far", many, part=few, last_blocks=2)]
+        return [RunOnce("far", many, part=few, last=(LastBlocks(2),))]
 
     def _of_class(self, s: Mapping[str, Any], rows: int, columns: int, downward: bool, number: int) -> RowProblem:
         """The problem whose rows are of about so many elements, at most where `downward`, and of the class."""

@@ -8,6 +8,7 @@ from codegen.kernel import Kernel
 from codegen.operator import Operator
 from codegen.plan.verification_plan import Case
 from codegen.problem import Problem
+from codegen.run_once import LastBlocks
 from codegen.search.schedule import Schedule
 from workers.cpu.library import CpuLibrary, Tensor
 
@@ -44,7 +45,7 @@ class LaunchCode:
                 self.kernel.namespace, tensors, None,
                 integers=[*integers[:place], BEYOND, *integers[place + 1 :]], launch=run.launch,
                 scalars=self.operator.scalars(case.problem), order="ascending", seed=0, exact=case.exact,
-                cpu_seconds=CPU_SECONDS, last_blocks=1,
+                cpu_seconds=CPU_SECONDS, last=(LastBlocks(1),),
             )  # fmt: skip
             if not outcome.message.startswith(REFUSED):
                 said = f"{outcome.status}, {outcome.message}" if outcome.message else outcome.status

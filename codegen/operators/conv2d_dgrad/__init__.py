@@ -18,7 +18,7 @@ from codegen.operator import Array, Cost, Work
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.conv2d_dgrad import reduced, work
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
-from codegen.operators.conv2d_dgrad.residue_classes import count, largest, phases
+from codegen.operators.conv2d_dgrad.residue_classes import Phase, count, largest, phases
 from codegen.operators.convolution import channel_planes, direct, implicit, winograd, winograd_fused
 from codegen.operators.convolution.channel_planes import ChannelPlanes
 from codegen.operators.convolution.operator import (
@@ -91,6 +91,12 @@ class Conv2dDgrad(WinogradOperator):
             short = reduced.short(self.problem_type, s, self.values(kernel.tunables))
             once.append(RunOnce("long", short, tuple(self.test_launches(kernel, short)[0])))
         return once
+
+    def convolved(self, p: Conv2dDgradProblem) -> Phase:
+        return largest(p)
+
+    def phases(self, p: Conv2dDgradProblem) -> int:
+        return count(p)
 
     # ---- as Winograd computes it
 

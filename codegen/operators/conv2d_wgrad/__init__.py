@@ -13,6 +13,7 @@ from codegen.kernel import Kernel
 from codegen.operator import GEMM, Array, Cost, Work
 from codegen.operators.conv2d_wgrad import direct, reduced
 from codegen.operators.conv2d_wgrad import space as spaces
+from codegen.operators.conv2d_wgrad.far import last_filters
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.convolution import implicit
 from codegen.operators.convolution.operator import Admit, ConvolutionOperator, every_tunable, index_check, is_direct
@@ -127,7 +128,10 @@ class Conv2dWgrad(ConvolutionOperator):
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
         """A NaN of dy meets the zeros of the padding too, which the reference leaves out."""
-        return [once for once in super().run_once(kernel) if once.purpose != "special"]
+        s, t = kernel.signature_dict, self.values(kernel.tunables)
+        product, t = (_all_filters, direct.of_product(t)) if is_direct(t) else (self.product, t)
+        of_filters = last_filters(map(self.own, self.test_problems(kernel)), t, product, int(s["align_dw"]))
+        return [*(once for once in super().run_once(kernel) if once.purpose != "special"), *of_filters]
 
     def spread(self, p: Conv2dWgradProblem, factors: Array) -> Array:
         by_pixel = factors.reshape(p.n, p.p, p.q)

@@ -33,7 +33,7 @@ from codegen.operator import (
 from codegen.operators.masked_activation.problem import MaskedActivationProblem, of_elements
 from codegen.operators.matmul.ring_inputs import ring_numbers
 from codegen.problem import Problem
-from codegen.run_once import FAR, RunOnce
+from codegen.run_once import FAR, LastBlocks, RunOnce
 from codegen.search.joined_space import Kind, build_joined, together
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted, residency_rules
 from codegen.search.schedule import Schedule, Value
@@ -171,8 +171,8 @@ class MaskedActivation(Operator):
         return [of_elements(s, elements) for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 64, 1)]
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        """NaN, which goes through every function; far, the last block of many and a part of one: of lists more than a
-        block would be to do."""
+        """NaN, which goes through every function; far, the last block of many and a part of one: not of lists, which
+        hold places of 32 bits and refuse more."""
         s, t, once = kernel.signature_dict, _full(kernel.tunables.as_dict()), list[RunOnce]()
         *_, problem = map(self.own, self.test_problems(kernel)[:2])
         if not over_ring(problem):
@@ -181,7 +181,7 @@ class MaskedActivation(Operator):
             block = _block(t)
             elements, before = block + block // 2 + 3, -(-FAR // block) * block
             part = of_elements(s, elements)
-            once.append(RunOnce("far", of_elements(s, before + elements), part=part, last_blocks=2))
+            once.append(RunOnce("far", of_elements(s, before + elements), part=part, last=(LastBlocks(2),)))
         return once
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
