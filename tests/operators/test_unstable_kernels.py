@@ -15,7 +15,9 @@ import pytest
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.plan.verification_plan import check_output
+from codegen.run_once import of_purpose
 from codegen.search.schedule import Schedule
+from tests.mutants.subjects import SUBJECTS
 from tests.operators.rows.kernels import kernel as row_kernel
 from tests.operators.test_every_operator import DECLARED
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
@@ -69,10 +71,11 @@ def reaching_far(name: str, most: int, words: str = "") -> dict[str, Kernel]:
     declared, own = DECLARED[name].proofs, operator(name)
     assert declared is not None
     kernels = {called: kernel for called, kernel in declared.kernels().items() if words in called}
-    far = {called: kernel for called, kernel in kernels.items() if own.far_problems(kernel)}
+    far = {called: kernel for called, kernel in kernels.items() if of_purpose(own.run_once(kernel), "far")}
     return dict(list(far.items())[:: -(-len(far) // most)])
 
 
+(WINOGRAD,) = [subject.kernels() for subject in SUBJECTS if subject.name == "conv2d by Winograd"]
 CASES = {
     "softmax subtracts no maximum": Unstable(
         "softmax",
@@ -172,13 +175,23 @@ CASES = {
             name, (file, product, f"static_cast<int>({product})"), reaching_far(name, 3, words)
         )
         for name, file, product, words in (
-            ("conv2d", "gather.cuh", "row * ldc", "nhwc"),
-            ("conv2d_dgrad", "phases.cuh", "row * ldc + column", "nhwc"),
-            ("conv2d", "conv/gather.cuh", "tile.matrix * given.stride_b", "nchw bfloat16"),
+            ("conv2d", "gather.cuh", "row * ldc", "tensor nhwc"),
+            ("conv2d", "gather.cuh", "int64_t(pixel) * filters", "direct nhwc"),
+            ("conv2d", "gemm/split.cuh", "row * pitch", "tensor nhwc, w"),
+            ("conv2d_dgrad", "phases.cuh", "row * ldc + column", "tensor nhwc float16"),
+            ("conv2d_dgrad", "phases.cuh", "pixel_of(row) + matrix * stride_c", "tensor nhwc (2, 2, 2), strided"),
+            ("conv2d_wgrad", "gather.cuh", "row * ldc", "simt nhwc 1"),
+            ("conv2d_wgrad", "gemm/split.cuh", "row * pitch", "simt nchw 1, split"),
+            ("conv2d", "conv/gather.cuh", "tile.matrix * given.stride_b", "tensor nchw bfloat16"),
             ("attention", "block.cuh", "before * pitch", " by 8"),
             ("mla", "block.cuh", "page * strides.outer", ""),
         )
     },
+    "offsets of Winograd's outputs have 32 bits": Unstable(
+        "conv2d",
+        ("conv/winograd.cuh", "pixel * layer.filters + filter", "static_cast<int>(pixel * layer.filters + filter)"),
+        {name: WINOGRAD[name] for name in ("F(4) nhwc, one launch", "F(2) nhwc bfloat16")},
+    ),
     **{
         f"matmul's {product} has 32 bits on {cores}": Unstable(
             "matmul", (f"gemm/{cores}.cuh", product, f"static_cast<int>({product})"), kernels
