@@ -339,19 +339,11 @@ PRODUCTS = {
     "named": Snippet("mul.rn.f32 %f14, %f10, %f11; add.f32 %f20, %f14, %f12;", "f"),
     "changed": Snippet("mul.f32 %f14, %f10, %f11; mov.f32 %f10, %f12; add.f32 %f20, %f14, %f12;", "f"),
 }
-APPROXIMATIONS = {
-    "ex2": ("ex2.approx.ftz.f32 %f20, %f10;", lambda x: 2.0**x, 2.0**-22),
-    "rcp": ("rcp.approx.ftz.f32 %f20, %f10;", lambda x: 1.0 / x, 2.0**-23),
-    "rsqrt": ("rsqrt.approx.f32 %f20, %f10;", lambda x: x**-0.5, 2.0**-22),
-    "tanh": ("tanh.approx.f32 %f20, %f10;", math.tanh, 2.0**-11),
-}
 
 
 @pytest.fixture(scope="module")
 def snippets(tmp_path_factory: pytest.TempPathFactory) -> Snippets:
     bodies = {f"case_{name}": Snippet(case.body, case.result) for name, case in CASES.items()}
-    bodies |= {f"end_{name}": Snippet(body, "f") for name, (body, _, _) in APPROXIMATIONS.items()}
-    bodies["quotient"] = Snippet("div.approx.f32 %f20, %f10, %f11;", "f")
     return Snippets(bodies | PRODUCTS, tmp_path_factory.mktemp("snippets"))
 
 
@@ -365,30 +357,6 @@ def test_an_instruction_gives_what_the_manual_says(snippets: Snippets, name: str
         assert ran.outcome.status == "ok", ran.message
         expected = [case.model(*values) % 2**bits for values in inputs]
         assert [hex(got) for got in ran.out] == [hex(value) for value in expected], name
-
-
-@pytest.mark.parametrize("name", APPROXIMATIONS)
-def test_an_approximation_comes_out_at_each_end_of_its_documented_error(snippets: Snippets, name: str) -> None:
-    _, exact, error = APPROXIMATIONS[name]
-    inputs = [(bits_of(x),) for x in (0.3, 0.7, 1.1, 2.9, 5.3)]
-    for end in (-1, 0, 1):
-        results = [real(got) for got in snippets.run(f"end_{name}", inputs, approximation=end).out]
-        for (argument,), got in zip(inputs, results, strict=True):
-            true = exact(real(argument))
-            assert got == pytest.approx(true * (1 + end * error), rel=2.0**-24 * 1.01)
-
-
-def test_a_divisor_beyond_the_reciprocals_gives_zero_and_nan_of_an_infinity_at_the_lower_end(
-    snippets: Snippets,
-) -> None:
-    large, negative = 0x7F000000, 0xFF000000  # ±2^127
-    inputs = [(INF, large), (0xFF800000, negative), (0x3F800000, large), (0x3F800000, negative), (NAN, large)]
-    inputs += [(INF, 0x7E800000), (INF, INF), (0x3F800000, INF)]  # 2^126 has a reciprocal
-    lower, upper = (snippets.run("quotient", inputs, approximation=end).out for end in (-1, 1))
-    assert lower[:4] == [0x7FFFFFFF, 0x7FFFFFFF, 0, NEGATIVE_ZERO]
-    assert upper[:2] == [INF, INF] and [real(got) for got in upper[2:4]] == pytest.approx([2.0**-127, -(2.0**-127)])
-    for out in (lower, upper):
-        assert math.isnan(real(out[4])) and out[5] == INF and math.isnan(real(out[6])) and out[7] == 0
 
 
 def test_a_product_and_a_sum_that_ptxas_may_fuse_are_fused_in_the_runs_that_ask_for_it(snippets: Snippets) -> None:
