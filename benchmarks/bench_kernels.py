@@ -10,9 +10,12 @@ measured:
 - `complete`: whether every candidate was measured; `without_winner`, `without_vendor`: shapes without a time, a
   comparison.
 - `shapes`: `us` (ours) and `vendor_us` from the same comparison, `speed` = vendor_us / us (none where the vendor's
-  result is outside our bound: `vendor_off`), TFLOP/s, GB/s of the bytes that any algorithm must move, and `of_ceiling`:
-  the time that the slower of the device's two measured roofs (`ceilings`) needs, over ours.
-- `by_kind`: per operator and dtype the geometric mean of `speed`, the worst, and how many are at least 1.
+  result is outside our bound: `vendor_off`) of samples of the same rounds, with the ends of its 95 % interval and
+  whether that is a `tie` (below 1 %, or not certain), TFLOP/s, GB/s of the bytes that any algorithm must move, and
+  `of_ceiling`: the time that the slower of the device's two measured roofs (`ceilings`) needs, over ours. `unsteady`,
+  `limited_by`: where the GPU changed meanwhile, or was held back throughout.
+- `by_kind`: per operator and dtype the geometric mean of `speed`, the worst, how many are at least 1, and how many of
+  all are ties.
 - `prediction`: how predictions rank against measurements (`benchmarks.prediction_quality`).
 """
 
@@ -34,11 +37,13 @@ from benchmarks.shapes import every_shape
 from codegen.operators import operator, operators
 from codegen.search.schedule import Schedule
 from cukiln.cli.elsewhere import read_results, result_files
+from cukiln.errors import UsageError
+from cukiln.types import VendorRatio
 from workers.gpu.interface import GpuMissing, choose_device
 from workers.gpu.measure_on_gpu import probe
 from workers.offline import measure_bundle
 from workers.offline.ceilings import CEILINGS_FILE, LIMITS, ceilings_of
-from workers.offline.measure_bundle import best_of, vendor_off, vendor_us
+from workers.offline.measure_bundle import best_of, vendor_off, vendor_ratio, vendor_us
 from workers.offline.measured import RESULTS_FILE, write_whole
 from workers.offline.work import default_target_of
 from workers.processes.processes import Processes
@@ -69,15 +74,16 @@ def figures(problem: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[s
     schedule = next(entry["schedule"] for entry in problem["candidates"] if entry["candidate"] == name)
     cost = kind.cost(parsed, Schedule.of(schedule))
     moved = cost.bytes_read + cost.bytes_written
-    vendor, off = vendor_us(problem), vendor_off(problem)
+    vendor, off, comparison = vendor_us(problem), vendor_off(problem), problem["comparison"] or {}
     roofs = [moved / (ceilings["copy_gb_s"] * 1e3)] if "copy_gb_s" in ceilings else []
     if rate := ceilings.get(f"tflops_{arithmetic(problem['problem'])}"):
         roofs.append(cost.flops / (rate * 1e6))
     return {
         "us": round(us, 3),
         "vendor_us": None if vendor is None else round(vendor, 3),
-        "speed": None if vendor is None or off else round(vendor / us, 4),
+        **({"speed": None} if vendor is None or off else speed(vendor / us, vendor_ratio(problem))),
         **({"vendor_off": off} if off else {}),
+        **{name: comparison[name] for name in ("unsteady", "limited_by") if comparison.get(name)},
         "tflops": round(cost.flops / us * 1e-6, 3),
         "gb_s": round(moved / us * 1e-3, 1),
         "of_ceiling": round(max(roofs) / us, 4) if roofs else None,
@@ -85,6 +91,14 @@ def figures(problem: Mapping[str, Any], ceilings: Mapping[str, float]) -> dict[s
         "right": sum(entry["verdict"] == "ok" for entry in problem["candidates"]),
         "schedule": schedule,
     }
+
+
+def speed(medians: float, ratio: VendorRatio | None) -> dict[str, Any]:
+    """Without an interval where an older release compared them."""
+    if ratio is None:
+        return {"speed": round(medians, 4)}
+    ends = {"speed_low": round(ratio.low, 4), "speed_high": round(ratio.high, 4)}
+    return {"speed": round(ratio.ratio, 4), **ends, "tie": ratio.tie}
 
 
 def arithmetic(problem: Mapping[str, Any]) -> str:
@@ -107,6 +121,7 @@ def by_kind(problems: Iterable[Mapping[str, Any]], shapes: Mapping[str, Mapping[
             "worst": min(members.values()),
             "worst_shape": min(members, key=lambda name: members[name]),
             "at_least_1": sum(speed >= 1 for speed in members.values()),
+            "ties": sum(bool(shapes[name].get("tie")) for name in members),
         }
         for kind, members in sorted(speeds.items())
     }
@@ -175,8 +190,18 @@ def brought_back(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
     files = [read_results(path) for path in result_files(folder)]
     ceilings = folder / CEILINGS_FILE
     problems = [problem for results in files for problem in results["problems"]]
-    found = json.loads(ceilings.read_bytes())["ceilings"] if ceilings.is_file() else {}
-    return {**files[0], "problems": problems}, found
+    found = json.loads(ceilings.read_bytes()) if ceilings.is_file() else {}
+    measured_on = files[0]["device"]
+    if found and (found["uuid"], found["driver"]) != (measured_on["uuid"], measured_on["driver"]):
+        print(
+            f"{ceilings} is of {found['uuid']}, the results of {measured_on['uuid']}: it is left out", file=sys.stderr
+        )
+        found = {}
+    if others := {results["device"]["uuid"] for results in files} - {measured_on["uuid"]}:
+        raise UsageError(
+            f"{folder} has results of several cards ({', '.join(sorted(others))}): show one after the other"
+        )
+    return {**files[0], "problems": problems}, found.get("ceilings", {})
 
 
 def main() -> int:
@@ -186,7 +211,11 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     if arguments.results:
         status = 0
-        results, ceilings = brought_back(arguments.results)
+        try:
+            results, ceilings = brought_back(arguments.results)
+        except UsageError as error:
+            print(f"bench-kernels: {error}", file=sys.stderr)
+            return WRONG_USE
     else:
         problems = matching_shapes(arguments.only)
         if not problems:

@@ -19,6 +19,7 @@ from codegen.counts import Openings
 from cukiln.counted import counted
 from cukiln.printable import printable
 from cukiln.types import Filters, JobSummary, Opened, Progress, StageName, TimingRow
+from cukiln.vendor_words import vendor_of
 from service.auth import CHALLENGE, caller_of
 from service.context import Service, ServiceDep
 from service.http.answers import PROBLEM_JSON
@@ -216,7 +217,7 @@ def environment() -> Environment:
     )
     for name in ("seconds", "duration", "moment", "count", "share", "microseconds", "prose"):
         made.filters[name] = getattr(page_filters, name)
-    made.filters |= {"json": json.dumps, "counted": counted}
+    made.filters |= {"json": json.dumps, "counted": counted, "vendor": vendor_of}
     made.globals.update(static=static_url, stages=get_args(StageName), parts=("wall", "cpu"), live_states=LIVE)
     return made
 

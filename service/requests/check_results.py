@@ -274,6 +274,11 @@ class _Checker:
                 self._wrong((*place, "candidate"), "Only correct candidates of the problem compare.", None)
             self._check_times(contender.median_us, contender.low_us, contender.high_us, place)
             self._check_times(contender.ratio, contender.ratio_low, contender.ratio_high, place)
+            if (beside := contender.vendor_ratio) is not None:
+                self._check_times(beside.ratio, beside.low, beside.high, (*place, "vendor_ratio"))
+                if comparison.vendor is None:
+                    detail = "Without a vendor there is no ratio to it; send null."
+                    self._wrong((*place, "vendor_ratio"), detail, None)
         if comparison.vendor is not None:
             self._check_times(
                 comparison.vendor.median_us, comparison.vendor.low_us, comparison.vendor.high_us, (*at, "vendor")

@@ -17,10 +17,11 @@ from codegen.primitives import CONFIRMED, primitive_digest, primitives
 from codegen.text.render_cpu import CPU_HEADERS
 from codegen.text.render_group import DEVICE_HEADERS
 from tests.gpu import confirm_primitives, run_primitives
-from tests.gpu.confirm_primitives import CONFIRMS, DIFFERS, NO_GPU, check_on_gpu, confirm, main
+from tests.gpu.confirm_primitives import CONFIRMS, DIFFERS, NO_GPU, NOT_RUN, check_on_gpu, confirm, main
 from tests.gpu.primitive_checks import CHECKS, Check
 from tests.gpu.primitive_inputs import Words
-from tests.gpu.run_primitives import BuildFailed, CpuEmulations, RunFailed, build_cubin, runs_on
+from tests.gpu.run_primitives import BuildFailed, CpuEmulations, NoCompiler, RunFailed, build_cubin, runs_on
+from tests.support.gpu import fake_gpu
 from workers.compile.toolchain import DEVICE_FLAGS
 from workers.cpu.build import CPU_FLAGS
 
@@ -117,7 +118,7 @@ def test_an_older_gpu_leaves_what_it_has_not_as_it_was(emulations: CpuEmulations
 
 
 def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def none() -> None:
+    def none(ordinal: int) -> None:
         raise RunFailed("no GPU: cudaErrorNoDevice")
 
     monkeypatch.setattr(confirm_primitives, "CupyGpu", none)
@@ -125,6 +126,87 @@ def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: pytes
     assert main([]) == NO_GPU
     assert capsys.readouterr().err.startswith("no GPU: cudaErrorNoDevice; nothing is confirmed")
     assert CONFIRMED.read_bytes() == before
+
+
+def entry(name: str, digest: str = "") -> dict[str, Any]:
+    return {"digest": digest or primitive_digest(name), "arch": "sm_90a"}
+
+
+def test_what_a_run_elsewhere_confirmed_is_taken_as_far_as_its_text_is_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, elsewhere = tmp_path / "confirmed.json", tmp_path / "back.json"
+    names = ("vote_all", "vote_any", "vote_ballot")
+    target.write_text(json.dumps({"primitives": {name: entry(name) for name in names}}))
+    brought = {"ldmatrix": entry("ldmatrix"), "vote_all": {**entry("vote_all"), "values": 7}, "mma": entry("mma", "0")}
+    failed = {"vote_any": "votes: block 1", "vote_ballot": "votes: block 2"}
+    texts = {"vote_any": primitive_digest("vote_any"), "vote_ballot": "0"}
+    content = {"device": "NVIDIA H100", "primitives": brought, "failed": failed, "failed_digests": texts}
+    elsewhere.write_text(json.dumps(content))
+    assert main(["--take", str(elsewhere), "--result", str(target)]) == DIFFERS
+    record = written(target)
+    # One that differed there with another text says nothing about this one.
+    assert record["primitives"].keys() == {"ldmatrix", "vote_all", "vote_ballot"}
+    assert record["primitives"]["vote_all"]["values"] == 7 and record["failed"] == {"vote_any": "votes: block 1"}
+    said = capsys.readouterr().out
+    assert "2 primitives are taken from" in said and "vote_any: differed there: votes: block 1" in said
+    assert "mma: left out, its text here is another one" in said and "vote_ballot: left out" in said
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]", '{"primitives": {"ldmatrix": 1}}'])
+def test_what_is_no_result_is_not_taken(text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "back.json"
+    if text is not None:
+        path.write_text(text)
+    assert main(["--take", str(path), "--result", str(tmp_path / "confirmed.json")]) == DIFFERS
+    assert f"{path} is no confirmed.json of a run elsewhere" in capsys.readouterr().err
+    assert not (tmp_path / "confirmed.json").exists()
+
+
+FAKE_GPU = "tests.support.gpu.fake_gpu"
+
+
+@pytest.mark.parametrize("variable", ["CUKILN_NVCC", "CUKILN_CXX"])
+def test_without_a_compiler_nothing_is_run_and_no_primitive_differs(
+    variable: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(variable, str(tmp_path / "none"))
+    monkeypatch.setattr(confirm_primitives, "CHECKS", SOME[:1])
+    assert main(["--gpu-module", FAKE_GPU, "--result", str(tmp_path / "confirmed.json")]) == NOT_RUN
+    said = f"not run: no compiler: {tmp_path / 'none'}: No such file or directory; nothing is confirmed"
+    assert capsys.readouterr().err.strip() == said
+    assert not (tmp_path / "confirmed.json").exists()
+
+
+def test_where_no_nvcc_is_named_its_absence_is_no_difference_either(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUKILN_NVCC", raising=False)
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr(run_primitives, "_in_wheels", lambda pattern: [])
+    with pytest.raises(NoCompiler, match="no nvcc: name one with CUKILN_NVCC"):
+        run_primitives.nvcc_version()
+
+
+def test_the_gpu_module_that_is_named_runs_the_kernels_on_the_device_that_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = [{}, {"name": "Another", "uuid": "GPU-2"}]
+    monkeypatch.setenv(fake_gpu.VARIABLE, fake_gpu.configure(tmp_path / "gpu.json", devices=devices))
+    monkeypatch.setattr(confirm_primitives, "CHECKS", SOME[:1])
+    monkeypatch.setattr(confirm_primitives, "CupyGpu", lambda ordinal: pytest.fail("another module was named"))
+    for device, name in (("0", fake_gpu.NAME), ("GPU-2", "Another")):
+        target = tmp_path / f"{name}.json"
+        assert main(["--gpu-module", FAKE_GPU, "--device", device, "--result", str(target)]) == CONFIRMS
+        assert written(target)["device"] == name and "vote_any" in written(target)["primitives"]
+    assert main(["--gpu-module", FAKE_GPU, "--device", "7"]) == NO_GPU
+
+
+def test_a_gpu_module_that_runs_no_such_kernels_confirms_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = SimpleNamespace(list_devices=fake_gpu.list_devices, open_gpu=fake_gpu.open_gpu)
+    monkeypatch.setitem(sys.modules, "without_primitives", module)
+    assert main(["--gpu-module", "without_primitives"]) == NOT_RUN
+    assert capsys.readouterr().err.startswith("not run: without_primitives has no function primitives_gpu")
 
 
 def test_the_script_runs_on_the_cpu_alone() -> None:
@@ -242,7 +324,9 @@ def test_a_driver_that_loads_no_kernel_confirms_nothing(
     def unbuilt(*arguments: object) -> None:
         raise BuildFailed("it came so far")
 
-    monkeypatch.setattr(confirm_primitives, "CupyGpu", lambda: SimpleNamespace(cuda=driver, arch="sm_90a", load=None))
+    monkeypatch.setattr(
+        confirm_primitives, "CupyGpu", lambda ordinal: SimpleNamespace(cuda=driver, arch="sm_90a", load=None)
+    )
     monkeypatch.setattr(confirm_primitives, "nvcc_version", lambda: compiler)
     monkeypatch.setattr(confirm_primitives, "build_cubin", unbuilt)
     assert main([]) == (DIFFERS if loads else NO_GPU)

@@ -1,7 +1,8 @@
 """Checks on a real GPU what measuring stands on: `make test-gpu`.
 
 Copies, the timer, poison, the device's state, faults, the vendor's library against float64, and the ceilings; a line
-for each. Needs what the server needs (pydantic, ml_dtypes, …) and the `gpu` group; compiles with NVRTC alone.
+for each. Needs what the server needs (pydantic, ml_dtypes, …) and the `gpu` group; compiles with NVRTC alone. Of a GPU
+module that does not drive CuPy, checks that look into CuPy are not run, which is said.
 Exit status: 0 all is as it should be, 1 something is not, 2 there is no GPU.
 """
 
@@ -19,13 +20,15 @@ import numpy as np
 
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
-from workers.gpu.interface import Gpu, GpuError, GpuFault, GpuMissing, choose_device, list_devices, open_gpu
+from workers.gpu.interface import Gpu, GpuError, GpuFault, GpuMissing, choose_device, list_devices, open_gpu, warm_up
 from workers.gpu.leftovers import belongings, leftover, thread_names
 
 MODULE = "workers.cuda.cupy_gpu"
 RIGHT, WRONG, NO_GPU = 0, 1, 2
-Check = Callable[[Any], str]
+Check = Callable[..., str]
 CHECKS: dict[str, Check] = {}
+OF_MODULE = {"device", "fault"}  # those that ask the GPU module itself
+OF_CUPY = {"copies", "stream", "timer", "short timer", "poison", "fault", "ceilings"}
 # How far ‖out - ref‖ / ‖ref‖ of the vendor may be: rounding of the output, of tf32, and of a product that is stored
 # before the rest of the epilogue. int8 sums are exact.
 NORMS = {"float32": 1e-5, "tf32": 2e-3, "float16": 2e-3, "bfloat16": 1.6e-2, "int32": 0.0}
@@ -60,12 +63,12 @@ def require(condition: bool, words: str) -> None:
 
 
 @check("device")
-def device(gpu: Any) -> str:
+def device(gpu: Any, module: str = MODULE) -> str:
     device = gpu.device
     require(device.uuid[:4] in ("GPU-", "MIG-") and len(device.uuid) == 40, f"the UUID is {device.uuid}")
     require(device.multiprocessors > 0 and device.l2_bytes > 0 and device.memory_bytes > 2**30, f"it is {device}")
     # Not opened again: a second stream would be CuPy's current one from then on.
-    require(choose_device(list_devices(MODULE), device.uuid) == device, "its UUID names another device")
+    require(choose_device(list_devices(module), device.uuid) == device, "its UUID names another device")
     return f"{device.name}, {device.uuid}, driver {device.driver}, {device.multiprocessors} multiprocessors"
 
 
@@ -100,7 +103,7 @@ def stream(gpu: Any) -> str:
 @check("threads")
 def threads(gpu: Any) -> str:
     """What the driver and CuPy start by themselves is there after the warm-up: else a candidate is blamed for it."""
-    gpu.warm_up(lambda what: None)
+    warm_up(gpu, lambda what: None)
     before, names = belongings(), thread_names()
     gpu.poison_shared()
     gpu.timer([gpu.poison_shared] * 3).sample()
@@ -182,16 +185,16 @@ def state(gpu: Any) -> str:
 
 
 @check("fault")
-def fault(gpu: Any) -> str:
+def fault(gpu: Any, module: str = MODULE) -> str:
     """In a process of its own, whose context is lost: the fault is seen, and so at every later call."""
-    command = [sys.executable, "-m", "tests.gpu.check_measuring", "--fault", gpu.device.uuid]
+    command = [sys.executable, "-m", "tests.gpu.check_measuring", "--fault", gpu.device.uuid, "--gpu-module", module]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     require(done.returncode == 0, (done.stdout + done.stderr).strip()[-500:])
     return done.stdout.strip()
 
 
-def make_fault(uuid: str) -> int:
-    gpu: Any = open_gpu(MODULE, uuid)
+def make_fault(module: str, uuid: str) -> int:
+    gpu: Any = open_gpu(module, uuid)
     write = gpu.kernel('extern "C" __global__ void f(int* where) { *where = 1; }', "f")
     write((1,), (1,), (np.uint64(16),))
     words = []
@@ -300,18 +303,28 @@ def run_checks(gpu: Any, checks: dict[str, Check]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="0", help="number or UUID")
+    parser.add_argument("--gpu-module", default=MODULE, help="what drives the GPU")
     parser.add_argument("--only", action="append", choices=[*CHECKS], help="a check; may be given more than once")
     parser.add_argument("--fault", metavar="UUID", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
     if chosen.fault:
-        return make_fault(chosen.fault)
+        return make_fault(chosen.gpu_module, chosen.fault)
     try:
-        list_devices(MODULE)
-        gpu = open_gpu(MODULE, chosen.device)
+        list_devices(chosen.gpu_module)
+        gpu: Any = open_gpu(chosen.gpu_module, chosen.device)
     except GpuMissing as error:
         print(f"{error}; nothing was checked", file=sys.stderr)
         return NO_GPU
-    return run_checks(gpu, {name: CHECKS[name] for name in chosen.only or CHECKS})
+    return run_checks(gpu, chosen_checks(gpu, chosen.gpu_module, chosen.only or [*CHECKS]))
+
+
+def chosen_checks(gpu: Any, module: str, names: Sequence[str]) -> dict[str, Check]:
+    """Those of the names that this GPU can run; says which of them it cannot."""
+    left_out = [name for name in names if name in OF_CUPY and gpu.arrays.__name__ != "cupy"]
+    for name in left_out:
+        print(f"{name}: not run: {module} does not drive CuPy", flush=True)
+    chosen = {name: CHECKS[name] for name in names if name not in left_out}
+    return {name: partial(each, module=module) if name in OF_MODULE else each for name, each in chosen.items()}
 
 
 if __name__ == "__main__":

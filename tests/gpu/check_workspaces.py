@@ -2,7 +2,8 @@
 
 A matmul whose k is split, its sums in a workspace between two launches: from several threads on two streams, as CuPy
 arrays and, where PyTorch is installed, as its tensors; and in a captured graph that is replayed beside other calls.
-Exit status: 0 all is as it should be, 1 something is not, 2 there is no GPU.
+Exit status: 0 all is as it should be, 1 something is not, 2 there is no GPU, 3 nothing was run: the GPU module is not
+the one of CuPy, whose arrays and streams these are, or there is neither a library nor a compiler.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ from codegen.search.search import Search
 from codegen.targets import targets
 from cukiln.workspace_pool import POOL
 from workers.gpu.driver import require_driver
-from workers.gpu.interface import Device, GpuMissing, list_devices
-from workers.processes.processes import Limits, Processes
+from workers.gpu.interface import Device, GpuMissing, choose_device, list_devices
+from workers.processes.processes import Limits, ProcessError, Processes
 
 MODULE = "workers.cuda.cupy_gpu"
-RIGHT, WRONG, NO_GPU = 0, 1, 2
+RIGHT, WRONG, NO_GPU, NOT_RUN = 0, 1, 2, 3
 REQUEST = json.loads(Path(__file__).with_name("workspaces.json").read_bytes())
 SHAPE = {field: value for field, value in REQUEST["problems"][0].items() if field != "name"}
 CALLS, THREADS, STREAMS = 200, 4, 2
@@ -76,8 +77,14 @@ def operands(arrays: Any) -> tuple[list[tuple[Any, Any, Any]], list[Any]]:
     return sets, expected
 
 
-def at_once(work: list[Any]) -> None:
-    threads = [threading.Thread(target=each) for each in work]
+def at_once(work: list[Any], device: Any) -> None:
+    """Each in a thread of its own, which has the device as its current one: that is by thread."""
+
+    def on_device(each: Any) -> None:
+        device.use()
+        each()
+
+    threads = [threading.Thread(target=on_device, args=[each]) for each in work]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -101,7 +108,7 @@ def check_threads(kernel: cukiln.Kernel, cupy: Any) -> str:
                 wrong.append(f"thread {number}, call {i}")
                 return
 
-    at_once([lambda number=number: work(number) for number in range(THREADS)])
+    at_once([lambda number=number: work(number) for number in range(THREADS)], cupy.cuda.Device())
     held, each = cukiln.release_workspaces(), kernel.workspace_bytes(*sets[0])
     if wrong or held != STREAMS * each:
         raise AssertionError(f"wrong results: {wrong}; {held} bytes were held, {STREAMS} × {each} expected")
@@ -130,12 +137,13 @@ def check_graph(kernel: cukiln.Kernel, cupy: Any) -> str:
     return f"{CALLS} replays beside as many calls, {POOL.release(captured=True)} bytes of the graph"
 
 
-def check_torch(kernel: cukiln.Kernel) -> str:
+def check_torch(kernel: cukiln.Kernel, ordinal: int) -> str:
     """PyTorch's current stream, the default one and another, and its allocator."""
     if importlib.util.find_spec("torch") is None:
         return "PyTorch is not installed: not checked"
     import torch
 
+    torch.cuda.set_device(ordinal)
     sets, expected = operands(lambda array: torch.from_numpy(array).cuda())
 
     def kept_for(stream: Any) -> int:
@@ -160,21 +168,32 @@ def check_torch(kernel: cukiln.Kernel) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--device", default="0", help="UUID or number of the GPU; default: the first")
+    parser.add_argument("--gpu-module", default=MODULE, help="what drives the GPU")
     parser.add_argument("--library", type=Path, help="of workspaces.json's problem; default: it is compiled here")
     chosen = parser.parse_args(arguments)
     try:
-        device = list_devices(MODULE)[0]
+        devices = list_devices(chosen.gpu_module)
+        device = choose_device(devices, chosen.device)
+        if chosen.gpu_module != MODULE:
+            print(f"not run: {chosen.gpu_module} does not drive CuPy, whose arrays these are", file=sys.stderr)
+            return NOT_RUN
         kernel = split_kernel(chosen.library.read_bytes() if chosen.library else split_library(device))
     except GpuMissing as error:
         print(f"{error}; nothing was checked", file=sys.stderr)
         return NO_GPU
+    except ProcessError as error:
+        print(f"not run: no compiler, and no --library: {error}", file=sys.stderr)
+        return NOT_RUN
     import cupy
 
+    ordinal = devices.index(device)
+    cupy.cuda.Device(ordinal).use()
     wrong = 0
     for name, check in (
         ("workspaces of threads", lambda: check_threads(kernel, cupy)),
         ("workspace of a graph", lambda: check_graph(kernel, cupy)),
-        ("workspace from PyTorch", lambda: check_torch(kernel)),
+        ("workspace from PyTorch", lambda: check_torch(kernel, ordinal)),
     ):
         try:
             print(f"{name}: {check()}", flush=True)

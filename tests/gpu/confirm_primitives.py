@@ -1,12 +1,15 @@
 """Runs every primitive on the GPU and in its CPU emulation and records which gave the same results: `make test-gpu`.
 
-Needs Python, NumPy, CuPy, nvcc and g++, and nothing else of this repository than codegen/device and this folder.
-Exit status: 0 all primitives that this GPU has are confirmed, 1 one differs, 2 there is no GPU.
+Needs Python, NumPy, CuPy, nvcc and g++, and nothing else of this repository than codegen/device and this folder; of
+another GPU module its function `primitives_gpu`, and for a GPU's UUID the module's list of them.
+Exit status: 0 all primitives that this GPU has are confirmed, 1 one differs, or its kernels do not compile, 2 there is
+no GPU, 3 nothing was run: there is no compiler, or the GPU module runs no such kernels.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import sys
 import tempfile
@@ -26,6 +29,7 @@ from tests.gpu.run_primitives import (
     CpuEmulations,
     CupyGpu,
     Gpu,
+    NoCompiler,
     RunFailed,
     build_cubin,
     nvcc_version,
@@ -33,7 +37,12 @@ from tests.gpu.run_primitives import (
     why_no_kernel_loads,
 )
 
-CONFIRMS, DIFFERS, NO_GPU = 0, 1, 2
+CONFIRMS, DIFFERS, NO_GPU, NOT_RUN = 0, 1, 2, 3
+CUPY_MODULE = "workers.cuda.cupy_gpu"  # what `CupyGpu` stands for here
+
+
+class NotRun(Exception):
+    """The primitives cannot be run that way; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,8 @@ def confirmation(outcomes: Sequence[Outcome], gpu: Gpu, cuda: str, before: dict[
             **source,
         }
     retained = {name: confirmed[name] for name in sorted(confirmed) if name in primitives()}
-    return {**source, "primitives": retained, "failed": dict(sorted(failed.items()))}
+    texts = {name: primitive_digest(name) for name in sorted(failed)}
+    return {**source, "primitives": retained, "failed": dict(sorted(failed.items())), "failed_digests": texts}
 
 
 def confirm(gpu: Gpu, emulations: CpuEmulations, cuda: str, target: Path, checks: Sequence[Check] = CHECKS) -> int:
@@ -129,17 +139,72 @@ def confirmed_before(target: Path) -> dict[str, Any]:
     return before
 
 
+def take(elsewhere: Path, target: Path) -> int:
+    """What a run on another machine found, into `target`: of primitives of the same text alone; those that differed
+    there are not confirmed any more. The exit status."""
+    try:
+        brought = json.loads(elsewhere.read_text(encoding="utf-8"))
+        digests = {name: entry["digest"] for name, entry in brought["primitives"].items()}
+        digests |= brought.get("failed_digests", {})
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        print(f"{elsewhere} is no confirmed.json of a run elsewhere: {error}; nothing is taken", file=sys.stderr)
+        return DIFFERS
+    record = confirmed_before(target)
+    here = {name for name, digest in digests.items() if name in primitives() and digest == primitive_digest(name)}
+    same = {name: entry for name, entry in brought["primitives"].items() if name in here}
+    failed = {name: words for name, words in brought.get("failed", {}).items() if name in here}
+    others = sorted(digests.keys() - here)
+    before = {name: entry for name, entry in record.get("primitives", {}).items() if name not in failed}
+    source = {name: brought[name] for name in ("device", "driver", "arch", "cuda", "date") if name in brought}
+    merged = dict(sorted({**before, **same}.items()))
+    text = json.dumps({**source, "primitives": merged, "failed": failed}, indent=1)
+    target.write_text(text + "\n", encoding="utf-8")
+    print(f"{len(same)} primitives are taken from {elsewhere}")
+    print(f"{len(merged)} of {len(primitives())} primitives are confirmed: {target}")
+    for name in others:
+        print(f"{name}: left out, its text here is another one than there")
+    for name, words in failed.items():
+        print(f"{name}: differed there: {words}")
+    return DIFFERS if failed else CONFIRMS
+
+
 def report(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         agrees = f"agree, at most {outcome.worst:.0%} of what is allowed apart" if outcome.worst else "agree"
         print(f"{outcome.check.name}: {outcome.failure or f'{outcome.values} values {agrees}'}")
 
 
+def open_gpu(module: str, device: str) -> Any:
+    """A GPU that also has `load`, for a cubin, and `cuda`, as of its driver. Raises RunFailed, NotRun."""
+    if module == CUPY_MODULE and device.isdigit():
+        return CupyGpu(int(device))
+    # Only here: the rest runs where the server's packages are not.
+    from workers.gpu.interface import GpuMissing, choose_device, list_devices
+
+    try:
+        devices = list_devices(module)
+        chosen = choose_device(devices, device)
+    except GpuMissing as error:
+        raise RunFailed(str(error)) from error
+    if module == CUPY_MODULE:
+        return CupyGpu(devices.index(chosen))
+    if (primitives_gpu := getattr(importlib.import_module(module), "primitives_gpu", None)) is None:
+        raise NotRun(f"{module} has no function primitives_gpu, which runs the primitives' kernels")
+    return primitives_gpu(chosen.uuid)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cpu-only", action="store_true", help="run the CPU twins alone; confirms nothing")
     parser.add_argument("--result", type=Path, default=CONFIRMED, help="the file to write")
+    parser.add_argument(
+        "--take", type=Path, metavar="FILE", help="a result from elsewhere, into --result; runs nothing"
+    )
+    parser.add_argument("--device", default="0", help="UUID or number of the GPU; default: the first")
+    parser.add_argument("--gpu-module", default=CUPY_MODULE, help="what drives the GPU")
     chosen = parser.parse_args(arguments)
+    if chosen.take is not None:
+        return take(chosen.take, chosen.result)
     with tempfile.TemporaryDirectory(prefix="cukiln_primitives_") as name:
         folder = Path(name)
         try:
@@ -149,7 +214,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 report(outcomes)
                 return DIFFERS if any(outcome.failure for outcome in outcomes) else CONFIRMS
             try:
-                gpu = CupyGpu()
+                gpu = open_gpu(chosen.gpu_module, chosen.device)
+            except NotRun as error:
+                print(f"not run: {error}; nothing is confirmed", file=sys.stderr)
+                return NOT_RUN
             except RunFailed as error:
                 print(f"{error}; nothing is confirmed. --cpu-only runs the CPU twins alone", file=sys.stderr)
                 return NO_GPU
@@ -158,7 +226,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return NO_GPU
             gpu.load(build_cubin([check for check in CHECKS if runs_on(check, gpu.arch)], gpu.arch, folder))
             emulations = CpuEmulations(CHECKS, folder, sums=tensor_sums(gpu.arch))
-            return confirm(gpu, emulations, nvcc_version(), chosen.result)
+            return confirm(gpu, emulations, nvcc_version(), chosen.result, CHECKS)
+        except NoCompiler as error:
+            print(f"not run: no compiler: {error}; nothing is confirmed", file=sys.stderr)
+            return NOT_RUN
         except BuildFailed as error:
             print(error, file=sys.stderr)
             return DIFFERS

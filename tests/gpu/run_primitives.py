@@ -68,6 +68,10 @@ class BuildFailed(Exception):
     """A compiler is missing or refused the kernels; the message holds its words."""
 
 
+class NoCompiler(BuildFailed):
+    """There is none to build the kernels with: that says nothing about any primitive."""
+
+
 class RunFailed(Exception):
     """A kernel did not run to its end; the message says why."""
 
@@ -124,7 +128,9 @@ def device_text(checks: Sequence[Check]) -> str:
 def _compile(command: Sequence[str], folder: Path) -> None:
     try:
         finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
-    except (OSError, subprocess.TimeoutExpired) as error:
+    except OSError as error:
+        raise NoCompiler(f"{command[0]}: {error.strerror}") from error
+    except subprocess.TimeoutExpired as error:
         raise BuildFailed(str(error)) from error
     if finished.returncode:
         raise BuildFailed(f"{' '.join(command)}\n{finished.stdout}{finished.stderr}")
@@ -169,14 +175,14 @@ class CpuEmulations:
 
 
 def find_nvcc() -> str:
-    """The one that CUKILN_NVCC names, else that of the PyPI wheels, else the one in PATH. Raises BuildFailed."""
+    """The one that CUKILN_NVCC names, else that of the PyPI wheels, else the one in PATH. Raises NoCompiler."""
     if named := os.environ.get("CUKILN_NVCC"):
         return named
     if not _is_for_cuda_12() and (compilers := _in_wheels("cu*/bin/nvcc")):
         return str(compilers[0])
     if found_in_path := shutil.which("nvcc"):
         return found_in_path
-    raise BuildFailed(f"no nvcc: name one with CUKILN_NVCC; neither in the wheels of {sys.prefix} nor in PATH")
+    raise NoCompiler(f"no nvcc: name one with CUKILN_NVCC; neither in the wheels of {sys.prefix} nor in PATH")
 
 
 def _is_for_cuda_12() -> bool:
@@ -198,7 +204,7 @@ def find_ptxas() -> str | None:
 
 
 def device_command(arch: str, source: str, cubin: str) -> list[str]:
-    """From a file to its cubin. Raises BuildFailed."""
+    """From a file to its cubin. Raises NoCompiler."""
     if ptxas := find_ptxas():
         head = [sys.executable, str(NVRTC), "--nvrtc", str(_in_wheels("cuda_nvrtc/lib/libnvrtc.so.12")[0])]
         return [*head, "--ptxas", ptxas, "--target", arch, "--time", "phases.csv", "-o", cubin, source]
@@ -224,9 +230,12 @@ def build_cubin(checks: Sequence[Check], arch: str, folder: Path) -> Path:
 
 
 def nvcc_version() -> str:
-    words = subprocess.run(
-        [find_ptxas() or find_nvcc(), "--version"], capture_output=True, text=True, timeout=240
-    ).stdout
+    """Raises NoCompiler."""
+    command = [find_ptxas() or find_nvcc(), "--version"]
+    try:
+        words = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
+    except OSError as error:
+        raise NoCompiler(f"{command[0]}: {error.strerror}") from error
     return words.split(" V")[-1].split()[0] if " V" in words else "unknown"
 
 
@@ -236,15 +245,16 @@ def runs_on(check: Check, arch: str) -> bool:
 
 
 class CupyGpu:
-    """The first GPU, by CuPy. Raises RunFailed where there is none."""
+    """The GPU of that number, by CuPy. Raises RunFailed where there is none."""
 
-    def __init__(self) -> None:
+    def __init__(self, ordinal: int = 0) -> None:
         try:
             import cupy
         except ImportError as error:
             raise RunFailed(f"no GPU can be used: CuPy is not installed ({error})") from error
         try:
-            properties = cupy.cuda.runtime.getDeviceProperties(0)
+            properties = cupy.cuda.runtime.getDeviceProperties(ordinal)
+            cupy.cuda.Device(ordinal).use()
         except cupy.cuda.runtime.CUDARuntimeError as error:
             raise RunFailed(f"no GPU: {error}") from error
         self._cupy = cupy

@@ -14,7 +14,7 @@ from rich.console import Console
 from cukiln.cli.console import duration
 from cukiln.cli.table import microseconds, notes, print_job, print_lookups, schedule_text, summary
 from cukiln.cli.tune import LiveBars, PlainLines, counts, fraction, show_progress
-from cukiln.types import Job, LookupResult, Progress, StageProgress
+from cukiln.types import Job, LookupResult, Progress, StageProgress, WinnerRecord
 from tests.support.fixtures.client import job_json, progress_json, record_json
 
 
@@ -355,6 +355,97 @@ def test_a_cached_measured_problem_still_shows_the_vendor_on_a_narrow_terminal()
     text = printed(measured_job(cached=True), 80)
     assert "1.08× cuBLASLt" in text
     assert "compile s" not in text
+
+
+CLEAR = {"ratio": 1.0831, "low": 1.0794, "high": 1.0879, "tie": False}
+EQUAL = {"ratio": 1.0021, "low": 0.9962, "high": 1.0043, "tie": True}
+RATIOS = [(CLEAR, "13.3 µs, 1.083× cuBLASLt (1.079–1.088)"), (EQUAL, "13.3 µs, tie with cuBLASLt (0.996–1.004)")]
+
+
+@pytest.mark.parametrize(("ratio", "words"), RATIOS)
+@pytest.mark.parametrize("width", [80, 100, 200])
+def test_a_ratio_to_the_vendor_has_its_interval_and_may_be_a_tie(ratio: dict[str, Any], words: str, width: int) -> None:
+    text = printed(measured_job(vendor_ratio=ratio), width)
+    assert words in text and max(map(len, text.splitlines())) <= width
+    (note,) = (line for line in notes(Job.model_validate(measured_job(vendor_ratio=ratio))) if "cuBLASLt" in line)
+    assert note.split(":")[0] == ("tie with cuBLASLt" if ratio["tie"] else "× cuBLASLt")
+
+
+@pytest.mark.parametrize(("ratio", "words"), RATIOS)
+def test_a_lookup_shows_the_ratio_of_the_comparison_that_the_kernel_was_in(ratio: dict[str, Any], words: str) -> None:
+    output = io.StringIO()
+    found = LookupResult.model_validate({"name": "ffn1", "key": "a" * 64, "record": compared_record(ratio)})
+    print_lookups(Console(file=output, width=140), [found])
+    assert words in output.getvalue()
+
+
+CHANGED = ["the clock went from 1980 to 1700 MHz"]
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_winner_of_a_gpu_that_changed_or_was_held_back_is_marked_and_the_legend_says_why(width: int) -> None:
+    job = measured_job(unsteady=CHANGED, limited_by=["sw_power_cap"])
+    text = " ".join(printed(job, width).split())
+    assert "(unsteady, limited)" in text and max(map(len, printed(job, width).splitlines())) <= width
+    shown = notes(Job.model_validate(job))
+    assert [line.split(":")[0] for line in shown][2:4] == ["unsteady", "limited"]
+    assert shown[2].endswith(f": {CHANGED[0]} (ffn1)") and shown[3].endswith(": sw_power_cap (ffn1)")
+    steady = printed(measured_job(), width)
+    assert "steady" not in steady and "limited" not in steady
+
+
+def test_a_legend_names_three_problems_of_each_reason() -> None:
+    job = measured_job(limited_by=["sw_power_cap"])
+    job["problems"] = [{**job["problems"][0], "name": f"p{number}"} for number in range(5)]
+    (note,) = (line for line in notes(Job.model_validate(job)) if line.startswith("limited"))
+    assert note.endswith(": sw_power_cap (p0, p1, p2 and 2 more)")
+
+
+def test_a_lookup_marks_a_record_of_a_gpu_that_changed() -> None:
+    record = compared_record(CLEAR)
+    run = {
+        "device": H200,
+        "uuid": "GPU-0",
+        "driver": "580",
+        "cold": True,
+        "before": {},
+        "after": {},
+        "measured_at": 0.0,
+    }
+    record["front"][0]["measured_on"] = {**run, "rounds": 9, "unsteady": CHANGED}
+    output = io.StringIO()
+    found = LookupResult.model_validate({"name": "ffn1", "key": "a" * 64, "record": record})
+    print_lookups(Console(file=output, width=200), [found])
+    assert "(unsteady)" in output.getvalue() and f"{CHANGED[0]} (ffn1)" in " ".join(output.getvalue().split())
+
+
+@pytest.mark.parametrize(
+    ("ratio", "won"),
+    [
+        (None, True),
+        ({"ratio": 0.97, "low": 0.96, "high": 0.98, "tie": False}, True),
+        ({"ratio": 0.97, "low": 0.96, "high": 1.01, "tie": True}, False),
+        ({"ratio": 1.02, "low": 1.015, "high": 1.03, "tie": False}, False),
+    ],
+)
+def test_a_vendor_has_not_won_by_a_tie(ratio: dict[str, Any] | None, won: bool) -> None:
+    record = WinnerRecord.model_validate(compared_record(ratio, vendor_us=12.0))
+    assert record.vendor_won(record.front[0]) == won
+
+
+def compared_record(ratio: dict[str, Any] | None, vendor_us: float = 13.284) -> dict[str, Any]:
+    """Of a kernel of 12.3 µs that was compared with the vendor's."""
+    vendor = {
+        "library": "cuBLASLt", "version": "13", "algorithm": "a", "fused": True, "workspace_bytes": 0,
+        "median_us": vendor_us, "low_us": vendor_us, "high_us": vendor_us,
+    }  # fmt: skip
+    record = record_json(device_class=H200, ranked_by="measured", vendor=vendor)
+    contender = {
+        "candidate": "c" * 64, "median_us": 12.3, "low_us": 12.2, "high_us": 12.4,
+        "ratio": 1.0, "ratio_low": 1.0, "ratio_high": 1.0, "tie": False, "vendor_ratio": ratio,
+    }  # fmt: skip
+    record["front"][0].update(measured_us=12.3, verified="gpu", measurement=contender)
+    return record
 
 
 def test_a_job_on_a_gpu_shows_the_measure_stage() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +19,10 @@ from cukiln import load_kernel
 from cukiln.workspace_pool import GpuMemory, WorkspacePool, of_cpu
 from tests.gpu import check_workspaces
 from tests.support.fixtures.library import Built, Child, launches
+from tests.support.gpu import fake_gpu
 from tests.support.gpu.cupy_streams import CudaError, StackedStreams
 from tests.support.gpu.fake_cuda.tensors import FakeTensor
+from workers.compile.toolchain import ToolchainMissing
 from workers.gpu.interface import Device
 
 
@@ -353,6 +356,29 @@ def test_the_script_for_a_gpu_says_that_there_is_none(
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert check_workspaces.main([]) == check_workspaces.NO_GPU
     assert "CuPy" in capsys.readouterr().err
+
+
+def test_the_script_for_a_gpu_runs_nothing_by_another_gpu_module_and_nothing_without_a_compiler(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert check_workspaces.main(["--gpu-module", "tests.support.gpu.fake_gpu"]) == check_workspaces.NOT_RUN
+    assert capsys.readouterr().err.startswith("not run: tests.support.gpu.fake_gpu does not drive CuPy")
+
+    def missing(device: object) -> bytes:
+        raise ToolchainMissing("no nvcc")
+
+    monkeypatch.setattr(check_workspaces, "list_devices", lambda module: fake_gpu.list_devices())
+    monkeypatch.setattr(check_workspaces, "split_library", missing)
+    assert check_workspaces.main([]) == check_workspaces.NOT_RUN
+    assert capsys.readouterr().err == "not run: no compiler, and no --library: no nvcc\n"
+
+
+def test_the_scripts_threads_use_the_device_that_was_chosen() -> None:
+    used: list[int] = []
+    device = SimpleNamespace(use=lambda: used.append(threading.get_ident()))
+    worked: list[int] = []
+    check_workspaces.at_once([lambda: worked.append(threading.get_ident())] * 3, device)
+    assert sorted(used) == sorted(worked) and len(worked) == 3
 
 
 def test_the_script_for_a_gpu_calls_a_kernel_that_needs_a_workspace() -> None:

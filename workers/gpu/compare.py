@@ -10,14 +10,14 @@ from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.plan.gpu_verification_plan import fresh_case, full_cases
 from codegen.plan.verification_plan import check_output
-from cukiln.types import Comparison, Contender, VendorResult
+from cukiln.types import Comparison, Contender, VendorRatio, VendorResult
 from workers.cpu.cpu_check import number
 from workers.gpu.interface import Gpu, GpuError, GpuFault, LaunchRefused, VendorCall
 from workers.gpu.libraries import Libraries, call_of
 from workers.gpu.measure import Say, candidates_of
 from workers.gpu.samplers import Compared, RotatingSampler, alone, compare_samplers, rough_us, samplers
-from workers.gpu.sampling import Placed, sample_until_tight
-from workers.gpu.steadiness import unsteady
+from workers.gpu.sampling import Placed, is_tie, sample_until_tight
+from workers.gpu.steadiness import limited_by, unsteady
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
 from workers.gpu.verify_and_time import (
     OperandSets,
@@ -110,6 +110,7 @@ class ComparisonTask:
                     launches_per_sample=next(iter(turns.values())).launches,
                     overhead_us=compared.cost.us,
                     unsteady=changes,
+                    limited_by=limited_by(*compared.states),
                     cold=sets.cold,
                     device=device.name,
                     uuid=device.uuid,
@@ -265,11 +266,18 @@ class ComparisonTask:
             max_error=runner.described.get("max_error"),
             error_bound=runner.described.get("error_bound"),
             tflops=flops / placed.interval.median / 1e6,
+            vendor_ratio=_vendor_ratio(placed),
         )
 
 
 def _vendor_calls(call: VendorCall, sets: int) -> list[Callable[[], None]]:
     return [partial(call.run, number) for number in range(sets)]
+
+
+def _vendor_ratio(placed: Placed) -> VendorRatio | None:
+    if (ratio := placed.beside.get(VENDOR)) is None:
+        return None
+    return VendorRatio(ratio=ratio.median, low=ratio.low, high=ratio.high, tie=is_tie(ratio))
 
 
 def _times(placed: Placed) -> dict[str, Any]:

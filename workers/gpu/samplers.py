@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from workers.gpu.interface import Gpu, Timer
-from workers.gpu.sampling import Clock, Interval, Placed, Ranking, interval, rank_by_turns
+from workers.gpu.sampling import Clock, Interval, Placed, Ranking, interval, is_tie, rank_by_turns
 
 Launch = Callable[[], None]
 
@@ -213,20 +213,26 @@ def compare_samplers(
     rest = max(end - now(), seconds / 2)
     ranking = rank_by_turns(all_turns(RotatingSampler.__call__), now, seconds=rest, beside=beside)
     doubt = cost.half / next(iter(turns.values())).launches
-    return Compared(_with_doubt(ranking, doubt), cost, (first, state()))
+    return Compared(with_doubt(ranking, doubt), cost, (first, state()))
 
 
-def _with_doubt(ranking: Ranking, doubt: float) -> Ranking:
+def with_doubt(ranking: Ranking, doubt: float) -> Ranking:
     """Intervals for times each of which may be too long or too short by the same `doubt`, in microseconds."""
-    best = next(entry.interval.median for entry in ranking.placed if entry.name == ranking.best)
+    medians = {entry.name: entry.interval.median for entry in ranking.placed}
+
+    def wider_ratio(ratio: Interval, us: float, other_us: float) -> Interval:
+        shift = math.exp(doubt * abs(1 / us - 1 / other_us))
+        return Interval(ratio.median, ratio.low / shift, ratio.high * shift)
 
     def wider(entry: Placed) -> Placed:
-        shift = math.exp(doubt * abs(1 / entry.interval.median - 1 / best))
-        time, ratio = entry.interval, entry.ratio
+        time = entry.interval
+        ratio = wider_ratio(entry.ratio, time.median, medians[ranking.best])
         return replace(
             entry,
             interval=Interval(time.median, max(time.low - doubt, time.low / 2), time.high + doubt),
-            ratio=Interval(ratio.median, ratio.low / shift, ratio.high * shift),
+            ratio=ratio,
+            tie=entry.name != ranking.best and is_tie(ratio),
+            beside={name: wider_ratio(other, medians[name], time.median) for name, other in entry.beside.items()},
         )
 
     return replace(ranking, placed=tuple(map(wider, ranking.placed)))

@@ -7,7 +7,7 @@ lasts throughout.
 
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from statistics import median, quantiles
 from typing import Literal
@@ -71,13 +71,15 @@ class Sampling:
 @dataclass(frozen=True)
 class Placed:
     """One of those that took turns. `ratio`: its time over the best one's, from samples of the same rounds. `tie`: the
-    difference from the best one is less than 1 %, or not certain to be more; of the best one itself: false."""
+    difference from the best one is less than 1 %, or not certain to be more; of the best one itself: false. `beside`:
+    of each of those beside its time over this one's, from samples of the same rounds."""
 
     name: str
     interval: Interval
     ratio: Interval
     tie: bool
     samples: tuple[float, ...]
+    beside: Mapping[str, Interval] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -249,9 +251,18 @@ class _Turns:
 
     def _placed(self, name: str, ratio: Interval, best: str) -> Placed:
         samples = tuple(self._samples[name])
-        shown = Interval(math.exp(ratio.median), math.exp(ratio.low), math.exp(ratio.high))
-        tie = name != best and not _is_outside_band(ratio)
-        return Placed(name, interval(samples), shown, tie, samples)
+        beside = {} if name in self._beside else {other: _shown(self._ratio(other, name)) for other in self._beside}
+        shown = _shown(ratio)
+        return Placed(name, interval(samples), shown, name != best and is_tie(shown), samples, beside)
+
+
+def is_tie(ratio: Interval) -> bool:
+    """Whether two whose times have this ratio differ by less than 1 %, or not certainly by more."""
+    return not _is_outside_band(Interval(math.log(ratio.median), math.log(ratio.low), math.log(ratio.high)))
+
+
+def _shown(log_ratio: Interval) -> Interval:
+    return Interval(math.exp(log_ratio.median), math.exp(log_ratio.low), math.exp(log_ratio.high))
 
 
 def _is_outside_band(log_ratio: Interval) -> bool:

@@ -1,5 +1,6 @@
 """Whether the GPU was the same throughout a comparison: its throttle reasons, its clock, and the times themselves."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
@@ -13,16 +14,27 @@ STEADY = 0.03
 FEWEST_SAMPLES = 8
 
 
+def limited_by(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    """The throttle reasons before and after: a cap that holds all the time is the same for all that are compared, and
+    another try would find it, too."""
+    return sorted(_reasons(before) & _reasons(after))
+
+
 def unsteady(before: Mapping[str, Any], after: Mapping[str, Any], placed: Sequence[Placed]) -> list[str]:
     """What changed while these took turns, for a person; nothing of a steady GPU."""
-    reasons = sorted({*before.get("throttle", ()), *after.get("throttle", ())} - SETTINGS)
-    words = [f"throttled: {', '.join(reasons)}"] if reasons else []
+    came, went = (sorted(first - second) for first, second in itertools.permutations(map(_reasons, (after, before))))
+    words = [f"throttling began: {', '.join(came)}"] if came else []
+    words += [f"throttling ended: {', '.join(went)}"] if went else []
     first, last = before.get("sm_mhz"), after.get("sm_mhz")
     if first and last and abs(last / first - 1) > STEADY:
         words.append(f"the clock went from {first} to {last} MHz")
     if (change := drift(placed)) is not None and abs(change) > STEADY:
         words.append(f"all times changed by {change:+.1%} between the first half of the rounds and the second")
     return words
+
+
+def _reasons(state: Mapping[str, Any]) -> set[str]:
+    return set(state.get("throttle", ())) - SETTINGS
 
 
 def drift(placed: Sequence[Placed]) -> float | None:

@@ -1,7 +1,7 @@
 """What is brought back from a machine without a network: at most 8 files of 16 MB, written as wholes.
 
 ```
-report.json         what became of each part, which of the machine's libraries are there, what was too large
+report.json         what became of each part, on which card, the machine's libraries, what was too large
 state.zip           what the run continues from, on another machine too (`restore`)
 results-1.json.gz … what `cukiln import-results` sends; of a run that is not finished, too
 confirmed.json      of the primitives
@@ -20,8 +20,9 @@ from lzma import LZMAError
 from pathlib import Path
 from typing import Any
 
+from workers.gpu.interface import Device
 from workers.offline.ceilings import CEILINGS_FILE
-from workers.offline.measured import JOURNAL_FILE, RESULTS_FILE, write_whole
+from workers.offline.measured import JOURNAL_FILE, RESULTS_FILE, count_all, write_whole
 from workers.offline.parts import CONFIRMED_FILE, PARTS_FILE, Part, Progress
 
 BACK = "back"
@@ -32,6 +33,7 @@ LOG_BYTES = 1 << 18  # of each part
 STATE = (PARTS_FILE, CEILINGS_FILE, CONFIRMED_FILE, f"measured/{JOURNAL_FILE}")
 MOST_RESULTS = MOST_FILES - 5
 MOST_STATE = 2**30  # bytes of one file of it
+THEN = "carry it again, or leave --continue-from out, which begins anew"
 
 
 class StateDamaged(Exception):
@@ -57,6 +59,7 @@ def bring_back(into: Path, progress: Progress, parts: Sequence[Part]) -> dict[st
     report = {
         "schema": 1,
         "parts": dict(progress.described(parts)),
+        "cards": [{"name": card.name, "uuid": card.uuid, "driver": card.driver} for card in progress.cards],
         "libraries": _libraries(into),
         "left_out": left_out,
     }
@@ -71,33 +74,47 @@ def bring_back(into: Path, progress: Progress, parts: Sequence[Part]) -> dict[st
     return {name: len(data) for name, data in files.items()}
 
 
-def restore(back: Path, into: Path) -> None:
-    """What a run on an earlier machine had done; nothing where this one has begun. Raises StateDamaged, and has then
-    written nothing."""
+def restore(back: Path, into: Path, card: Device) -> str:
+    """What a run on an earlier machine had done, where that was on such a card; nothing where this one has begun. A
+    sentence. Raises StateDamaged, and has then written nothing."""
     if (into / PARTS_FILE).exists():
-        return
+        return f"{into} has begun: nothing of {back} is taken over"
     state = _state(back / STATE_FILE)
+    earlier = _last_card(state[PARTS_FILE], back / STATE_FILE)
+    if earlier is None or (earlier.name, earlier.driver) != (card.name, card.driver):
+        of = "no card" if earlier is None else f"{earlier.name}, {earlier.uuid}, driver {earlier.driver}"
+        return f"{back} is of {of}: nothing of it counts for {card.name} with driver {card.driver}"
     for name in (*(name for name in state if name != PARTS_FILE), PARTS_FILE):  # last: it says that all of it is there
+        if name == PARTS_FILE and earlier.uuid != card.uuid:
+            count_all(into / "measured")
         (into / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(into / name, state[name])
+    return f"continues what {earlier.name}, {earlier.uuid}, began"
+
+
+def _last_card(parts: bytes, path: Path) -> Device | None:
+    try:
+        cards = [line["card"] for line in map(json.loads, parts.splitlines()) if "card" in line]
+        return Device.from_dict(cards[-1]) if cards else None
+    except (ValueError, TypeError, LookupError) as error:
+        raise StateDamaged(f"{path} is damaged: {PARTS_FILE} in it names no card ({error}); {THEN}") from error
 
 
 def _state(path: Path) -> dict[str, bytes]:
     """The files of an archive of `bring_back`. Raises StateDamaged."""
-    then = "carry it again, or leave --continue-from out, which begins anew"
     try:
         with zipfile.ZipFile(path) as archive:
             held = {name: archive.getinfo(name) for name in STATE if name in archive.namelist()}
             if large := [name for name, entry in held.items() if entry.file_size > MOST_STATE]:
-                raise StateDamaged(f"{path}: {large[0]} has more than {MOST_STATE} bytes, which no run writes; {then}")
+                raise StateDamaged(f"{path}: {large[0]} has more than {MOST_STATE} bytes, which no run writes; {THEN}")
             state = {name: archive.read(name) for name in held}
     except OSError as error:
-        raise StateDamaged(f"cannot read {path} ({error.strerror or error}); {then}") from error
+        raise StateDamaged(f"cannot read {path} ({error.strerror or error}); {THEN}") from error
     # Cut short, changed, of another method of compression, or with a password.
     except (zipfile.BadZipFile, zlib.error, LZMAError, EOFError, RuntimeError, ValueError) as error:
-        raise StateDamaged(f"{path} is damaged ({error}); {then}") from error
+        raise StateDamaged(f"{path} is damaged ({error}); {THEN}") from error
     if PARTS_FILE not in state:
-        raise StateDamaged(f"{path} is not what a run brings back: it has no {PARTS_FILE}; {then}")
+        raise StateDamaged(f"{path} is not what a run brings back: it has no {PARTS_FILE}; {THEN}")
     return state
 
 

@@ -1,5 +1,5 @@
-"""What the GPU reaches, measured once for each driver: `python -m workers.offline.ceilings --out FOLDER`. Exit status:
-0 it is in FOLDER/ceilings.json, 1 it could not be measured, 2 there is no GPU."""
+"""What the GPU reaches, measured once for each card and driver: `python -m workers.offline.ceilings --out FOLDER`. Exit
+status: 0 it is in FOLDER/ceilings.json, 1 it could not be measured, 2 there is no GPU."""
 
 import argparse
 import json
@@ -42,7 +42,8 @@ def ceilings_of(module: str, device: Device, out: Path, processes: Processes) ->
         say(f"no ceilings of this device: {finished.text().strip()[-500:]}")
         return {}
     ceilings: dict[str, float] = json.loads(finished.stdout.splitlines()[-1])
-    write_whole(path, json.dumps({"uuid": device.uuid, "driver": device.driver, "ceilings": ceilings}).encode())
+    of = {"device": device.name, "uuid": device.uuid, "driver": device.driver}
+    write_whole(path, json.dumps({**of, "ceilings": ceilings}).encode())
     say("ceilings: " + ", ".join(f"{name} {rate:.0f}" for name, rate in ceilings.items()))
     return ceilings
 

@@ -26,6 +26,8 @@ from typing import Any
 from codegen.errors import CodegenError
 from codegen.operators import load_operators
 from cukiln.counted import counted
+from cukiln.types import VendorRatio
+from cukiln.vendor_words import ends, result_off, times
 from storage.config.files import gpu_lock_folder
 from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
 from storage.config.own_modules import CHILD, gpu_plans
@@ -73,6 +75,10 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     whole, failure, cancel = False, "", threading.Event()
     with stopping(cancel.set) as stopped:
         journal = Journal(out, Conditions(device, gpu_plans(problem.problem.operator for problem in work.problems)))
+        for name, uuid in sorted(journal.others):
+            say(f"{out} also has what {name}, {uuid}, measured: it does not count for this card, and stays")
+        for uuid in sorted(journal.counted):
+            say(f"what {uuid}, another card of this product, measured before counts, too")
         engine = Engine(
             options.gpu_module,
             device,
@@ -189,10 +195,13 @@ def vendor_us(problem: Mapping[str, Any]) -> float | None:
 def vendor_off(problem: Mapping[str, Any]) -> str | None:
     """What is wrong with the vendor's result, if anything is: above the bound of ours, or no number (null)."""
     vendor = (problem["comparison"] or {}).get("vendor") or {}
-    error, bound = vendor.get("max_error"), vendor.get("error_bound")
-    if bound is None or (error is not None and error <= bound):
-        return None
-    return "is not a number" if error is None else f"is off by {error:.2g}, allowed {bound:.2g}"
+    return result_off(vendor.get("max_error"), vendor.get("error_bound"))
+
+
+def vendor_ratio(problem: Mapping[str, Any]) -> VendorRatio | None:
+    """The vendor's time over the best one's, with its interval."""
+    best = ((problem["comparison"] or {}).get("contenders") or [{}])[0]
+    return VendorRatio.model_validate(best["vendor_ratio"]) if best.get("vendor_ratio") else None
 
 
 def table(results: Mapping[str, Any]) -> str:
@@ -200,7 +209,7 @@ def table(results: Mapping[str, Any]) -> str:
     rows: list[tuple[str, ...]] = [_HEADINGS]
     for problem in results["problems"]:
         best, vendor, off = best_of(problem), vendor_us(problem), vendor_off(problem)
-        ratio = f"{vendor / best[1]:.3f}" if vendor and best else "-"
+        ratio = _ratio_words(vendor, best, vendor_ratio(problem))
         right = sum(candidate["verdict"] == "ok" for candidate in problem["candidates"])
         times = [f"{best[1]:.2f}" if best else "-", f"{vendor:.2f}" if vendor else "-", "off" if off else ratio]
         # How much longer the second one takes; `tie` where that is nothing.
@@ -216,6 +225,15 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _ratio_words(vendor: float | None, best: tuple[str, float] | None, ratio: VendorRatio | None) -> str:
+    """`1.083 (1.079–1.088)`; `tie (0.996–1.004)`; of what an older release compared without an interval `1.08`."""
+    if vendor is None or best is None:
+        return "-"
+    if ratio is None:
+        return times(vendor / best[1], None)
+    return f"{'tie' if ratio.tie else times(ratio.ratio, ratio)} ({ends(ratio)})"
+
+
 def _words(problems: Sequence[Mapping[str, Any]]) -> list[str]:
     """Everything that was not right, counted by problem, with the messages of one of each kind."""
     lines = []
@@ -227,6 +245,11 @@ def _words(problems: Sequence[Mapping[str, Any]]) -> list[str]:
         for verdict, count in sorted(counts.items()):
             told = f": {example[verdict]}" if verdict in example else ""
             lines.append(f"{problem['name']}: {count} {verdict}{told}"[:300])
+        comparison = problem["comparison"] or {}
+        if changes := comparison.get("unsteady"):
+            lines.append(f"{problem['name']}: unsteady while the best took turns: {'; '.join(changes)}"[:300])
+        if reasons := comparison.get("limited_by"):
+            lines.append(f"{problem['name']}: limited throughout by {', '.join(reasons)}"[:300])
         if off := vendor_off(problem):
             lines.append(f"{problem['name']}: the vendor's result {off}: no ratio (its kernels may round in between)")
     return lines

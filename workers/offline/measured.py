@@ -4,7 +4,8 @@
 FOLDER/measured.jsonl   one line for each candidate and comparison, synced as soon as it is known
 FOLDER/results.json     all of it with the problems: what `cukiln import-results` sends
 ```
-Lines belong to the run that stands before them; a later run takes over those of the same product, driver and test plan.
+Lines belong to the run that stands before them; a later run takes over those of the same card, driver and test plan,
+and of cards of the same product that a line `{"counts": uuids}` names.
 """
 
 import json
@@ -42,7 +43,8 @@ class Conditions:
 
 class Journal:
     """Results of candidates, by candidate and code digest, and comparisons, by the candidates that were compared. Their
-    lines are `{"run": key, …}` at the beginning of each run, `{"result": …}` and `{"compared": names, …}`."""
+    lines are `{"run": key, …}` at the beginning of each run, `{"result": …}` and `{"compared": names, …}`. `others`:
+    cards whose lines do not count, as name and UUID; `counted`: the UUIDs of those beside this card whose lines do."""
 
     def __init__(self, folder: Path, conditions: Conditions) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,11 +52,18 @@ class Journal:
         self._path = folder / JOURNAL_FILE
         self._results: dict[tuple[str, str], dict[str, Any]] = {}
         self.comparisons: dict[tuple[str, ...], dict[str, Any] | None] = {}
-        key: list[str] | None = None
+        self.others: set[tuple[str, str]] = set()
+        self.counted: set[str] = set()
+        uuids = {conditions.device.uuid, *counted_in(folder)}
+        counts = False
         for line in read_lines(self._path):
             if "run" in line:
-                key = line["run"]
-            elif key == conditions.key and _is_whole(line):
+                name, uuid = _card_of(line)
+                counts = line["run"] == conditions.key and uuid in uuids
+                if uuid != conditions.device.uuid:
+                    self.counted |= {uuid} if counts else set()
+                    self.others |= set() if counts else {(name, uuid)}
+            elif counts and _is_whole(line):
                 self._take(line)
         append_line(self._path, {"run": conditions.key, "device": conditions.device.as_dict(), "at": time.time()})
 
@@ -85,6 +94,26 @@ class Journal:
             self._results[result["candidate"], result["code_digest"] or ""] = result
         elif "compared" in line:
             self.comparisons[tuple(line["compared"])] = line["comparison"]
+
+
+def counted_in(folder: Path) -> list[str]:
+    """The cards whose measurements count in the folder, beside those of the card that measures."""
+    lists = (line.get("counts") for line in read_lines(folder / JOURNAL_FILE))
+    return [str(uuid) for counts in lists if isinstance(counts, list) for uuid in counts]
+
+
+def count_all(folder: Path) -> None:
+    """From now on measurements count of all cards that the journal has, for other cards of their product."""
+    runs = {_card_of(line)[1]: None for line in read_lines(folder / JOURNAL_FILE) if "run" in line}
+    if runs:
+        append_line(folder / JOURNAL_FILE, {"counts": list(runs)})
+
+
+def _card_of(run: Mapping[str, Any]) -> tuple[str, str]:
+    """Name and UUID; of a damaged line words that no card has."""
+    device = run.get("device")
+    named = device if isinstance(device, dict) else {}
+    return str(named.get("name", "a card without a name")), str(named.get("uuid", "a damaged line"))
 
 
 def _is_whole(line: Mapping[str, Any]) -> bool:

@@ -1,8 +1,9 @@
 """The parts of a run on a machine without a network: what each is, which is next, and what became of it.
 
 What began and ended stands in `parts.jsonl`, synced, so that the same command continues after whatever ended it. A part
-that ended is not run again, but one that found no GPU; one that was cut off is, where it would have more time; one that
-the whole run ended with twice is left out, but for the last, which loses nothing by it.
+that ended is not run again, but one that found no GPU, or could not be run; one that was cut off is, where it would
+have more time; one that the whole run ended with twice is left out, but for the last, which loses nothing by it. What a
+part tells is of the installation, of a product with its driver, or of one card: on another it is run again.
 """
 
 import sys
@@ -10,8 +11,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+from workers.gpu.interface import Device
 from workers.offline.measured import append_line, read_lines
 
 PARTS_FILE, CONFIRMED_FILE, WORKSPACES_LIBRARY = "parts.jsonl", "confirmed.json", "workspaces.so"
@@ -19,16 +21,19 @@ TRIES = 2  # of a part with which the whole run ended
 SHARE = 0.25  # of the budget, for one part but the last
 LEAST_SECONDS = 2.0  # that is worth a start
 NOTHING_TO_USE = 2  # exit status of each part that finds no GPU, or nothing to drive it
+NOT_RUN = 3  # of one that this machine cannot run, such as without a compiler: its last words say why
 
 
 @dataclass(frozen=True)
 class Part:
-    """`python -m` with `words`. `seconds`: of one try at most. `continues`: what it did so far it does not do again."""
+    """`python -m` with `words`. `seconds`: of one try at most. `continues`: what it did so far it does not do again.
+    `tells_of`: what its result depends on, beside the installation."""
 
     name: str
     words: Sequence[str]
     seconds: float
     continues: bool = False
+    tells_of: Literal["machine", "product", "card"] = "machine"
 
     @property
     def log(self) -> str:
@@ -42,44 +47,72 @@ class Part:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a try ended. `limit`: its seconds; `cut_off`: whether it reached them, or was stopped."""
+    """How a try ended. `limit`: its seconds; `cut_off`: whether it reached them, or was stopped; `why`: it was not
+    run."""
 
     status: int
     seconds: float
     limit: float
     cut_off: bool
+    why: str = ""
+
+    @property
+    def is_well(self) -> bool:
+        """Nothing failed, and nothing is left that could be run here."""
+        return self.status in (0, NOT_RUN) and not self.cut_off
 
 
 def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, seconds: float) -> list[Part]:
     """What tells most about all that follows comes first."""
     of_gpu = ("--gpu-module", gpu_module, "--device", device)
     measured = ("workers.offline.measure_bundle", str(installed / "bundle"), "--out", str(into / "measured"))
+    primitives = ("tests.gpu.confirm_primitives", "--result", str(into / CONFIRMED_FILE), *of_gpu)
+    workspaces = ("tests.gpu.check_workspaces", "--library", str(installed / WORKSPACES_LIBRARY), *of_gpu)
+    last = (*measured, *of_gpu, "--seconds", str(seconds))
     return [
         Part("libraries", ("workers.offline.libraries_there",), 60),
-        Part("primitives", ("tests.gpu.confirm_primitives", "--result", str(into / CONFIRMED_FILE)), 150),
-        Part("measuring checks", ("tests.gpu.check_measuring", "--device", device), 180),
-        Part("workspaces", ("tests.gpu.check_workspaces", "--library", str(installed / WORKSPACES_LIBRARY)), 90),
-        Part("ceilings", ("workers.offline.ceilings", "--out", str(into), *of_gpu), 90),
-        Part("candidates and vendor", (*measured, *of_gpu, "--seconds", str(seconds)), float("inf"), continues=True),
+        Part("primitives", primitives, 150, tells_of="product"),
+        Part("measuring checks", ("tests.gpu.check_measuring", *of_gpu), 180, tells_of="card"),
+        Part("workspaces", workspaces, 90, tells_of="product"),
+        Part("ceilings", ("workers.offline.ceilings", "--out", str(into), *of_gpu), 90, tells_of="card"),
+        Part("candidates and vendor", last, float("inf"), continues=True, tells_of="product"),
     ]
 
 
-class Progress:
-    """What was begun and what ended, in `folder`, of the installation called `of`: another has other kernels."""
+def cards_of(folder: Path) -> list[Device]:
+    """Those that the folder's results are of, in their order: the last one has it now."""
+    return [card for line in read_lines(folder / PARTS_FILE) if (card := _card_of(line)) is not None]
 
-    def __init__(self, folder: Path, of: str = "") -> None:
-        self._path, self._of = folder / PARTS_FILE, of
+
+def _card_of(line: Mapping[str, Any]) -> Device | None:
+    """None where the line names none, or is damaged."""
+    try:
+        return Device.from_dict(line["card"])
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+class Progress:
+    """What was begun and what ended, in `folder`, of the installation called `of`, which has other kernels than another
+    one, and of the card; None: there is none to use. `cards`: those that its results are of, the last one last."""
+
+    def __init__(self, folder: Path, of: str = "", card: Device | None = None) -> None:
+        self._path, self._of, self._card = folder / PARTS_FILE, of, card
         self._begun: dict[str, int] = {}  # tries without an end
         self.ended: dict[str, Ended] = {}
+        if card is not None and card not in cards_of(folder)[-1:]:
+            append_line(self._path, {"card": card.as_dict(), "at": time.time()})
+        self.cards = cards_of(folder)
+        own = {tells_of: self._depends_on(tells_of) for tells_of in ("machine", "product", "card")}
         for line in read_lines(self._path):
-            if line.get("of") == of and _is_whole(line):
+            if _is_whole(line) and line["of"] == own.get(str(line.get("tells_of"))):
                 self._take(line)
 
     def begin(self, part: Part) -> None:
-        self._write({"part": part.name, "began": time.time()})
+        self._write(part, {"part": part.name, "began": time.time()})
 
     def end(self, part: Part, ended: Ended) -> None:
-        self._write({"part": part.name, "ended": vars(ended), "at": time.time()})
+        self._write(part, {"part": part.name, "ended": vars(ended), "at": time.time()})
 
     def next_limit(self, part: Part, budget: float, left: float) -> float | None:
         """The seconds that the part has now; None where it is not run."""
@@ -89,7 +122,7 @@ class Progress:
             return None
         if ended is None or part.continues:
             return None if ended is not None and ended.status == 0 and not ended.cut_off else limit
-        return limit if ended.status == NOTHING_TO_USE or (ended.cut_off and limit > ended.limit) else None
+        return limit if ended.status in (NOTHING_TO_USE, NOT_RUN) or (ended.cut_off and limit > ended.limit) else None
 
     def described(self, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
         """A word for each part."""
@@ -98,13 +131,22 @@ class Progress:
             if ended is None:
                 tries = self._begun.get(part.name, 0)
                 yield part.name, f"the run ended with it, {tries} times" if tries else "not begun"
+            elif ended.status == NOT_RUN:
+                yield part.name, ended.why or "not run"
             elif ended.cut_off:
                 yield part.name, f"cut off after {ended.seconds:.0f} s"
             else:
                 yield part.name, f"exit status {ended.status} after {ended.seconds:.0f} s"
 
-    def _write(self, line: Mapping[str, Any]) -> None:
-        append_line(self._path, {"of": self._of, **line})
+    def _depends_on(self, tells_of: str) -> list[str]:
+        if tells_of == "machine" or self._card is None:
+            return [self._of]
+        product = [self._of, self._card.name, self._card.driver]
+        return product if tells_of == "product" else [*product, self._card.uuid]
+
+    def _write(self, part: Part, line: Mapping[str, Any]) -> None:
+        depends_on = {"of": self._depends_on(part.tells_of), "tells_of": part.tells_of}
+        append_line(self._path, {**depends_on, **line})
         self._take(line)
 
     def _take(self, line: Mapping[str, Any]) -> None:

@@ -15,16 +15,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import IO
 
 from storage.config.limits import MEASURE_SECONDS
-from workers.gpu.interface import DEFAULT_MODULE
+from workers.gpu.interface import DEFAULT_MODULE, Device, GpuMissing, choose_device
+from workers.gpu.measure_on_gpu import probe
 from workers.offline.brought_back import BACK, StateDamaged, bring_back, restore
+from workers.offline.ceilings import LIMITS
 from workers.offline.measure_all import say
 from workers.offline.measure_bundle import DONE, INTERRUPTED, LEFT, WRONG_USE, positive, stopping
-from workers.offline.parts import Ended, Part, Progress, parts_of
+from workers.offline.parts import NOT_RUN, Ended, Part, Progress, cards_of, parts_of
 from workers.processes.die_with_parent import tethered
+from workers.processes.processes import ProcessError, Processes
 
 DEFAULT_BUDGET, MOST_BUDGET = 500.0, 540.0  # of one call: such a machine ends a command after ten minutes
 END_SECONDS = 8.0  # of a budget: a run that ends in order writes its results, then they are packed
@@ -43,16 +47,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BlockingIOError:
         sys.stderr.write(f"measure_there: another run uses {into}; wait for it, or name another folder with --into\n")
         return WRONG_USE
-    if options.continue_from is not None:
+    card = _card(options.gpu_module, options.device)
+    into = _folder_of(card, into)
+    if options.continue_from is not None and card is not None:
         try:
-            restore(options.continue_from.absolute(), into)
+            say(restore(options.continue_from.absolute(), into, card))
         except StateDamaged as error:
             sys.stderr.write(f"measure_there: {error}\n")
             return WRONG_USE
     deadline = options.began + options.budget - END_SECONDS
-    module, device, seconds = options.gpu_module, options.device, options.seconds
+    module, seconds = options.gpu_module, options.seconds
+    device = options.device if card is None else card.uuid
     parts = parts_of(options.installed.absolute(), into, gpu_module=module, device=device, seconds=seconds)
-    progress = Progress(into, options.installed.name)
+    progress = Progress(into, options.installed.name, card)
     with stopping() as stopped:
         for part in parts:
             limit = progress.next_limit(part, options.budget, deadline - time.monotonic())
@@ -65,8 +72,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"{into / BACK}: {len(files)} files, {sum(files.values()) / 1e6:.2f} MB; `cukiln import-results` takes them")
     if stopped:
         return INTERRUPTED
-    whole = all(part.name in progress.ended and progress.ended[part.name].status == 0 for part in parts)
-    return DONE if whole and not any(ended.cut_off for ended in progress.ended.values()) else LEFT
+    return DONE if all(part.name in progress.ended and progress.ended[part.name].is_well for part in parts) else LEFT
+
+
+def _card(module: str, wanted: str) -> Device | None:
+    """The card that is measured on; None, said, where there is none: each part then says so, too."""
+    try:
+        with closing(Processes()) as processes:
+            card = choose_device(probe(module, processes, LIMITS), wanted)
+    except (GpuMissing, ProcessError) as error:
+        say(f"no GPU to use: {error}")
+        return None
+    say(f"{card.name}, {card.uuid}, driver {card.driver}")
+    return card
+
+
+def _folder_of(card: Device | None, into: Path) -> Path:
+    """Where another card's run stands, a folder of its own below."""
+    if card is None or not (cards := cards_of(into)) or cards[-1].uuid == card.uuid:
+        return into
+    own = into / card.uuid
+    own.mkdir(exist_ok=True)
+    say(f"{into} holds a run on another card, {cards[-1].name}, {cards[-1].uuid}: this one is kept apart, in {own}")
+    return own
 
 
 def _run(
@@ -85,10 +113,16 @@ def _run(
                 bring_back(into, progress, parts)
                 written = time.monotonic()
         cut_off = _ended(process)
-    ended = Ended(process.returncode, time.monotonic() - began, limit, cut_off or bool(stopped))
+    why = _last_words(into / part.log) if process.returncode == NOT_RUN else ""
+    ended = Ended(process.returncode, time.monotonic() - began, limit, cut_off or bool(stopped), why)
     progress.end(part, ended)
     bring_back(into, progress, parts)
     return ended
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").splitlines()
+    return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
 
 def _started(command: Sequence[str], into: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:

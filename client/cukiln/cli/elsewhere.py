@@ -13,6 +13,7 @@ import typer
 
 from cukiln.cli.console import AsJson, OfTarget, Url, given, given_path, make_console
 from cukiln.cli.exit_codes import OF_STATE
+from cukiln.cli.not_imported import REPORT_FILE, not_imported
 from cukiln.cli.packing import packing
 from cukiln.cli.server import find_client, own_client
 from cukiln.cli.table import print_job
@@ -28,7 +29,6 @@ from cukiln.printable import printable
 from cukiln.types import Job
 
 BUNDLE_FILE, LIBRARIES, RESULTS_FILE, JOB_FILE = "bundle.json", "lib", "results.json", "job.json"
-REPORT_FILE = "report.json"  # of what was brought back
 PACKED_RESULTS = "results-*.json.gz"
 MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by default
 MOST_RESULTS = 2**30  # bytes of a results file, behind gzip
@@ -95,7 +95,7 @@ def import_measured(
     as_json: AsJson = False,
 ) -> None:
     """Send what was measured elsewhere to the service, which builds and publishes winners. Sent again, it changes
-    nothing; of a run that is not finished, what is there.
+    nothing; of a run that is not finished, what is there. Says what of the folder no service takes, and why.
 
     Exit code 3 when some problems have no winner.
     """
@@ -107,6 +107,8 @@ def import_measured(
             typer.echo(json.dumps(job_json(job)))
         else:
             print_job(console, job)
+    for line in not_imported(results) if results.is_dir() else []:
+        typer.echo(printable(line), err=as_json)
     raise typer.Exit(max(OF_STATE[job.state] for job in jobs))
 
 

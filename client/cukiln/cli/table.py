@@ -10,8 +10,10 @@ from rich.console import Console
 from rich.text import Text
 
 from cukiln.cli.console import GAP, duration, fitting, plain_table
+from cukiln.cli.steadiness import marked, steadiness_notes
 from cukiln.counted import counted
 from cukiln.types import FrontEntry, Job, LookupResult, ProblemReport, RunnerUp, WinnerSummary
+from cukiln.vendor_words import Vendor, vendor_of, vendor_of_record
 
 _VERIFIED = {
     "gpu": "verified gpu: the kernel's results were checked on a GPU",
@@ -23,7 +25,6 @@ _PTX = {
     "ok": "ptx ok: what nvcc made of the kernel, run on the CPU, gave them, too",
     "untranslated": "ptx untranslated: what nvcc made of the kernel could not be run on the CPU",
 }
-_ANY_LIBRARY = "vendor"
 _NAME_WIDTH = 20  # characters of a problem's name in a line
 _SCHEDULE_LINES = 4  # of a schedule in a table, at most
 _SCHEDULE_WIDTHS = range(24, 78, 2)  # characters that its column is tried with
@@ -37,8 +38,9 @@ _PREDICTED = (
 _MEASURED = "measured µs: the median time of a run on {devices}, of many in one process"
 _VENDOR = (
     "× {library}: how many times as fast our kernel is as the vendor's library on the same problem; their runs were "
-    "interleaved"
+    "interleaved; in brackets, the 95 % interval"
 )
+_VENDOR_TIE = "tie with {library}: neither is certainly faster by 1 % or more"
 _VENDOR_OFF = (
     "its result is off: the vendor's largest error against the reference, on inputs that ours was checked with, is "
     "above what ours is allowed there; so no ratio is given. Where the vendor takes several kernels, it rounds between "
@@ -119,7 +121,7 @@ def _compared_part(job: Job) -> list[_Part]:
         if winner is None:
             rows.append(["-", "-"])
         else:
-            rows.append([vendor_words(winner.measured_us, _vendor_of(winner)), _runner_up(winner.runner_up)])
+            rows.append([_beside(vendor_of(winner)), _runner_up(winner.runner_up)])
     return [_Part(["vendor", "runner-up"], rows, _vendor_width(row[0] for row in rows))]
 
 
@@ -175,45 +177,18 @@ def _winners(job: Job) -> list[WinnerSummary]:
     return [problem.winner for problem in job.problems if problem.winner is not None]
 
 
-@dataclass(frozen=True)
-class Vendor:
-    """The vendor's library in a table. `off`: what is wrong with its result, if anything."""
-
-    us: float
-    library: str
-    off: str | None
-
-
-def vendor(us: float, library: str | None, max_error: float | None, error_bound: float | None) -> Vendor:
-    """Without a bound the result was not checked; an error of NaN is null in JSON."""
-    if error_bound is None:
-        off = None
-    elif max_error is None:
-        off = "its result is not a number"
-    else:
-        too_much = max_error > error_bound
-        off = f"its result is off by {max_error:.2g}, allowed {error_bound:.2g}" if too_much else None
-    return Vendor(us, library or _ANY_LIBRARY, off)
-
-
-def _vendor_of(winner: WinnerSummary) -> Vendor | None:
-    if winner.vendor_us is None:
-        return None
-    return vendor(winner.vendor_us, winner.vendor_library, winner.vendor_max_error, winner.vendor_error_bound)
-
-
-def vendor_words(ours_us: float | None, theirs: Vendor | None) -> str:
+def _beside(theirs: Vendor | None) -> str:
     """The vendor's time, and how many times as fast ours is; no ratio where the vendor's result is off."""
-    if not ours_us or theirs is None:
+    if theirs is None:
         return "-"
     if theirs.off:
-        return f"{microseconds(theirs.us)}\n({theirs.off})"
-    return f"{microseconds(theirs.us)}, {theirs.us / ours_us:.2f}× {theirs.library}"
+        return f"{microseconds(theirs.us)}\n({theirs.words})"
+    return f"{microseconds(theirs.us)}, {theirs.words}"
 
 
 def _vendor_width(cells: Iterable[str]) -> int:
-    """Of the vendor's column with the runner-up's: the message that a result is off is longer."""
-    return 60 if any("\n" in cell for cell in cells) else 38
+    """Of the vendor's column with the runner-up's."""
+    return max(len(line) for cell in [*cells, "vendor"] for line in cell.splitlines()) + GAP + len("runner-up") + GAP
 
 
 def _runner_up(runner_up: RunnerUp | None) -> str:
@@ -256,7 +231,7 @@ def _judgement(problem: ProblemReport) -> tuple[str, str]:
     if winner is None:
         return "-", "-"
     time_us = winner.measured_us if winner.ranked_by == "measured" else winner.predicted_us
-    return _verified(winner), f"{winner.ranked_by} {microseconds(time_us)}"
+    return _verified(winner), marked(f"{winner.ranked_by} {microseconds(time_us)}", winner)
 
 
 def _verified(winner: WinnerSummary | FrontEntry) -> str:
@@ -304,9 +279,13 @@ def _measured_notes(job: Job) -> list[str]:
         if measured
         else []
     )
+    lines += steadiness_notes((problem.name, problem.winner) for problem in measured)
     winners = _winners(job)
-    vendors = [theirs for winner in winners if winner.measured_us and (theirs := _vendor_of(winner)) is not None]
-    lines += [_VENDOR.format(library=name) for name in sorted({theirs.library for theirs in vendors if not theirs.off})]
+    vendors = [theirs for winner in winners if (theirs := vendor_of(winner)) is not None]
+    times = {theirs.library for theirs in vendors if not theirs.off and not theirs.is_tie}
+    lines += [_VENDOR.format(library=name) for name in sorted(times)]
+    ties = {theirs.library for theirs in vendors if theirs.is_tie}
+    lines += [_VENDOR_TIE.format(library=name) for name in sorted(ties)]
     lines += [_VENDOR_OFF] if any(theirs.off for theirs in vendors) else []
     others = [winner.runner_up for winner in winners if winner.runner_up is not None]
     lines += [_RUNNER_UP] if any(not other.tie for other in others) else []
@@ -326,7 +305,18 @@ def summary(job: Job, seconds: float) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items(), key=lambda item: item[0] != "ok"))
     head = {"done": "done", "partial": f"{total - solved} of {total} without a winner"}.get(job.state, job.state)
     verified = f"{counted(candidates, 'candidate')} ({counts or 'none verified'})"
-    return f"Job {job.job}: {head}, {counted(total, 'problem')}, {verified}, {duration(seconds)}."
+    return f"Job {job.job}: {head}, {counted(total, 'problem')}, {verified}, {duration(seconds)}.{_ptx_cost(job)}"
+
+
+def _ptx_cost(job: Job) -> str:
+    """Of running every candidate from its PTX; nothing where the job does not ask for that."""
+    costs = [problem.ptx for problem in job.problems if problem.ptx is not None]
+    if not costs:
+        return ""
+    kernels = sum((Counter(cost.kernels) for cost in costs), Counter[str]())
+    verdicts = ", ".join(f"{count} {name}" for name, count in sorted(kernels.items(), key=lambda item: item[0] != "ok"))
+    spent = sum(cost.cpu_seconds for cost in costs)
+    return f" From their PTX: {counted(kernels.total(), 'kernel')} ({verdicts or 'none'}), {spent:.1f} CPU s."
 
 
 def print_lookups(console: Console, results: Sequence[LookupResult]) -> None:
@@ -340,6 +330,9 @@ def print_lookups(console: Console, results: Sequence[LookupResult]) -> None:
     _print_parts(console, names, parts)
     if any("\n" in row[4] for row in rows):
         console.print(Text(_VENDOR_OFF, style="dim"))
+    records = [(name, result.record) for name, result in zip(names, results, strict=True) if result.record is not None]
+    for note in steadiness_notes((name, record.front[0].measured_on) for name, record in records):
+        console.print(Text(note, style="dim"))
     keys = "".join(f"\n{result.key}  {name}" for result, name in zip(results, names, strict=True))
     console.print(Text(f"keys:{keys}"), soft_wrap=True)  # a key in two lines cannot be copied
 
@@ -351,12 +344,10 @@ def _looked_up(result: LookupResult) -> list[str]:
         return ["no winner yet", "-", "-", "-", "-"]
     best = record.front[0]
     time_us = best.measured_us if record.ranked_by == "measured" else best.predicted_us
-    peer = record.vendor
-    theirs = vendor(peer.median_us, peer.library, peer.max_error, peer.error_bound) if peer is not None else None
-    rank = f"{record.ranked_by} {microseconds(time_us)}"
+    rank = marked(f"{record.ranked_by} {microseconds(time_us)}", best.measured_on)
     meanwhile = "" if record.tuned_for is None else "no winner yet; a neighbour's: "
     own = meanwhile + _described(best)
-    return [own, _verified(best), rank, record.device_class, vendor_words(best.measured_us, theirs)]
+    return [own, _verified(best), rank, record.device_class, _beside(vendor_of_record(record))]
 
 
 def _described(winner: WinnerSummary | FrontEntry, common: Collection[str] = ()) -> str:

@@ -9,6 +9,7 @@ JobState = Literal["queued", "running", "done", "partial", "failed", "cancelled"
 ENDED: tuple[JobState, ...] = ("done", "partial", "failed", "cancelled")
 ProblemState = Literal["queued", "running", "done", "failed", "cancelled"]
 VerdictName = Literal["ok", "compile_error", "compile_timeout", "runtime_error", "run_timeout", "incorrect", "skipped"]
+PtxAsked = Literal["winners", "all"]
 Verified = Literal["gpu", "cpu", "cpu-unconfirmed"]
 RankedBy = Literal["measured", "predicted"]
 StageName = Literal["lower", "codegen", "compile", "verify", "measure"]
@@ -66,6 +67,17 @@ class Measurement(RunOn):
     stopped: Literal["tight", "time", "loser"]  # the interval was narrow enough; the time was up; clearly slower
 
 
+class VendorRatio(Answer):
+    """The vendor's library beside a kernel of ours: its time over the kernel's, from samples of the same rounds, with
+    the ends of a 95 % interval. `tie`: the difference is below 1 %, or not certain to be more; an interval that holds 1
+    always is one."""
+
+    ratio: float
+    low: float
+    high: float
+    tie: bool
+
+
 class Contender(Answer):
     """One of the last few, from interleaved runs. `ratio`: its time over the best one's, with a 95 % interval of
     the ratio; a `tie` with the best one is a difference that is below what is called one, or not certain."""
@@ -81,6 +93,7 @@ class Contender(Answer):
     max_error: float | None = None
     error_bound: float | None = None  # at the place of max_error
     tflops: float | None = None
+    vendor_ratio: VendorRatio | None = None  # null: there was no vendor, or an older release compared them
 
 
 class VendorResult(Answer):
@@ -108,12 +121,15 @@ class Comparison(RunOn):
     launches_per_sample: int | None = None  # of each contender and the vendor
     overhead_us: float | None = None  # of a sample, beside its launches: taken off
     unsteady: list[str] = []  # what changed of the GPU meanwhile, twice: the times may be other ones, ratios hardly
+    limited_by: list[str] = []  # throttle reasons before and after: times are of a GPU that was held back throughout
 
 
 class MeasuredOn(RunOn):
     """Where a time comes from."""
 
     rounds: int | None = None  # of a comparison, with interleaved runs of all contenders; null: it was measured alone
+    unsteady: list[str] = []  # as in Comparison; so is the next
+    limited_by: list[str] = []
 
 
 class RunnerUp(Answer):
@@ -135,6 +151,14 @@ class PtxMark(Answer):
     cpu_seconds: float  # g++ and the run; a library that was there already has those of then
 
 
+class PtxCost(Answer):
+    """Of a problem whose every candidate is run from its PTX: kernels by verdict, those known from another job too, and
+    the CPU seconds that were spent for this one. They are in `seconds.verify` as well."""
+
+    kernels: dict[str, int]
+    cpu_seconds: float
+
+
 class WinnerSummary(Answer):
     candidate: str
     schedule: dict[str, Any]
@@ -147,6 +171,9 @@ class WinnerSummary(Answer):
     vendor_library: str | None = None  # its name
     vendor_max_error: float | None = None  # as in VendorResult
     vendor_error_bound: float | None = None
+    vendor_ratio: VendorRatio | None = None  # of the comparison that the winner was in; so are the next two
+    unsteady: list[str] = []
+    limited_by: list[str] = []
     runner_up: RunnerUp | None = None
     so_sha256: str
     workspace_bytes: int = 0
@@ -167,6 +194,7 @@ class ProblemReport(Answer):
     verdicts: dict[str, int] = Field(default_factory=dict)
     rejected: dict[str, int] = Field(default_factory=dict)
     seconds: Seconds = Seconds()
+    ptx: PtxCost | None = None  # null: the job asks for its winners alone
     error: str | None = None
 
 
@@ -206,6 +234,7 @@ class Job(JobHead):
     priority: Priority
     started_at: float | None = None
     budget_seconds: float | None = None
+    ptx: PtxAsked = "winners"
     progress: Progress
     seconds: Seconds
     problems: list[ProblemReport]
@@ -249,6 +278,7 @@ class CandidateReport(TriedCandidate):
     problem: str
     group: str | None
     verified: Verified | None
+    ptx: PtxMark | None = None  # null: no job has asked for it; what was wrong is `verdict`
     max_error: float | None = None  # absolute, the largest over the verification plan's random inputs
     error_bound: float | None = None  # at the place of max_error
     registers: int | None = None

@@ -14,6 +14,7 @@ from cukiln.types.jobs import (
     PtxMark,
     RankedBy,
     RunnerUp,
+    VendorRatio,
     VendorResult,
     Verified,
 )
@@ -104,6 +105,11 @@ class FrontEntry(Answer):
     imported: Imported | None = None  # null: measured by this service
 
     @property
+    def vendor_ratio(self) -> VendorRatio | None:
+        """Of the comparison that it was in."""
+        return self.measurement.vendor_ratio if isinstance(self.measurement, Contender) else None
+
+    @property
     def files(self) -> dict[str, str]:
         """What is fetched for it: digests by the suffix that their files get, library, cubin and source first."""
         files = {"so": self.so_sha256, "cubin": self.cubin_sha256, "cu": self.source_sha256}
@@ -152,8 +158,13 @@ class WinnerRecord(Answer):
     tuned_for: TunedFor | None = None
 
     def vendor_won(self, entry: FrontEntry) -> bool:
-        """Whether the vendor's library, which frameworks call, was measured to be faster than this kernel."""
-        return self.vendor is not None and entry.measured_us is not None and self.vendor.median_us < entry.measured_us
+        """Whether the vendor's library, which frameworks call, was measured to be faster than this kernel; a tie is not
+        enough."""
+        if self.vendor is None or entry.measured_us is None:
+            return False
+        if (compared := entry.vendor_ratio) is not None:
+            return compared.ratio < 1 and not compared.tie
+        return self.vendor.median_us < entry.measured_us
 
     def usable(self, workspace_limit_bytes: int | None = None, deterministic: bool = False) -> list[FrontEntry]:
         """The kernels within the limit (null: any) that, if asked for, give the same bits in every run."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import sqlite3
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,12 @@ from cukiln.errors import BadRequest, UsageError
 from cukiln.load_kernel import choose
 from cukiln.transport import Call
 from cukiln.types import Job, WinnerRecord
+from cukiln.vendor_words import vendor_of_record
 from storage.config.settings import Settings, load_settings
 from tests.support.fixtures.elsewhere import REQUEST, results_in
 from workers.supervisor.serve import embedded
+
+CHANGED = {"unsteady": ["the clock went from 1980 to 1700 MHz"], "limited_by": ["sw_power_cap"]}
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -35,6 +40,16 @@ def client(settings: Settings) -> Iterator[Client]:
     """A fresh service without a GPU."""
     with embedded(settings) as running, Client(running.url, cache_dir=settings.data_dir / "client") as found:
         yield found
+
+
+@pytest.fixture(scope="module")
+def measured(measured: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """On a GPU that changed while the first problem's best took turns, and had a cap throughout."""
+    content = results_in(measured)
+    content["problems"][0]["comparison"] |= CHANGED
+    folder = tmp_path_factory.mktemp("changed")
+    (folder / "results.json").write_text(json.dumps(content))
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +98,26 @@ def test_a_record_is_of_the_device_that_measured(
             assert entry.verified == "gpu"
             assert entry.code_digest == by_id[entry.candidate]["code_digest"]
             assert entry.measured_us is not None
-        best = min(one["median_us"] for one in sent["comparison"]["contenders"])
-        assert record.front[0].measured_us == best
+        best = min(sent["comparison"]["contenders"], key=lambda contender: contender["median_us"])
+        assert record.front[0].measured_us == best["median_us"]
+        ratio = record.front[0].vendor_ratio
+        assert ratio is not None and ratio.model_dump() == best["vendor_ratio"]
+        assert problem.winner is not None and problem.winner.vendor_ratio == ratio
+        where = record.front[0].measured_on
+        assert where is not None and where.unsteady == problem.winner.unsteady == sent["comparison"]["unsteady"]
+        assert where.limited_by == problem.winner.limited_by == sent["comparison"]["limited_by"]
+
+
+def test_the_page_of_a_job_shows_the_vendor_beside_the_winner_and_what_became_of_the_gpu(
+    client: Client, records: dict[str, WinnerRecord], job: Job
+) -> None:
+    page = urllib.request.urlopen(f"{client._transport.url}/jobs/{job.job}").read().decode()
+    cells = re.findall(r'<small class="vendor">vendor ([^<]*)</small>', page)
+    vendors = [vendor_of_record(record) for record in records.values()]
+    assert [cell.partition(": ")[2] for cell in cells] == [vendor.words for vendor in vendors if vendor]
+    assert len(cells) == 2 and all(re.fullmatch(r".* µs: .*NumPy \([0-9.]+–[0-9.]+\)", cell) for cell in cells)
+    assert page.count('<small class="unsteady">unsteady: the clock went from 1980 to 1700 MHz</small>') == 1
+    assert page.count('<small class="limited">limited throughout by sw_power_cap</small>') == 1
 
 
 def test_a_record_says_where_it_was_measured_and_when(
@@ -298,6 +331,16 @@ WRONG: list[tuple[Edit, str, str]] = [
         set_path("problems", 0, "comparison", "contenders", 0, "ratio", 0.0),
         "problems[0].comparison.contenders[0]",
         "no measurement",
+    ),
+    (
+        set_path("problems", 0, "comparison", "contenders", 0, "vendor_ratio", "low", 2e9),
+        "problems[0].comparison.contenders[0].vendor_ratio",
+        "is no measurement",
+    ),
+    (
+        set_path("problems", 0, "comparison", "vendor", None),
+        "problems[0].comparison.contenders[0].vendor_ratio",
+        "send null",
     ),
     (set_path("problems", 0, "comparison", "contenders", []), "problems[0].comparison.contenders", "has contenders"),
 ]

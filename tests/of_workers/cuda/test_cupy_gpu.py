@@ -482,6 +482,17 @@ def test_the_script_says_that_there_is_no_gpu(
     assert "CuPy" in capsys.readouterr().err
 
 
+def test_the_script_honours_the_gpu_module_and_leaves_out_what_looks_into_cupy(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = [word for name in ("device", "timer", "state") for word in ("--only", name)]
+    assert check_measuring.main(["--gpu-module", "tests.support.gpu.fake_gpu", *words]) == check_measuring.RIGHT
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "timer: not run: tests.support.gpu.fake_gpu does not drive CuPy"
+    assert lines[1].startswith("device: Simulated GPU, ") and lines[2].startswith("state: simulated True, ")
+    assert check_measuring.OF_CUPY < check_measuring.CHECKS.keys() > check_measuring.OF_MODULE
+
+
 def test_the_script_fails_where_a_check_does_and_stops_where_the_context_is_lost(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support.gpu.simulated_l2 import Kernel, L2Gpu
-from workers.gpu.samplers import SAMPLE_US, WARM_UP_US, Compared, compare_samplers, rough_us, samplers
-from workers.gpu.sampling import Interval, Placed
-from workers.gpu.steadiness import unsteady
+from workers.gpu.samplers import SAMPLE_US, WARM_UP_US, Compared, compare_samplers, rough_us, samplers, with_doubt
+from workers.gpu.sampling import Interval, Placed, Ranking, is_tie
+from workers.gpu.steadiness import limited_by, unsteady
 
 SECONDS = 0.3  # of each that takes turns, as `CUKILN_MEASURE_SECONDS` has it
 NOISES = (0.002, 0.005, 0.01)
@@ -120,6 +120,17 @@ def test_two_per_cent_are_told_from_nothing(noise: float) -> None:
     assert told_apart(100, noise, 1.0) <= 1
 
 
+def test_the_doubt_of_what_a_sample_costs_is_in_the_ratio_to_the_vendor_too() -> None:
+    entry = Placed("a", Interval(10.0, 10.0, 10.0), Interval(1.0, 1.0, 1.0), False, (), {"v": Interval(2.0, 2.0, 2.0)})
+    other = Placed("b", Interval(9.9, 9.8, 10.0), Interval(1.012, 1.011, 1.013), False, ())
+    beside = Placed("v", Interval(20.0, 20.0, 20.0), Interval(2.0, 2.0, 2.0), False, ())
+    best, near, _ = with_doubt(Ranking((entry, other, beside), 8, "a"), 2.0).placed
+    assert best.beside["v"].median == 2.0 and not best.tie
+    # A time of 10 may be 8 or 12, one of 20 then 18 or 22.
+    assert best.beside["v"].low < 2.0 * (22 / 20) / (12 / 10) and best.beside["v"].high > 2.0 * 22 / 20
+    assert near.tie == is_tie(near.ratio)
+
+
 # --- samples
 
 
@@ -165,7 +176,15 @@ STEADY = placed(*[10.0, 10.1] * 8)
         ({}, {}, [STEADY], []),
         ({"nvml": "not installed"}, {"nvml": "not installed"}, [placed(1.0)], []),
         ({"throttle": ["gpu_idle"], "sm_mhz": 1980}, {"throttle": [], "sm_mhz": 1965}, [STEADY], []),
-        ({"throttle": []}, {"throttle": ["sw_power_cap"]}, [STEADY], ["throttled: sw_power_cap"]),
+        ({"throttle": []}, {"throttle": ["sw_power_cap"]}, [STEADY], ["throttling began: sw_power_cap"]),
+        ({"throttle": ["hw_slowdown"]}, {"throttle": ["gpu_idle"]}, [STEADY], ["throttling ended: hw_slowdown"]),
+        ({"throttle": ["sw_power_cap"]}, {"throttle": ["sw_power_cap", "gpu_idle"]}, [STEADY], []),
+        (
+            {"throttle": ["sw_power_cap", "hw_slowdown"]},
+            {"throttle": ["sw_power_cap", "sync_boost"]},
+            [STEADY],
+            ["throttling began: sync_boost", "throttling ended: hw_slowdown"],
+        ),
         ({"sm_mhz": 1980}, {"sm_mhz": 1755}, [STEADY], ["the clock went from 1980 to 1755 MHz"]),
         (
             {},
@@ -180,3 +199,9 @@ def test_what_changes_during_a_comparison_is_said(
     before: dict[str, object], after: dict[str, object], turns: list[Placed], words: list[str]
 ) -> None:
     assert unsteady(before, after, turns) == words
+
+
+def test_a_reason_that_holds_throughout_limits_and_changes_nothing() -> None:
+    capped = {"throttle": ["gpu_idle", "sw_power_cap"]}
+    assert limited_by(capped, capped) == ["sw_power_cap"]
+    assert limited_by(capped, {"throttle": ["hw_slowdown"]}) == limited_by({}, {}) == []

@@ -467,10 +467,22 @@ def test_finalists_are_ranked_with_the_vendors_best_beside_them(gpu: Gpu) -> Non
     assert comparison.vendor is not None and comparison.vendor_missing is None
     assert comparison.vendor.algorithm == "simulated algorithm 1 (the fastest of 3)"
     assert comparison.vendor.median_us == pytest.approx(8.0, rel=0.01)
+    for contender, us in ((by_name[FIRST.id], 10.0), (by_name[SECOND.id], 10.02), (by_name[THIRD.id], 12.0)):
+        beside = contender.vendor_ratio
+        assert beside is not None and beside.low <= beside.ratio <= beside.high and not beside.tie
+        assert beside.ratio == pytest.approx(8.0 / us, rel=0.01)
     assert comparison.vendor.max_error is not None and 0 < comparison.vendor.max_error <= (
         comparison.vendor.error_bound or 0
     )
     assert comparison.rounds >= 8 and comparison.cold and comparison.uuid == fake_gpu.UUID
+
+
+def test_a_vendor_that_is_as_fast_is_a_tie(gpu: Gpu) -> None:
+    gpu.configure(times={FIRST.kernel.id[:12]: 10.0, SECOND.kernel.id[:12]: 12.0}, vendor_us=[10.03])
+    ratios = {contender.candidate: contender.vendor_ratio for contender in compare(gpu, FIRST, SECOND).contenders}
+    assert [ratios[name] is not None and ratios[name].tie for name in (FIRST.id, SECOND.id)] == [True, False]
+    alone = compare(gpu, FIRST, vendor=False)
+    assert alone.contenders[0].vendor_ratio is None
 
 
 @pytest.mark.parametrize(
@@ -478,14 +490,22 @@ def test_finalists_are_ranked_with_the_vendors_best_beside_them(gpu: Gpu) -> Non
     [
         # The first state is the child's, before it begins; each ranking has two.
         ([[], [], ["hw_slowdown"]], []),
-        ([[], [], ["hw_slowdown"], ["hw_slowdown"]], ["throttled: hw_slowdown"]),
+        ([[], [], ["hw_slowdown"], ["hw_slowdown"]], ["throttling ended: hw_slowdown"]),
     ],
 )
 def test_a_comparison_on_a_throttled_gpu_is_done_once_more_and_then_marked(
     gpu: Gpu, throttled: list[list[str]], words: list[str]
 ) -> None:
     gpu.configure(throttled=throttled)
-    assert compare(gpu, FIRST, SECOND, vendor=False).unsteady == words
+    comparison = compare(gpu, FIRST, SECOND, vendor=False)
+    assert (comparison.unsteady, comparison.limited_by) == (words, [])
+
+
+def test_a_cap_that_holds_throughout_is_named_and_nothing_is_compared_again(gpu: Gpu) -> None:
+    # A second time would find it gone, and then there again.
+    gpu.configure(throttled=[[], ["sw_power_cap"], ["sw_power_cap"], [], ["sw_power_cap"]])
+    comparison = compare(gpu, FIRST, SECOND, vendor=False)
+    assert (comparison.unsteady, comparison.limited_by) == ([], ["sw_power_cap"])
 
 
 @pytest.mark.parametrize(

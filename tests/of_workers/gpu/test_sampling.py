@@ -20,6 +20,7 @@ from workers.gpu.sampling import (
     Interval,
     Ranking,
     interval,
+    is_tie,
     rank_by_turns,
     sample_until_tight,
     spread,
@@ -170,6 +171,24 @@ def test_those_beside_never_leave_however_slow() -> None:
     assert gpu.calls["vendor"] == gpu.calls["a"] > 2 * FEWEST_ROUNDS
     assert ranking.placed[-1].name == "vendor"
     assert ranking.placed[-1].ratio.median == pytest.approx(4.0, rel=0.02)
+
+
+def test_each_has_its_own_ratio_to_those_beside_of_rounds_that_both_were_in() -> None:
+    held = 0
+    for seed in range(40):
+        gpu = SimulatedGpu(NOISES["loud"], seed)
+        ranking = ranked(gpu, {"a": 20.0, "b": 20.6, "loser": 40.0, "vendor": 21.0}, ("vendor",))
+        beside = {entry.name: entry.beside for entry in ranking.placed}
+        assert beside.pop("vendor") == {}
+        for name, us in {"a": 20.0, "b": 20.6, "loser": 40.0}.items():
+            held += beside[name]["vendor"].low <= 21.0 / us <= beside[name]["vendor"].high
+    assert held >= 0.93 * 3 * 40
+
+
+def test_a_ratio_whose_interval_holds_one_is_a_tie_and_so_is_one_below_a_per_cent() -> None:
+    assert is_tie(Interval(1.03, 0.99, 1.05)) and is_tie(Interval(1.005, 1.003, 1.009))
+    assert is_tie(Interval(1.03, 1.009, 1.05)) and is_tie(Interval(0.97, 0.95, 0.992))
+    assert not is_tie(Interval(1.03, 1.011, 1.05)) and not is_tie(Interval(0.97, 0.95, 0.989))
 
 
 def test_the_best_one_s_ratio_to_itself_is_one_and_no_tie() -> None:

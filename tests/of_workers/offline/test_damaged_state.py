@@ -30,7 +30,7 @@ def back(tmp_path: Path) -> Path:
     """A folder that was brought back."""
     into = tmp_path / "first"
     into.mkdir()
-    progress = Progress(into)
+    progress = Progress(into, card=DEVICE)
     progress.begin(CHECK)
     progress.end(CHECK, Ended(0, 1.0, 2.0, False))
     (into / "ceilings.json").write_text("{}")
@@ -74,7 +74,7 @@ def test_a_damaged_state_is_named_and_nothing_of_it_is_restored(
     into = tmp_path / "second"
     into.mkdir()
     with pytest.raises(StateDamaged, match=rf"(?s)state\.zip.*{message.split('.*')[-1]}.*carry it again"):
-        restore(back, into)
+        restore(back, into, DEVICE)
     assert list(into.iterdir()) == []
 
 
@@ -83,7 +83,7 @@ def test_a_state_that_would_fill_the_memory_is_refused(
 ) -> None:
     monkeypatch.setattr(brought_back, "MOST_STATE", 10)
     with pytest.raises(StateDamaged, match=r"parts\.jsonl has more than 10 bytes"):
-        restore(back, tmp_path / "second")
+        restore(back, tmp_path / "second", DEVICE)
 
 
 def test_the_command_says_so_and_ends_as_wrongly_used(
@@ -91,6 +91,7 @@ def test_the_command_says_so_and_ends_as_wrongly_used(
 ) -> None:
     (back / "state.zip").write_bytes(b"?")
     words = [str(tmp_path), "--into", str(tmp_path / "second"), "--continue-from", str(back)]
+    words += ["--gpu-module", "tests.support.gpu.fake_gpu"]
     assert there.main(words) == there.WRONG_USE
     assert re.search(r"measure_there: .*state\.zip is damaged .*begins anew\n", capsys.readouterr().err)
 
@@ -139,7 +140,18 @@ def test_a_list_without_one_of_the_parts_is_refused_before_anything_is_unpacked(
     )
 
 
-LINES = [b"\xff\xfe\n", b'{"cut', b"5\n", b"[]\n", b"[" * 100_000 + b"\n", b"{}\n", b'{"of": "", "part": 5}\n']
+LINES = [
+    b'{"card": 5}\n',
+    b'{"run": 5}\n',
+    b'{"counts": 5}\n',
+    b"\xff\xfe\n",
+    b'{"cut',
+    b"5\n",
+    b"[]\n",
+    b"[" * 100_000 + b"\n",
+    b"{}\n",
+    b'{"of": "", "part": 5}\n',
+]
 LINES += [b'{"of": "", "part": "check", "ended": {"status": 0}}\n', b'{"of": "", "part": "check", "ended": 5}\n']
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -227,6 +228,24 @@ def test_the_table_has_a_line_for_each_problem(measured: Path) -> None:
     assert lines[1].split()[:2] == ["problem", "candidates"]
     assert [line.split()[0] for line in lines[2:4]] == ["wide", "small"]
     assert all(float(line.split()[3]) > 0 for line in lines[2:4])
+    # The vendor's time over the best one's, with its interval.
+    assert all(re.search(r" (\d\.\d{3}|tie) \(\d\.\d{3}–\d\.\d{3}\)", line) for line in lines[2:4])
+
+
+def test_the_table_says_a_tie_with_the_vendor_and_shows_medians_of_an_older_release(measured: Path) -> None:
+    results = results_in(measured)
+    ratios = ({"ratio": 1.002, "low": 0.995, "high": 1.004, "tie": True}, None)
+    for problem, ratio in zip(results["problems"], ratios, strict=True):
+        problem["comparison"]["contenders"][0]["vendor_ratio"] = ratio
+    results["problems"][0]["comparison"] |= {
+        "unsteady": ["throttling began: hw_slowdown"],
+        "limited_by": ["sw_power_cap"],
+    }
+    told = table(results).splitlines()
+    assert "wide: unsteady while the best took turns: throttling began: hw_slowdown" in told
+    assert "wide: limited throughout by sw_power_cap" in told
+    first, second = told[2:4]
+    assert "tie (0.995–1.004)" in first and "(" not in second
 
 
 def bench(elsewhere: Elsewhere, *words: str | Path) -> subprocess.CompletedProcess[str]:
@@ -252,9 +271,18 @@ def test_the_benchmark_of_kernels_says_all_of_its_shapes(exported: Path, elsewhe
         assert entry["us"] > 0
         assert entry["tflops"] > 0
         assert entry["of_ceiling"] > 0
+        assert entry["speed_low"] <= entry["speed"] <= entry["speed_high"] and entry["tie"] in (True, False)
+    assert sum(kind["ties"] for kind in answer["by_kind"].values()) == sum(e["tie"] for e in answer["shapes"].values())
     # The same of what lies in a folder, without a GPU.
-    shown = bench(elsewhere, "--results", elsewhere.folder / "found", "--no-file")
+    found = elsewhere.folder / "found"
+    shown = bench(elsewhere, "--results", found, "--no-file")
     assert json.loads(shown.stdout.splitlines()[-1])["shapes"] == answer["shapes"], shown.stderr
+    # Ceilings of another card are no roofs of this one.
+    ceilings = json.loads((found / "ceilings.json").read_bytes())
+    (found / "ceilings.json").write_text(json.dumps({**ceilings, "uuid": "GPU-2"}))
+    shown = bench(elsewhere, "--results", found, "--no-file")
+    assert "ceilings.json is of GPU-2, the results of " in shown.stderr
+    assert json.loads(shown.stdout.splitlines()[-1])["ceilings"] == {}
 
 
 @pytest.mark.long

@@ -14,6 +14,7 @@ import time
 import tomllib
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,14 +29,17 @@ from cukiln.errors import UsageError
 from cukiln.types import ENDED, Job
 from tests.gpu.check_workspaces import split_kernel
 from tests.support.fixtures.bare_machine import PYTHON, BareMachine, make_wheels
-from tests.support.fixtures.elsewhere import REQUEST, ROOT, lines_of, results_in
+from tests.support.fixtures.elsewhere import FAKE_GPU, REQUEST, ROOT, lines_of, results_in
 from tests.support.fixtures.queue import wait_for
+from tests.support.gpu import fake_gpu
+from workers.gpu.interface import Device
+from workers.gpu.task import CandidateResult
 from workers.offline import brought_back, there
 from workers.offline.brought_back import MOST_BYTES, MOST_FILES, bring_back, restore
 from workers.offline.carry import MOST_BYTES as MOST_CARRIED
 from workers.offline.carry import NotCarried, pack
 from workers.offline.measure_there import DEFAULT_INTO
-from workers.offline.measured import append_line, write_results
+from workers.offline.measured import Conditions, Journal, append_line, write_results
 from workers.offline.parts import Ended, Part, Progress, parts_of
 
 PART_BYTES = 1 << 20
@@ -125,6 +129,9 @@ def rehearse(machine: BareMachine, client: Client, count: int, problems: int) ->
     assert len(files) <= MOST_FILES and max(files.values()) <= MOST_BYTES
     report = json.loads((machine.back / "report.json").read_bytes())
     assert report["parts"]["candidates and vendor"].startswith("exit status 0")
+    assert report["parts"]["primitives"].startswith("not run: no compiler: ")
+    assert report["parts"]["workspaces"].startswith("not run: simulated_gpu does not drive CuPy")
+    assert not report["parts"]["measuring checks"].startswith(("exit status 1", "exit status 2"))
     assert "missing" in report["libraries"]["CuPy"] and "is" in report["libraries"]["NumPy"]
     jobs = [client.wait(job) for job in import_results(client, machine.back)]
     assert [job.state for job in jobs] == ["done"]
@@ -144,11 +151,14 @@ def test_a_run_without_a_network_that_is_killed_three_times_loses_nothing_and_me
     machine: BareMachine, compiling: Client
 ) -> None:
     rehearse(machine, compiling, count=6, problems=2)
-    # Another machine continues from what was brought back: nothing is left to measure there.
-    other = BareMachine(machine.folder / "other", machine.carried)
+    # Another machine with such a card continues from what was brought back: nothing is left to measure there, but what
+    # that card itself reaches.
+    other = BareMachine(machine.folder / "other", machine.carried, uuid=OTHER.uuid)
     other.folder.mkdir()
     ended = other.run("--budget", "120", "--continue-from", machine.back)
-    assert "candidates and vendor: at most" not in ended.stdout and "ceilings: at most" not in ended.stdout
+    assert f"continues what {fake_gpu.NAME}, {fake_gpu.UUID}, began" in ended.stdout + ended.stderr
+    assert "candidates and vendor: at most" not in ended.stdout and "ceilings: at most" in ended.stdout
+    assert json.loads((other.back / "ceilings.json").read_bytes())["uuid"] == OTHER.uuid
     assert lines_of(other.into / "measured" / "measured.jsonl", "result") == lines_of(
         machine.into / "measured" / "measured.jsonl", "result"
     )
@@ -347,6 +357,87 @@ def test_another_bundle_has_its_parts_run_again(tmp_path: Path) -> None:
     assert Progress(tmp_path, "installed-2").next_limit(LAST, 500.0, 400.0) == 400.0
 
 
+# --- which card
+
+
+CARD = Device("Simulated GPU", "GPU-1", (9, 0), "1.0", 4, 1 << 16, 1 << 30)
+OTHER = replace(CARD, uuid="GPU-2")
+
+
+def test_what_tells_of_a_card_is_run_again_on_another_and_what_tells_of_its_product_on_another_product(
+    tmp_path: Path,
+) -> None:
+    parts = parts_of(tmp_path, tmp_path, gpu_module="m", device="0", seconds=0.3)
+
+    def left(card: Device | None) -> list[str]:
+        progress = Progress(tmp_path, "installed", card)
+        return [part.name for part in parts if progress.next_limit(part, 500.0, 400.0) is not None]
+
+    progress = Progress(tmp_path, "installed", CARD)
+    for part in parts:
+        progress.begin(part)
+        progress.end(part, Ended(0, 1.0, 2.0, False))
+    of_product = ["primitives", "workspaces", "candidates and vendor"]
+    assert left(CARD) == []
+    assert left(OTHER) == ["measuring checks", "ceilings"]
+    assert sorted(left(replace(CARD, driver="2.0"))) == sorted([*left(OTHER), *of_product])
+    assert sorted(left(replace(CARD, name="Another"))) == sorted([*left(OTHER), *of_product])
+    assert left(CARD) == [], "what another did in between takes nothing away"
+    assert Progress(tmp_path, "installed", CARD).cards[-1] == CARD
+
+
+SEES = "import os, sys; open('seen', 'a').write(sys.argv[1] + chr(10))"
+
+
+def test_another_card_is_noticed_named_and_kept_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sees.py").write_text(SEES)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv(fake_gpu.VARIABLE, fake_gpu.configure(tmp_path / "gpu.json", devices=[{}, {"uuid": OTHER.uuid}]))
+
+    def parts(installed: Path, into: Path, *, device: str, **_: Any) -> list[Part]:
+        return [Part("sees", ("sees", device), 60.0, tells_of="card")]
+
+    monkeypatch.setattr(there, "parts_of", parts)
+    into = tmp_path / "into"
+
+    def run(device: str) -> str:
+        words = ["installed", "--into", str(into), "--device", device, "--gpu-module", FAKE_GPU]
+        assert there.main(words) == there.DONE
+        return "".join(capsys.readouterr())
+
+    run("0")
+    said = run("1")
+    apart = into / OTHER.uuid
+    first = f"another card, {fake_gpu.NAME}, {fake_gpu.UUID}"
+    assert f"{into} holds a run on {first}: this one is kept apart, in {apart}" in said
+    run("1")
+    run(fake_gpu.UUID)
+    for folder, uuid in ((into, fake_gpu.UUID), (apart, OTHER.uuid)):
+        assert (folder / "seen").read_text().split() == [uuid]
+        report = json.loads((folder / "back" / "report.json").read_bytes())
+        assert [card["uuid"] for card in report["cards"]] == [uuid]
+
+
+NOT_HERE = "import sys; print('first'); print('not run: no compiler: no nvcc'); sys.exit(3)"
+
+
+def test_a_part_that_this_machine_cannot_run_says_why_and_leaves_nothing_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "not_here.py").write_text(NOT_HERE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    part = Part("primitives", ("not_here",), 60.0, tells_of="product")
+    monkeypatch.setattr(there, "parts_of", lambda *_, **__: [part])
+    into = tmp_path / "into"
+    assert there.main(["installed", "--into", str(into), "--gpu-module", FAKE_GPU]) == there.DONE
+    report = json.loads((into / "back" / "report.json").read_bytes())
+    assert report["parts"] == {"primitives": "not run: no compiler: no nvcc"}
+    # A compiler that is there the next time is used.
+    assert Progress(into, "installed", fake_gpu.list_devices()[0]).next_limit(part, 500.0, 400.0) == 60.0
+
+
 def test_two_runs_in_a_folder_are_one_too_many(machine: BareMachine) -> None:
     machine.into.mkdir()
     with (machine.into / "lock").open("ab") as held:
@@ -365,9 +456,9 @@ def test_the_parts_come_in_the_order_of_their_worth(tmp_path: Path) -> None:
 def test_every_part_whose_program_takes_a_device_has_the_chosen_one(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, tmp_path, gpu_module="m", device="GPU-7", seconds=0.3)
     programs = {part.name: Path(ROOT, *part.words[0].split(".")).with_suffix(".py").read_text() for part in parts}
-    takes = {name for name, text in programs.items() if '"--device"' in text}
-    assert takes == {"measuring checks", "ceilings", "candidates and vendor"}
-    assert takes == {part.name for part in parts if "--device GPU-7" in " ".join(part.words)}
+    takes = {name for name, text in programs.items() if '"--device"' in text and '"--gpu-module"' in text}
+    assert takes == programs.keys() - {"libraries"}
+    assert takes == {part.name for part in parts if "--gpu-module m --device GPU-7" in " ".join(part.words)}
 
 
 def test_in_a_checkout_the_carried_modules_run_and_not_those_of_the_folder(tmp_path: Path) -> None:
@@ -425,20 +516,56 @@ def test_results_that_are_too_large_for_a_file_go_into_several(
     assert "wide: " in report["left_out"]["results.json"] or "small: " in report["left_out"]["results.json"]
 
 
-def test_what_was_brought_back_is_restored_only_into_a_folder_that_has_not_begun(tmp_path: Path) -> None:
-    first, second = tmp_path / "first", tmp_path / "second"
+@pytest.fixture
+def earlier(tmp_path: Path) -> Path:
+    """What a run on CARD brought back: one candidate was measured."""
+    first = tmp_path / "first"
     first.mkdir()
-    progress = Progress(first)
+    progress = Progress(first, "", CARD)
     progress.begin(CHECK)
     progress.end(CHECK, Ended(0, 1.0, 2.0, False))
+    measured_on(first, CARD).add(CandidateResult("c", "ok", "", {}, None, 0.1, 0.1, 0.2, 0.2), "code")
     bring_back(first, progress, [CHECK])
+    return first / "back"
+
+
+def measured_on(folder: Path, card: Device) -> Journal:
+    return Journal(folder / "measured", Conditions(card, {"matmul": "plan"}))
+
+
+def test_what_was_brought_back_is_restored_only_into_a_folder_that_has_not_begun(earlier: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second"
     second.mkdir()
-    restore(first / "back", second)
-    assert Progress(second).ended == progress.ended
+    assert restore(earlier, second, CARD) == "continues what Simulated GPU, GPU-1, began"
+    assert Progress(second, "", CARD).ended.keys() == {"check"}
     append_line(second / "parts.jsonl", {"of": "", "part": "other", "began": 1.0})
     lines = (second / "parts.jsonl").read_bytes()
-    restore(first / "back", second)
+    assert "has begun: nothing of" in restore(earlier, second, CARD)
     assert (second / "parts.jsonl").read_bytes() == lines
+
+
+def test_a_card_of_the_same_product_continues_what_was_brought_back(earlier: Path, tmp_path: Path) -> None:
+    assert restore(earlier, tmp_path / "second", OTHER) == "continues what Simulated GPU, GPU-1, began"
+    journal = measured_on(tmp_path / "second", OTHER)
+    assert journal.result("c", "code") is not None
+    assert (journal.counted, journal.others) == ({CARD.uuid}, set())
+
+
+@pytest.mark.parametrize("change", [{"name": "Another"}, {"driver": "2.0"}])
+def test_nothing_of_another_product_or_driver_is_continued(
+    change: dict[str, str], earlier: Path, tmp_path: Path
+) -> None:
+    said = restore(earlier, tmp_path / "second", replace(OTHER, **change))  # type: ignore[arg-type]
+    assert f"{earlier} is of Simulated GPU, GPU-1, driver 1.0: nothing of it counts for" in said
+    assert not (tmp_path / "second").exists()
+
+
+def test_what_another_card_measured_in_the_same_folder_does_not_count_and_stays(earlier: Path) -> None:
+    folder = earlier.parent
+    journal = measured_on(folder, OTHER)
+    assert journal.result("c", "code") is None
+    assert journal.others == {("Simulated GPU", CARD.uuid)}
+    assert measured_on(folder, CARD).result("c", "code") is not None
 
 
 def test_nothing_that_is_measured_is_no_import(compiling: Client, tmp_path: Path, measured: Path) -> None:

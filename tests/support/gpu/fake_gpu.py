@@ -97,6 +97,29 @@ def open_gpu(device: str) -> FakeGpu:
     raise GpuMissing(f"there is no simulated GPU {device}")
 
 
+class FakePrimitives:
+    """Runs the primitives' kernels as the CPU emulation has them. `load` gets the cubin, which nothing here runs."""
+
+    def __init__(self, device: Device) -> None:
+        self.arch, self.cuda = f"sm_{device.capability[0]}{device.capability[1]}", device.cuda
+        self.description = {"device": device.name, "driver": device.driver, "arch": self.arch}
+
+    def load(self, cubin: Path) -> None:
+        from tests.gpu import confirm_primitives
+        from tests.gpu.run_primitives import CpuEmulations
+
+        folder = cubin.parent / "simulated"
+        folder.mkdir()
+        self._emulations = CpuEmulations(confirm_primitives.CHECKS, folder)
+
+    def run(self, check: Any, words: Any) -> Any:
+        return self._emulations.run(check, words)
+
+
+def primitives_gpu(device: str) -> FakePrimitives:
+    return FakePrimitives(next(each for each in list_devices() if each.uuid == device))
+
+
 def simulated_us(kernel: Kernel, integers: Sequence[int], launch: Sequence[int], times: Mapping[str, float]) -> float:
     """What the table says, else something that depends on the work, the kernel and the launch."""
     values = ",".join(map(str, launch))
@@ -204,7 +227,14 @@ class FakeGpu:
         self._states += 1
         throttled = self.configuration.get("throttled", [])
         throttle = throttled[self._states - 1] if self._states <= len(throttled) else []
-        return {"simulated": True, "sm_mhz": 1000, "memory_mhz": 2000, "temperature_c": 40, "throttle": throttle}
+        return {
+            "simulated": True,
+            "sm_mhz": 1000,
+            "memory_mhz": 2000,
+            "temperature_c": 40,
+            "power_w": 300.0,
+            "throttle": throttle,
+        }
 
     def ceilings(self) -> dict[str, float]:
         return {"simulated": 1.0, "copy_gb_s": 100.0, "tflops_float32": 1.0, "tflops_float16": 2.0}
