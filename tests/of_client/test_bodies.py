@@ -154,6 +154,13 @@ def test_comments_without_an_end_do_not_put_off_a_deadline(scripted: ScriptedSer
         asyncio.run(waited())
 
 
+def test_a_list_whose_page_is_followed_by_itself_has_an_end(scripted: ScriptedService, client_of: Clients) -> None:
+    scripted.on("GET", "/v1/jobs", {"jobs": [], "next_cursor": "again"})
+    with pytest.raises(UnexpectedAnswer, match="a page is followed by itself"):
+        list(client_of(scripted.url).jobs())
+    assert len(scripted.seen) == 2
+
+
 def test_a_bundle_that_is_none_is_no_answer_of_cukilns(
     scripted: ScriptedService, client_of: Clients, tmp_path: Path
 ) -> None:

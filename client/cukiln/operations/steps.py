@@ -8,7 +8,7 @@ from urllib.parse import quote, urlencode
 
 from cukiln.errors import UsageError
 from cukiln.events import Event
-from cukiln.operations.answers import parse
+from cukiln.operations.answers import parse, unexpected
 from cukiln.transport import Call
 from cukiln.types import CandidatePage, ImportPage, JobPage, ProfilePage
 
@@ -63,7 +63,10 @@ class Listing(Generic[_Page, _Item]):
         parameters = {"limit": LARGEST_PAGE, **self.options, "cursor": cursor}
         query = urlencode({name: value for name, value in parameters.items() if value is not None})
         response = yield Call("GET", f"{self.path}?{query}")
-        return parse(response, self.page)
+        page = parse(response, self.page)
+        if cursor is not None and page.next_cursor == cursor:
+            raise unexpected(response, "a page is followed by itself")
+        return page
 
 
 def once() -> dict[str, str]:
