@@ -127,8 +127,9 @@ class MeasuredOn(RunOn):
     """Where a time comes from."""
 
     rounds: int | None = None  # of a comparison, with interleaved runs of all contenders; null: it was measured alone
-    unsteady: list[str] = []  # as in Comparison; so is the next
+    unsteady: list[str] = []  # as in Comparison; so are the next two
     limited_by: list[str] = []
+    vendor_missing: str | None = None
 
 
 class RunnerUp(Answer):
@@ -162,7 +163,8 @@ class WinnerSummary(Answer):
     vendor_library: str | None = None  # its name
     vendor_max_error: float | None = None  # as in VendorResult
     vendor_error_bound: float | None = None
-    vendor_ratio: VendorRatio | None = None  # of the comparison that the winner was in; so are the next two
+    vendor_ratio: VendorRatio | None = None  # of the comparison that the winner was in; so are the next three
+    vendor_missing: str | None = None  # why there was no vendor in it
     unsteady: list[str] = []
     limited_by: list[str] = []
     runner_up: RunnerUp | None = None
