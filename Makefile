@@ -75,6 +75,11 @@ test test-long coverage: export CUKILN_GPUS := none
 # Half of collecting is to compile the tests and rewrite their assertions: what one run made of them the next one reads.
 test test-long coverage: export PYTHONDONTWRITEBYTECODE :=
 
+# A test that is run again alone has the random cases that it failed with.
+ifndef CUKILN_TEST_SEED
+export CUKILN_TEST_SEED := $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
+endif
+
 test: lint $(TORCH_STAMP) ## lint, then every test but the long ones
 	@rm -f .pytest_cache/v/cache/lastfailed
 	@$(PYTEST) -m "not long" $(PYTEST_ARGS) || { test $$? = 1 && $(BIN)/python -m tests.support.run.again_alone; }

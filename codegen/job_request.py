@@ -58,6 +58,11 @@ class JobRequest(BaseModel):
     budget: Budget | None = None
     workspace_limit_bytes: Annotated[int, Field(strict=True, ge=0, le=LARGEST_INTEGER)] | None = None
     deterministic: bool = Field(False, strict=True, description="Only kernels that give the same bits in every run.")
+    ptx: Literal["winners", "all"] = Field(
+        "winners",
+        description="Which right candidates are run from the PTX that nvcc made, before they may win: those that would "
+        "be published, or every one, which takes 1 to 3 CPU seconds each.",
+    )
     device_class: DeviceClass | None = Field(
         None, description="Default: each class with a live GPU of the architecture, else `predicted:<target>`."
     )

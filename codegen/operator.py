@@ -14,10 +14,10 @@ from pydantic import BaseModel
 
 from codegen.counts import LaunchCounts, Openings, Primitive, RingForm, load, merged, store
 from codegen.epilogue import node_of, scalars
-from codegen.far import Far
 from codegen.kernel import Candidate, Kernel
 from codegen.operand import Operand as Operand  # re-exported for operators
 from codegen.problem import Problem
+from codegen.run_once import RunOnce
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
@@ -193,6 +193,8 @@ class Operator(ABC):
     # Of the launch ABI's integers: extents, and what no tensor shows, such as stride and padding.
     extent_names: ClassVar[tuple[str, ...]]
     attribute_names: ClassVar[tuple[str, ...]] = ()
+    # Of the extents those that launch code takes however large they are.
+    unlimited_extents: ClassVar[tuple[str, ...]] = ()
     # Where the files lie: the folder of a packaged operator, or one from outside.
     folder: ClassVar[Traversable]
 
@@ -322,28 +324,14 @@ class Operator(ABC):
         """Distinct arrays of launch-time values for one of the kernel's test problems; all of them must be right."""
         return [[]]
 
-    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        """Problems for one exact run each, with its launch-time values: as many parts as candidates have, more steps
-        than a pipeline remembers, extents that are too short for more."""
-        return []
-
-    def positive_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        """Problems for one run each, with its launch-time values, on positive numbers: there roundings in one direction
-        add up."""
-        return []
-
-    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        """Problems for one run each, with its launch-time values, on normals with some NaN."""
-        return []
-
-    def far_problems(self, kernel: Kernel) -> list[Far]:
-        """For one exact run each on the CPU: an offset in 32 bits ends elsewhere."""
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
+        """Further problems, for one run each."""
         return []
 
     @abstractmethod
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """Arrays of the logical shapes of the `in` operands. `integer`: the exact result is representable;
-        `positive`, `special`: of `positive_problems` and `special_problems` alone."""
+        `positive`, `special`: of `run_once` alone."""
 
     @abstractmethod
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -29,6 +30,7 @@ pytest_plugins = [
 
 
 os.environ.setdefault("CUKILN_TARGET", "sm_80")  # of requests that name none, as most of the tests' do
+os.environ.setdefault("CUKILN_TEST_SEED", str(random.SystemRandom().randrange(10**9)))  # before xdist's processes start
 gc.disable()  # until all tests are there: each process of the run makes all of them
 share_statements()
 share_certificates()
@@ -36,6 +38,10 @@ share_certificates()
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place_of(item.path))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    terminalreporter.write_line(f"CUKILN_TEST_SEED={os.environ['CUKILN_TEST_SEED']} repeats this run's random cases")
 
 
 def pytest_collection_finish() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx2
 
+from cukiln.bodies import LARGEST_EVENT
 from cukiln.errors import ServiceBusy, UnexpectedAnswer
 from cukiln.transport import AsyncTransport, Transport, delay
 
@@ -15,6 +16,7 @@ from cukiln.transport import AsyncTransport, Transport, delay
 _IDLE_SECONDS = 45.0
 # With a deadline the stream is opened again after this silence, so that the deadline is noticed in time.
 _IDLE_SECONDS_WITH_DEADLINE = 2.0
+_LONGEST_PAUSE_MS = 3_600_000  # that a service may ask for before the stream is opened again
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,12 @@ class _Reader:
     def took(self, message: httpx2.ServerSentEvent) -> Event | None:
         """The event, None for a lone id or retry field. Raises `UnexpectedAnswer`."""
         if message.retry is not None:
-            self._pause = message.retry / 1000
+            self._pause = min(message.retry, _LONGEST_PAUSE_MS) / 1000
         if not message.data:
             return None
         try:
             data = json.loads(message.data)
-        except ValueError:
+        except (ValueError, RecursionError):
             data = None
         if not isinstance(data, dict):
             raise UnexpectedAnswer(
@@ -110,7 +112,7 @@ def read_events(
         problem: Exception = EOFError(_LOST)
         try:
             with transport.stream(**reader.connection()) as response:
-                for message in httpx2.EventSource(response):
+                for message in httpx2.EventSource(response, LARGEST_EVENT):
                     if (event := reader.took(message)) is not None:
                         yield event
                         if reader.is_over:
@@ -130,7 +132,7 @@ async def read_events_async(
         problem: Exception = EOFError(_LOST)
         try:
             async with transport.stream(**reader.connection()) as response:
-                async for message in httpx2.EventSource(response):
+                async for message in httpx2.EventSource(response, LARGEST_EVENT):
                     if (event := reader.took(message)) is not None:
                         yield event
                         if reader.is_over:

@@ -6,7 +6,6 @@ A library's constructors run when it is loaded, so its SHA-256 is checked before
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -15,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from cukiln.capture import outside_captures
 from cukiln.counted import counted
 from cukiln.errors import DeviceError, NotLoadable, UsageError
 from cukiln.gpu import local_target
+from cukiln.json_file import read_json_object
 from cukiln.local_cache import LocalCache, verify
 from cukiln.lock import Lock
 from cukiln.settings import ClientSettings
@@ -47,10 +48,12 @@ class Kernel:
         """Load the kernel onto CUDA device number `device`.
 
         The first call does it otherwise; call it yourself before capturing a CUDA graph, inside which no module may be
-        loaded. Raises `DeviceError` where there is no driver, no such device, or one the kernel was not compiled for.
+        loaded. It breaks no capture of another thread; a first call does. Raises `DeviceError` where there is no
+        driver, no such device, or one the kernel was not compiled for.
         """
         try:
-            self._module.get_function("prepare")(device)
+            with outside_captures():
+                self._module.get_function("prepare")(device)
         except RuntimeError as error:
             raise DeviceError(
                 f"cannot prepare the kernel on CUDA device {device}: {_reason(error)}; it needs an NVIDIA GPU of the "
@@ -312,15 +315,18 @@ def load(
 
 def read_record(folder: Path) -> WinnerRecord:
     """The record in a folder that `cukiln fetch` wrote; raises `UsageError` where there is none."""
-    path = folder / RECORD_FILE
+    path, remedy = folder / RECORD_FILE, "`cukiln fetch` writes such a folder"
+    if not path.is_file():
+        raise UsageError(f"{folder} holds no readable {RECORD_FILE} (there is no such file); {remedy}")
     try:
-        return WinnerRecord.model_validate(json.loads(path.read_bytes()))
-    except OSError as error:
+        return WinnerRecord.model_validate(read_json_object(path, "winner record", remedy))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
         raise UsageError(
-            f"{folder} holds no readable {RECORD_FILE} ({error.strerror}); `cukiln fetch` writes such a folder"
+            f"{path} is not a winner record of this release ({place}: {first['msg']}); write it again with "
+            "`cukiln fetch`"
         ) from error
-    except (ValueError, ValidationError) as error:
-        raise UsageError(f"{path} is not a winner record; write it again with `cukiln fetch`") from error
 
 
 def _cache(client: Client | None, folder: Path | str | None) -> LocalCache:
@@ -336,10 +342,9 @@ def _fetched(digest: str, client: Client | None, cache: LocalCache) -> bytes:
         return data
     if client is not None:
         return client.blob(digest, patient=False)
-    from cukiln.client import Client
+    from cukiln.shared_client import shared_client
 
-    with Client(cache_dir=cache.folder) as default:
-        return default.blob(digest, patient=False)
+    return shared_client(cache_dir=cache.folder).blob(digest, patient=False)
 
 
 def _read(path: Path) -> bytes:

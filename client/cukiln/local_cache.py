@@ -14,12 +14,13 @@ import json
 import logging
 import os
 import re
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from stat import S_IMODE, S_IWGRP, S_IWOTH
+from stat import S_IMODE, S_ISREG, S_IWGRP, S_IWOTH
 
 from pydantic_core import from_json
 
@@ -27,6 +28,7 @@ from cukiln.errors import DigestMismatch, UsageError
 
 LOG = logging.getLogger("cukiln")
 DEFAULT_BYTES = 4 * 2**30  # a full search of a model leaves some hundred libraries of about a megabyte
+LARGEST_BLOB = 2**28  # bytes; a larger file is none of the cache's
 RECORD = "record"
 # A file in use is newer than this, so no other process removes it between the check and the load.
 _KEPT_SECONDS = 600.0
@@ -145,7 +147,8 @@ class LocalCache:
         """The blob, or None. A file with other content is removed."""
         data = None if self.refusal else _read(f"{self._place}/blobs/{check_digest(digest)}.{kind}")
         if data is not None and hashlib.sha256(data).hexdigest() != digest:
-            self.path(digest, kind).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # in a folder that is read alone it stays, and is absent all the same
+                self.path(digest, kind).unlink(missing_ok=True)
             return None
         return data
 
@@ -159,7 +162,7 @@ class LocalCache:
         if self.get(digest, kind) is None:
             try:
                 self._make_folder()
-                write_atomically(path, data, durable=False)
+                _replace(path, data)
             except OSError as error:
                 raise UsageError(
                     f"the cache {self.folder} cannot be written ({error.strerror}); name another folder with "
@@ -186,9 +189,9 @@ class LocalCache:
             return
         try:
             self._make_folder()
-            if record is not None and not self.path(answer.record, RECORD).exists():
-                write_atomically(self.path(answer.record, RECORD), record, durable=False)
-            write_atomically(self._answer_path(request), json.dumps(asdict(answer)).encode(), durable=False)
+            if record is not None and not _is_of_size(path := self.path(answer.record, RECORD), len(record)):
+                _replace(path, record)
+            _replace(self._answer_path(request), json.dumps(asdict(answer)).encode())
         except OSError:
             return
         self._note_write()
@@ -245,6 +248,8 @@ class LocalCache:
         for path, _ in self._files():
             if path.parent.name == "blobs" and path.exists() and self.get(path.stem, path.suffix[1:]) is None:
                 damaged.append(path)
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
         return damaged
 
     def _files(self) -> Iterator[tuple[Path, os.stat_result]]:
@@ -288,14 +293,31 @@ def _why_not_own(folder: Path, found: os.stat_result) -> str | None:
     return f"the cache {folder} is not used: {why}; or name another folder with cache_dir=… or CUKILN_CACHE"
 
 
-def _read(path: str | Path) -> bytes | None:
-    """The file's content; None where there is none. Its time says when it was last used."""
+def _is_of_size(path: Path, size: int) -> bool:
+    """Whether a file with so many bytes is there; one with other content is removed when it is read."""
+    stat = _stat(path)
+    return stat is not None and S_ISREG(stat.st_mode) and stat.st_size == size
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write the file in the place of whatever is there."""
     try:
-        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        write_atomically(path, data, durable=False)
+    except IsADirectoryError:
+        shutil.rmtree(path)
+        write_atomically(path, data, durable=False)
+
+
+def _read(path: str | Path) -> bytes | None:
+    """The file's content; None where there is none that the cache may have. Its time says when it was last used."""
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # no pipe is waited for
     except OSError:
         return None
     try:
         status = os.fstat(file)
+        if not S_ISREG(status.st_mode) or status.st_size > LARGEST_BLOB:
+            return None
         data = os.read(file, status.st_size)
     except OSError:
         return None

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from cukiln.errors import NotLocked, UsageError
 from cukiln.job_request import encode
+from cukiln.json_file import read_json_object
 from cukiln.local_cache import verify, write_atomically
 from cukiln.operations.record_memory import record_bytes
 from cukiln.types import FrontEntry, WinnerRecord
@@ -46,19 +47,15 @@ class Lock:
         """The file at `path`, else at `CUKILN_LOCK`, else `cukiln.lock` in the current folder. Raises `UsageError`
         where there is none, `DigestMismatch` for a record that was changed."""
         file = Path(path or os.environ.get("CUKILN_LOCK") or LOCK_FILE)
-        try:
-            read = json.loads(file.read_bytes())
-        except OSError as error:
+        read = read_json_object(file, "lock file", "`cukiln lock` writes one")
+        if read.get("version") != VERSION:
             raise UsageError(
-                f"cannot read the lock file {file} ({error.strerror}); `cukiln lock` writes one"
-            ) from error
-        except ValueError as error:
-            raise UsageError(f"{file} is not a lock file: {error}") from error
-        if not isinstance(read, dict) or read.get("version") != VERSION:
-            raise UsageError(f"{file} is not a lock file of version {VERSION}; write it again with `cukiln lock`")
+                f"{file} is a lock file of version {read.get('version')!r}, and this release reads {VERSION}; write it "
+                "again with `cukiln lock`"
+            )
         try:
             return cls(file, tuple(_problem(entry, file) for entry in read["records"]))
-        except (KeyError, TypeError, ValidationError) as error:
+        except (KeyError, TypeError, AttributeError, ValidationError) as error:
             raise UsageError(f"{file} is not a whole lock file; write it again with `cukiln lock`") from error
 
     def write(self) -> None:
@@ -145,6 +142,9 @@ def _bare(problem: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problem(entry: Mapping[str, Any], file: Path) -> LockedProblem:
+    name, problem, sha256 = entry["name"], entry["problem"], entry["sha256"]
+    if not (isinstance(name, str) and isinstance(problem, dict) and isinstance(sha256, str)):
+        raise TypeError("a record's name, problem or digest is of a wrong type")
     data = encode(entry["record"])
-    verify(data, entry["sha256"], f"the record of {entry['name']} in {file}")
-    return LockedProblem(entry["name"], entry["problem"], entry["sha256"], WinnerRecord.model_validate_json(data))
+    verify(data, sha256, f"the record of {name} in {file}")
+    return LockedProblem(name, problem, sha256, WinnerRecord.model_validate_json(data))

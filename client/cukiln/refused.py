@@ -35,7 +35,7 @@ def retry_after(response: httpx2.Response) -> float | None:
         return float(value[:9])
     try:
         when = parsedate_to_datetime(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if when.tzinfo is None:
         when = when.replace(tzinfo=UTC)

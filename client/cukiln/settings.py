@@ -9,7 +9,8 @@
 | `CUKILN_CACHE_BYTES` | `cache_bytes` | how large it may grow; default 4 GiB |
 | `CUKILN_CONFIG` | | the file, in TOML; default `~/.config/cukiln/config.toml` |
 
-A variable goes before the file; an empty one counts as unset. `XDG_CACHE_HOME` and `XDG_CONFIG_HOME` are honoured.
+A variable goes before the file; an empty one counts as unset. `XDG_CACHE_HOME` and `XDG_CONFIG_HOME` are honoured. Any
+other variable `CUKILN_…` is said to have no effect (`cukiln.variables`).
 """
 
 import os
@@ -21,6 +22,7 @@ from typing import Any
 
 from cukiln.errors import UsageError
 from cukiln.local_cache import DEFAULT_BYTES
+from cukiln.variables import warn_of_misspelt
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 BY_DEFAULT = "the default"  # what named the address where nothing did
@@ -43,6 +45,7 @@ class ClientSettings:
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> "ClientSettings":
         """Raises `UsageError` for a value that cannot be used."""
         values = os.environ if environment is None else environment
+        warn_of_misspelt(values)
         config = _config_file(values)
         configured = _read_config(config)
         named = {name: values.get(f"CUKILN_{name.upper()}") or configured.get(name) for name in _KINDS}
@@ -60,7 +63,12 @@ class ClientSettings:
 def _home(values: Mapping[str, str], variable: str, default: str) -> Path:
     """The XDG specification: a relative path in the variable is invalid and to be ignored."""
     path = Path(values.get(variable) or "")
-    return path if path.is_absolute() else Path.home() / default
+    if path.is_absolute():
+        return path
+    try:
+        return Path.home() / default
+    except RuntimeError as error:  # a user without an entry in the system, as in some containers
+        raise UsageError(f"there is no home folder ({error}): set HOME, or {variable} to an absolute path") from error
 
 
 def _config_file(values: Mapping[str, str]) -> Path:
@@ -73,8 +81,8 @@ def _read_config(path: Path) -> dict[str, Any]:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError) as error:
-        raise UsageError(f"the configuration file {path} cannot be read ({error})") from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise UsageError(f"the configuration file {path} cannot be read ({error}); mend or remove it") from error
     for name, value in read.items():
         if name not in _KINDS:
             raise UsageError(f"{path}: there is no setting {name!r}; allowed: {', '.join(_KINDS)}")

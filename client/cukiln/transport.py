@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 import httpx2
 from tenacity import AsyncRetrying, RetryCallState, Retrying
 
+from cukiln.bodies import LARGEST_ANSWER, read_body, read_body_async
 from cukiln.breaker import Breaker
 from cukiln.errors import ProblemError, ServiceBusy, ServiceError, ServiceFailed, ServiceUnreachable, UsageError
 from cukiln.forks import renew_after_fork
@@ -43,7 +44,8 @@ class Call:
     refused connection, and 429, 503, 507 with a Retry-After. `seconds`: it stands in a caller's way, so it takes no
     longer than that, is not repeated but for a connection that broke, and is refused while the breaker is open.
     `bytes_a_second`: `seconds` are to the first byte of an answer, whose body then takes no longer than its size says.
-    `read`: what makes an answer below 400 the call's result; its `UnexpectedAnswer` is a failure of the service."""
+    `read`: what makes an answer below 400 the call's result; its `UnexpectedAnswer` is a failure of the service.
+    `most_bytes`: of the answer's body; a larger one is an `UnexpectedAnswer`, too."""
 
     method: str
     path: str
@@ -53,6 +55,7 @@ class Call:
     seconds: float | None = None
     read: Callable[[httpx2.Response], Any] = lambda response: response
     bytes_a_second: float | None = None
+    most_bytes: int = LARGEST_ANSWER
 
     def more_seconds(self, response: httpx2.Response) -> float:
         """For the body of an answer that has begun."""
@@ -236,8 +239,8 @@ class Transport(_Rules):
         with self._connected().stream(**self._of_request(call)) as response:
             if limit is not None:
                 limit.extend(call.more_seconds(response))
-            response.read()
-        return checked(response)
+            # Where it is late, nothing waits for it any more.
+            return checked(read_body(response, call.most_bytes, lambda: limit is not None and limit.left == 0.0))
 
     @contextmanager
     def stream(self, path: str, *, headers: Mapping[str, str], idle: float) -> Iterator[httpx2.Response]:
@@ -245,11 +248,12 @@ class Transport(_Rules):
 
         Raises `httpx2.TransportError` unchanged: the reader of a stream reconnects.
         """
-        self._begin(Call("GET", path))
+        call = Call("GET", path)
+        self._begin(call)
         timeout = self._stream_timeout(idle)
         with self._connected().stream("GET", path, headers=dict(headers), timeout=timeout) as response:
             if response.status_code >= 400:
-                response.read()
+                response = read_body(response, call.most_bytes)
             yield checked(response)
 
 
@@ -306,17 +310,17 @@ class AsyncTransport(_Rules):
         async with self._connected().stream(**self._of_request(call)) as response:
             if (end := limit.when()) is not None:
                 limit.reschedule(end + call.more_seconds(response))
-            await response.aread()
-        return checked(response)
+            return checked(await read_body_async(response, call.most_bytes))
 
     @asynccontextmanager
     async def stream(self, path: str, *, headers: Mapping[str, str], idle: float) -> AsyncIterator[httpx2.Response]:
         """As that of `Transport`."""
-        self._begin(Call("GET", path))
+        call = Call("GET", path)
+        self._begin(call)
         timeout = self._stream_timeout(idle)
         async with self._connected().stream("GET", path, headers=dict(headers), timeout=timeout) as response:
             if response.status_code >= 400:
-                await response.aread()
+                response = await read_body_async(response, call.most_bytes)
             yield checked(response)
 
 

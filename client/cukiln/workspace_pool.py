@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from cukiln.capture import outside_captures
 from cukiln.errors import DeviceError
 
 # Handles that the driver gives a meaning (CUDA Driver API, "Stream synchronization behavior").
@@ -177,31 +178,20 @@ class _Driver:
             )  # fmt: skip
         return number.value if active.value else 0
 
-    @contextmanager
-    def outside_captures(self) -> Iterator[None]:
-        """A capture forbids its thread, and mostly all others, to allocate: it could not be replayed. What is
-        allocated here outlives the capture, so this thread is allowed to (CU_STREAM_CAPTURE_MODE_RELAXED)."""
-        mode = ctypes.c_int(2)
-        self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-        try:
-            yield
-        finally:
-            self.call("cuThreadExchangeStreamCaptureMode", ctypes.byref(mode))
-
 
 class _Allocation:
     """cuMemAlloc; cuMemFree with the last reference, which waits for the kernels that use it."""
 
     def __init__(self, driver: _Driver, device: int, size: int) -> None:
         address = ctypes.c_uint64()
-        with driver.on(device), driver.outside_captures():
+        with driver.on(device), outside_captures():
             driver.call("cuMemAlloc_v2", ctypes.byref(address), ctypes.c_size_t(size))
         self.address, self._driver, self._device = address.value, driver, device
 
     def __del__(self) -> None:
         # Not where the interpreter ends: the driver may be gone, and has freed all then.
         if hasattr(self, "address") and not sys.is_finalizing():
-            with self._driver.on(self._device), self._driver.outside_captures():
+            with self._driver.on(self._device), outside_captures():
                 self._driver.call("cuMemFree_v2", ctypes.c_uint64(self.address))
 
 

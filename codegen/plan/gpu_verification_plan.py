@@ -26,13 +26,15 @@ import numpy as np
 from codegen.kernel import Candidate, Kernel
 from codegen.operator import Operator
 from codegen.plan.verification_plan import Inputs, Kind
+from codegen.run_once import Purpose, of_purpose
 
 # Raised when the cases change: old verdicts then no longer count.
 PLAN_SCHEMA = 3
 REPEATS = 2
 
 # Of the seeds that one seed gives: what they are for.
-_REDUCED, _FULL, _FRESH, _LONG, _POSITIVE, _SPECIAL = range(6)
+_REDUCED, _FULL, _FRESH = range(3)
+_ONCE: dict[Purpose, int] = {"long": 3, "positive": 4, "special": 5}
 
 
 @dataclass(frozen=True)
@@ -63,15 +65,12 @@ def reduced_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Gpu
         launches = tuple(tuple(values) for values in operator.test_launches(kernel, problem))
         yield GpuCase(problem, "integer", exact, seeds[2 * number], launches, REPEATS, same_bits)
         yield GpuCase(problem, "normal", False, seeds[2 * number + 1], launches, REPEATS, same_bits)
-    long = operator.long_problems(kernel)
-    for (problem, values), own in zip(long, _seeds(seed, _LONG, len(long)), strict=True):
-        yield GpuCase(problem, "integer", exact, own, (tuple(values),), 1, same_bits)
-    positive = operator.positive_problems(kernel)
-    for (problem, values), own in zip(positive, _seeds(seed, _POSITIVE, len(positive)), strict=True):
-        yield GpuCase(problem, "positive", False, own, (tuple(values),), 1, same_bits)
-    special = operator.special_problems(kernel)
-    for (problem, values), own in zip(special, _seeds(seed, _SPECIAL, len(special)), strict=True):
-        yield GpuCase(problem, "special", False, own, (tuple(values),), 1, same_bits)
+    every = operator.run_once(kernel)
+    for purpose, number in _ONCE.items():
+        once = of_purpose(every, purpose)
+        for each, own in zip(once, _seeds(seed, number, len(once)), strict=True):
+            exactly = exact and each.kind == "integer"
+            yield GpuCase(each.problem, each.kind, exactly, own, (each.launch,), 1, same_bits)
 
 
 def full_cases(operator: Operator, candidate: Candidate, seed: int) -> Iterator[GpuCase]:

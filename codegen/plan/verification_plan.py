@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from codegen.arrays import Array, Float64, namespace_of
+from codegen.run_once import LastBlocks, Purpose, RunOnce, of_purpose
 
 if TYPE_CHECKING:  # the plan of a recorded kernel is checked where no operator is known
     from codegen.kernel import Kernel
@@ -34,9 +35,9 @@ Kind = Literal["integer", "normal", "positive", "special"]
 Order = Literal["ascending", "descending", "seeded"]
 
 # Raised when the cases or the check of outputs change: old verdicts then no longer count.
-PLAN_SCHEMA = 4
-# Of the seeds that one seed gives: those of long problems, of positive numbers, of elements beyond 32 bits, of NaN.
-LONG, POSITIVE, FAR, SPECIAL = 1, 2, 3, 4
+PLAN_SCHEMA = 5
+# What is run once, in the order of the plan: which of the seeds that one seed gives it has.
+ONCE: dict[Purpose, int] = {"long": 1, "positive": 2, "special": 4, "far": 3}
 EXACT_ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")
 # The second run must give the bits of the first.
 NORMAL_ORDERS: tuple[Order, ...] = ("descending", "seeded")
@@ -93,11 +94,11 @@ class Case(Inputs):
 @dataclass(frozen=True)
 class FarCase(Case):
     """A case whose elements lie 2^31 and more apart, in memory of which hardly anything is touched. `part`: the last
-    elements of each axis of each operand, as a problem of its own, which the `last_blocks` of each launch compute; all
-    of it where that is 0."""
+    elements of each axis of each operand, as a problem of its own, which the `last` blocks of each launch compute; all
+    blocks where there are none."""
 
     part: Problem
-    last_blocks: int
+    last: tuple[LastBlocks, ...]
 
     @property
     def shown(self) -> Problem:
@@ -185,19 +186,17 @@ def plan_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[Case]:
         launch = launches[number % len(launches)]
         repeats = tuple(Run(order, launch, normal_seed + i) for i, order in enumerate(NORMAL_ORDERS))
         yield Case(problem, "normal", False, normal_seed, repeats)
-    for number, (problem, values) in enumerate(operator.long_problems(kernel)):
-        own = _seed(seed, LONG, number)
-        yield Case(problem, "integer", True, own, (Run("seeded", tuple(values), own),))
-    for number, (problem, values) in enumerate(operator.positive_problems(kernel)):
-        own = _seed(seed, POSITIVE, number)
-        yield Case(problem, "positive", False, own, (Run("seeded", tuple(values), own),))
-    for number, (problem, values) in enumerate(operator.special_problems(kernel)):
-        own = _seed(seed, SPECIAL, number)
-        yield Case(problem, "special", False, own, (Run("seeded", tuple(values), own),))
-    for number, far in enumerate(operator.far_problems(kernel)):
-        own = _seed(seed, FAR, number)
-        run = Run("seeded", tuple(far.launch), own)
-        yield FarCase(far.problem, "integer", True, own, (run,), far.part, far.last_blocks)
+    every = operator.run_once(kernel)
+    for purpose, of_seed in ONCE.items():
+        for number, once in enumerate(of_purpose(every, purpose)):
+            yield _case_of(once, _seed(seed, of_seed, number))
+
+
+def _case_of(once: RunOnce, seed: int) -> Case:
+    runs = (Run("seeded", once.launch, seed),)
+    if once.part is not None:
+        return FarCase(once.problem, once.kind, True, seed, runs, once.part, once.last)
+    return Case(once.problem, once.kind, once.kind == "integer", seed, runs)
 
 
 def _seed(seed: int, purpose: int, number: int) -> int:

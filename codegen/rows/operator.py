@@ -11,7 +11,6 @@ import numpy as np
 from codegen.alignment import classes, power_of_two
 from codegen.counts import LaunchCounts, Primitive, load, merged, multiply, store
 from codegen.dtypes import dtype
-from codegen.far import FAR, Far
 from codegen.kernel import Kernel
 from codegen.operator import (
     WIDEST_ACCESS,
@@ -29,6 +28,7 @@ from codegen.operator import (
 from codegen.problem import LARGEST_EXTENT, Problem
 from codegen.rows.problem import NormProblem, RowProblem
 from codegen.rows.reference import make_inputs, reference
+from codegen.run_once import FAR, LastBlocks, RunOnce
 from codegen.search.joined_space import Kind, build_joined, together
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, first_accepted, residency_rules
 from codegen.search.schedule import Schedule, Value
@@ -162,7 +162,7 @@ class RowOperator(Operator):
         sizes = ((2 * rows, full), (2 * rows + 1, tail), (1, 1), (3 * rows + 1, max(1, full // 3)))
         return [self._of_class(s, count, columns, bool(room), number) for number, (count, columns) in enumerate(sizes)]
 
-    def far_problems(self, kernel: Kernel) -> list[Far]:
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
         """The last rows of many."""
         rows, part = int(kernel.tunables.as_dict()["rows"]), self.own(self.test_problems(kernel)[0])
         before = rows * -(-FAR // (rows * part.columns))
@@ -171,7 +171,7 @@ class RowOperator(Operator):
         few, many = (
             self.parse({**part.canonical(), "shape": (count, part.columns)}) for count in (rows + 1, before + rows + 1)
         )
-        return [Far(many, few, last_blocks=2)]
+        return [RunOnce("far", many, part=few, last=(LastBlocks(2),))]
 
     def _of_class(self, s: Mapping[str, Any], rows: int, columns: int, downward: bool, number: int) -> RowProblem:
         """The problem whose rows are of about so many elements, at most where `downward`, and of the class."""

@@ -25,7 +25,7 @@ from codegen.text.render_group import (
     symbols,
 )
 
-PTX_HEADERS = ("ptx/values.h", "ptx/machine.h")
+PTX_HEADERS = ("ptx/values.h", "ptx/approximations.h", "ptx/machine.h")
 _MATRICES = ("cpu/warp.h", "cpu/tensor_sums.h", "cpu/matrix.h")  # the runtime's, whose text is long
 _DEFINES = "#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"
 

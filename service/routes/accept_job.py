@@ -162,6 +162,7 @@ def retry_job(service: Service, job_id: str, under: SentUnder | None = None) -> 
         job.name,
         job.labels,
         under,
+        job.ptx,
     )
     return raised(_write(service, [_New(0, b"", _new_job(service, terms, resolved, service.alive()))])[0])
 
@@ -194,6 +195,9 @@ def _new_jobs(service: Service, bodies: Collection[bytes]) -> dict[bytes, NewJob
 def _read(service: Service, body: bytes, alive: Alive) -> NewJob:
     settings = service.settings
     request = read_request(JobRequest, read_json(body, settings.max_json_depth), settings.max_problems)
+    if request.ptx == "all" and settings.verify_ptx == "none":
+        detail = "This service runs no PTX (CUKILN_VERIFY_PTX=none): leave `ptx` out, or ask its operator to run it."
+        raise refuse("invalid-value", detail, field="ptx", allowed=["winners"])
     resolved = resolve_jobs(request, alive.known(settings.default_target, settings.cuda), settings)
     budget = request.budget.seconds if request.budget else None
     terms = NewJob(
@@ -204,6 +208,7 @@ def _read(service: Service, body: bytes, alive: Alive) -> NewJob:
         request.deterministic,
         request.name,
         request.labels,
+        ptx=request.ptx,
     )
     return _new_job(service, terms, resolved, alive)
 
@@ -366,7 +371,13 @@ def cached_entry(
     if record is None:
         return None
     limit, deterministic = terms.workspace_limit_bytes, terms.deterministic
-    wanted = search_entry(asked.search.canonical(), generator(asked.operator.name), limit, deterministic=deterministic)
+    wanted = search_entry(
+        asked.search.canonical(),
+        generator(asked.operator.name),
+        limit,
+        deterministic=deterministic,
+        every_ptx=terms.ptx == "all",
+    )
     if not is_covered(record.searches, wanted, live):
         return None
     front = record.usable(limit, deterministic)

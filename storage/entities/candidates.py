@@ -1,6 +1,7 @@
 """Candidates with their builds: the input of prediction and of the choice of a winner."""
 
 from collections.abc import Collection, Mapping
+from dataclasses import asdict
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,7 @@ from sqlalchemy import select
 from storage.database.session import Session
 from storage.database.sql import change_each, core
 from storage.database.tables import BuildRow, CandidateRow
+from storage.entities.libraries import PtxVerdict
 from storage.entities.verdicts import proofs_of
 
 
@@ -24,7 +26,7 @@ def candidates_of_problem(
     """The candidates of a job's problem, by candidate id: all, or `only` some few."""
     candidate, build = core(CandidateRow).c, core(BuildRow).c
     own = (column for column in candidate if column.name != "job_problem_id")
-    built = ("slice", "toolchain", "group_id", "code_digest", "library", "resources", "imported")
+    built = ("slice", "toolchain", "group_id", "code_digest", "library", "resources", "imported", "ptx_verdict")
     query = select(candidate.job_problem_id.label("problem_id"), *own, *(build[name] for name in built))
     query = query.join(BuildRow, build.id == candidate.build, isouter=True)
     query = query.where(candidate.job_problem_id == problem_id).order_by(candidate.candidate)
@@ -42,3 +44,14 @@ def set_predictions(session: Session, problem_id: int, predictions: Mapping[str,
         for candidate, prediction in predictions.items()
     ]
     change_each(session, CandidateRow, rows)
+
+
+def ptx_verdict_of(candidate: StoredCandidate, plan_version: str) -> PtxVerdict | None:
+    """What its kernel's PTX showed under that plan."""
+    verdict = PtxVerdict(**candidate.ptx_verdict) if candidate.ptx_verdict is not None else None
+    return verdict if verdict is not None and verdict.plan_version == plan_version else None
+
+
+def write_ptx_verdicts(session: Session, verdicts: Mapping[str, PtxVerdict]) -> None:
+    """By build."""
+    change_each(session, BuildRow, [{"id": build, "ptx_verdict": asdict(of)} for build, of in verdicts.items()])

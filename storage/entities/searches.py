@@ -2,8 +2,9 @@
 
 An entry is a canonical `search`; the `generator`, which is the code that made its candidates; what it rejected:
 candidates over `workspace_limit_bytes` (null: none), and where `deterministic` is set those whose bits differ from run
-to run; `whole`: whether every point of its Pareto front was published; and on a GPU under what it was `measured`: times
-of another driver or another verification plan say nothing of today's.
+to run; `ptx`: "all" where every candidate was run from its PTX, else missing; `whole`: whether every point of its
+Pareto front was published; and on a GPU under what it was `measured`: times of another driver or another verification
+plan say nothing of today's.
 """
 
 import json
@@ -31,6 +32,7 @@ def search_entry(
     *,
     deterministic: bool = False,
     whole: bool = True,
+    every_ptx: bool = False,
     measured: MeasuredUnder | None = None,
 ) -> dict[str, Any]:
     """The entry of a search that was done, or (without `whole` and `measured`) is asked for; `search` is canonical."""
@@ -40,6 +42,7 @@ def search_entry(
         "workspace_limit_bytes": workspace_limit_bytes,
         "deterministic": deterministic,
         "whole": whole,
+        **({"ptx": "all"} if every_ptx else {}),
         **({"measured": asdict(measured)} if measured is not None else {}),
     }
 
@@ -93,6 +96,8 @@ def _is_of_today(entry: Entry, live: Collection[MeasuredUnder]) -> bool:
 
 def _contains(done: Entry, asked: Entry) -> bool:
     """Whether `done` tried every schedule that `asked` tries, generators aside."""
+    if asked.get("ptx") == "all" and done.get("ptx") != "all":
+        return False
     searched = done["search"]
     # Equal searches are equal JSON: 10,000 problems of one job need not be parsed.
     if searched != asked["search"] and not covers(

@@ -23,6 +23,7 @@ from storage.database.session import Session
 from storage.database.sql import core, is_predicted, rows_among
 from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, ToolchainRow
 from storage.entities.jobs import MAX_PAGE, job_state
+from storage.entities.libraries import PUBLISHED_AS
 from storage.entities.verdicts import GPU, Verdict, proofs_of
 from storage.entities.winners import get_winners
 
@@ -58,6 +59,7 @@ def candidate_page(
             build.group_id,
             build.resources,
             build.imported,
+            build.ptx_verdict,
         )
         .join(core(JobProblemRow), of_job.id == candidate.job_problem_id)
         .join(core(BuildRow), build.id == candidate.build, isouter=True)
@@ -105,6 +107,7 @@ def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
             "problem": row["name"],
             "group": row["group_id"],
             "verified": _verified(row, proof) if row["verdict"] == "ok" and proof else None,
+            "ptx": _ptx_mark(row["ptx_verdict"]),
             "max_error": error.get("max_error"),
             "error_bound": error.get("error_bound"),
             "registers": resources.get("registers"),
@@ -116,6 +119,13 @@ def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
             "tflops": _tflops(row),
         }
     )
+
+
+def _ptx_mark(verdict: dict[str, Any] | None) -> dict[str, Any] | None:
+    """As a record has it: of what may be published."""
+    if verdict is None or verdict["verdict"] not in PUBLISHED_AS:
+        return None
+    return {**verdict, "message": verdict["message"] or None}
 
 
 def _verified(row: RowMapping, proof: Verdict) -> Verified:

@@ -1,5 +1,6 @@
 """The report of a job, a handful of queries."""
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,11 +9,12 @@ from sqlalchemy import RowMapping, func, select
 from cukiln.types import (
     Job,
     ProblemReport,
+    PtxCost,
     WinnerSummary,
 )
 from storage.database.session import Session
 from storage.database.sql import core, rows_among
-from storage.database.tables import CandidateRow, JobProblemRow, WinnerRow
+from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, WinnerRow
 from storage.entities.jobs import JobStatus, job_state, priority_name
 from storage.entities.winners import usable
 from storage.reports.progress import job_progress
@@ -34,6 +36,7 @@ def job_report(session: Session, job_id: str, live_seconds: float | None = None)
     ).mappings()
     problems = rows.all()
     verdicts = _verdict_counts(session, job_id)
+    costs = _ptx_costs(session, problems) if job.ptx == "all" else {}
     winners = {row: _summary(*entry) for row, entry in winner_entries(session, problems, job).items()}
     return Job.model_validate(
         {
@@ -42,12 +45,17 @@ def job_report(session: Session, job_id: str, live_seconds: float | None = None)
             "priority": priority_name(job.priority),
             "progress": progress.progress,
             "seconds": progress.seconds,
-            "problems": [_report(row, verdicts.get(row["id"], {}), winners.get(row["id"])) for row in problems],
+            "problems": [
+                _report(row, verdicts.get(row["id"], {}), winners.get(row["id"]), costs.get(row["id"]))
+                for row in problems
+            ],
         }
     )
 
 
-def _report(row: RowMapping, verdicts: dict[str, int], winner: WinnerSummary | None) -> ProblemReport:
+def _report(
+    row: RowMapping, verdicts: dict[str, int], winner: WinnerSummary | None, ptx: PtxCost | None
+) -> ProblemReport:
     withdrawn = row["winner"] is not None and winner is None
     return ProblemReport.model_validate(
         {
@@ -55,10 +63,27 @@ def _report(row: RowMapping, verdicts: dict[str, int], winner: WinnerSummary | N
             "candidates": row["candidate_count"],
             "winner": winner,
             "verdicts": verdicts,
+            "ptx": ptx,
             "rejected": {rule: rejection["count"] for rule, rejection in row["rejections"].items()},
             "error": WITHDRAWN if withdrawn else row["error"],
         }
     )
+
+
+def _ptx_costs(session: Session, problems: Sequence[RowMapping]) -> dict[int, PtxCost]:
+    """Kernels of each problem's candidates by what their PTX showed, and what this job spent on that."""
+    candidate, build = core(CandidateRow).c, core(BuildRow).c
+    query = (
+        select(candidate.job_problem_id, build.id, build.ptx_verdict)
+        .join(core(BuildRow), build.id == candidate.build)
+        .where(build.ptx_verdict.is_not(None))
+        .distinct()
+    )
+    kernels: dict[int, Counter[str]] = {row["id"]: Counter() for row in problems}
+    for problem_id, _, verdict in rows_among(session, query, candidate.job_problem_id, list(kernels)):
+        kernels[problem_id][verdict["verdict"]] += 1
+    spent = {row["id"]: row["seconds"].get("ptx", {}).get("cpu", 0.0) for row in problems}
+    return {id: PtxCost(kernels=dict(sorted(counts.items())), cpu_seconds=spent[id]) for id, counts in kernels.items()}
 
 
 def _verdict_counts(session: Session, job_id: str) -> dict[int, dict[str, int]]:

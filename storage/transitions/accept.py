@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import insert, select, update
 
-from cukiln.types import JobState
+from cukiln.types import JobState, PtxAsked
 from storage.database.session import Database, Session, clock_of
 from storage.database.sql import chunks, core, rows_among
 from storage.database.tables import ACCEPTING, JobLabelRow, JobProblemRow, JobRow
@@ -54,6 +54,7 @@ class NewJob:
     name: str | None = None
     labels: dict[str, str] | None = None
     sent_under: SentUnder | None = None
+    ptx: PtxAsked = "winners"
 
     @property
     def cached(self) -> bool:
@@ -148,6 +149,7 @@ def _job_row(job_id: str, new: NewJob, now: float) -> dict[str, Any]:
         "budget_seconds": new.budget_seconds,
         "workspace_limit_bytes": new.workspace_limit_bytes,
         "deterministic": new.deterministic,
+        "ptx": new.ptx,
         "name": new.name,
         "labels": new.labels,
         "idempotency": new.sent_under and new.sent_under.key,

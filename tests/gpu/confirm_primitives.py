@@ -119,13 +119,24 @@ def confirmation(outcomes: Sequence[Outcome], gpu: Gpu, cuda: str, before: dict[
 
 def confirm(gpu: Gpu, emulations: CpuEmulations, cuda: str, target: Path, checks: Sequence[Check] = CHECKS) -> int:
     """Runs all checks that the GPU can run, writes `target`, and returns the exit status."""
+    before = confirmed_before(target)
     outcomes = [check_on_gpu(check, emulations, gpu) for check in checks if runs_on(check, gpu.arch)]
     report(outcomes)
-    before = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else {}
     record = confirmation(outcomes, gpu, cuda, before)
     target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(f"{len(record['primitives'])} of {len(primitives())} primitives are confirmed: {target}")
     return DIFFERS if record["failed"] else CONFIRMS
+
+
+def confirmed_before(target: Path) -> dict[str, Any]:
+    """What stands in the file; raises SystemExit for one that is damaged."""
+    try:
+        before = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else {}
+    except (ValueError, RecursionError) as error:
+        raise SystemExit(f"{target} is damaged ({error}): remove it, and all is confirmed anew") from error
+    if not isinstance(before, dict) or not isinstance(before.get("primitives", {}), dict):
+        raise SystemExit(f"{target} holds no confirmed primitives: remove it, and all is confirmed anew")
+    return before
 
 
 def take(elsewhere: Path, target: Path) -> int:
@@ -138,7 +149,7 @@ def take(elsewhere: Path, target: Path) -> int:
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         print(f"{elsewhere} is no confirmed.json of a run elsewhere: {error}; nothing is taken", file=sys.stderr)
         return DIFFERS
-    record = json.loads(target.read_text(encoding="utf-8")) if target.is_file() else {}
+    record = confirmed_before(target)
     here = {name for name, digest in digests.items() if name in primitives() and digest == primitive_digest(name)}
     same = {name: entry for name, entry in brought["primitives"].items() if name in here}
     failed = {name: words for name, words in brought.get("failed", {}).items() if name in here}

@@ -14,7 +14,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from typing import Any, Literal, TextIO
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from tests.mutants.arguments import reason_of
+from tests.mutants.arguments import argument_of
 from tests.mutants.changes import Change, changes
 from tests.mutants.equivalence import launch_code, ptx
 from tests.mutants.rules import RULES
@@ -32,7 +32,7 @@ from workers.cpu.library import CpuLibrary, Outcome, Tensor
 from workers.cpu.run import plan_test
 
 # What a survivor's outputs are.
-SAME, OTHER = "the bits of the kernel as it is", "other bits"
+SAME, RIGHT, OTHER = "the bits of the kernel as it is", "other bits, all of them right", "other bits"
 ARGUED = "argument: "
 FURTHER_SEEDS = 2
 Became = Literal["no mutant", "caught", "equivalent", "survived"]
@@ -74,22 +74,22 @@ def judge(kernels: Mapping[str, Kernel], wanted: int, seed: int) -> Iterator[Jud
                 if not share:
                     break
                 tried.add(change)
-                judged = bench.judge(change)
-                if judged.outcome == "survived":
-                    judged = _elsewhere(judged, [each for each in benches if each is not bench])
-                if judged.outcome == "survived" and judged.how == SAME and (reason := reason_of(change)):
-                    judged = replace(judged, outcome="equivalent", how=f"{ARGUED}{reason}")
+                judged = settled(bench.judge(change), (each for each in benches if each is not bench))
                 share -= judged.outcome != "no mutant"
                 yield judged
 
 
-def _elsewhere(survived: Judged, benches: Sequence[Bench]) -> Judged:
-    for bench in benches:
-        if bench.has(survived.change):
-            judged = bench.judge(survived.change)
-            if judged.outcome == "caught":
-                return replace(judged, first=survived.kernel)
-    return survived
+def settled(judged: Judged, others: Iterable[Bench]) -> Judged:
+    """A survivor is asked of the other kernels that have its line, then for an argument."""
+    if judged.outcome != "survived":
+        return judged
+    for bench in others:
+        if bench.has(judged.change) and (elsewhere := bench.judge(judged.change)).outcome == "caught":
+            return replace(elsewhere, first=judged.kernel)
+    argument = argument_of(judged.change)
+    if argument and (judged.how == SAME or (judged.how == RIGHT and argument.rounds)):
+        return replace(judged, outcome="equivalent", how=f"{ARGUED}{argument.reason}")
+    return judged
 
 
 def in_turn(candidates: Sequence[Change], rules: Sequence[str], seed: str) -> list[Change]:
@@ -170,7 +170,9 @@ class Bench:
         if made == self._same:
             return "equivalent", "the same PTX and launch code"
         seeds = [self.seed + further for further in range(FURTHER_SEEDS + 1)]
-        return "survived", SAME if all(self._bits(library, at) == self._bits_as_it_is(at) for at in seeds) else OTHER
+        if all(self._bits(library, at) == self._bits_as_it_is(at) for at in seeds):
+            return "survived", SAME
+        return "survived", RIGHT if all(self._run(library, at) == "" for at in seeds) else OTHER
 
     def _bits_as_it_is(self, seed: int) -> str:
         if seed not in self._known:

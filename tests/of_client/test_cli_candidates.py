@@ -55,6 +55,16 @@ def printed(width: int, *candidates: dict[str, Any]) -> str:
     return output.getvalue()
 
 
+def test_what_the_ptx_showed_has_a_column_where_any_was_run() -> None:
+    mark = {"verdict": "ok", "message": None, "cpu_seconds": 1.2}
+    text = printed(200, candidate("a", ptx=mark), candidate("b"))
+    head, first, second = (line.split() for line in text.splitlines()[1:4])
+    assert head[:3] == ["candidate", "verdict", "PTX"]
+    assert (first[2], second[2]) == ("ok", "-")
+    assert "PTX: what nvcc made of the kernel" in text
+    assert "PTX" not in printed(200, candidate("b"))
+
+
 def names(*candidates: dict[str, Any]) -> str:
     found = fastest_first([CandidateReport.model_validate(one) for one in candidates])
     return "".join(one.candidate[0] for one in found)

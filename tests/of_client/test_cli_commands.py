@@ -75,6 +75,18 @@ def test_tune_shows_progress_on_stderr_and_the_winners_on_stdout(cukiln: Run, sc
     assert scripted.calls("POST", "/v1/jobs")[0].json == REQUEST
 
 
+def test_tune_asks_for_every_candidates_ptx_and_says_what_it_took(cukiln: Run, scripted: ScriptedService) -> None:
+    cost = {"kernels": {"incorrect": 1, "ok": 23}, "cpu_seconds": 38.24}
+    finishing(scripted, with_problem(job_json("done"), ptx=cost))
+    code, out, _ = cukiln("tune", "request.json", "--ptx", "all", "--url", scripted.url)
+    assert code == 0 and "From their PTX: 24 kernels (23 ok, 1 incorrect), 38.2 CPU s." in out
+    assert scripted.calls("POST", "/v1/jobs")[0].json == {**REQUEST, "ptx": "all"}
+    code, out, _ = cukiln("tune", "request.json", "--ptx", "all", "--json", "--url", scripted.url)
+    assert json.loads(out)["problems"][0]["ptx"] == cost
+    code, _, err = cukiln("tune", "request.json", "--ptx", "some", "--url", scripted.url)
+    assert code == 2 and "winners" in err
+
+
 def rows_of(out: str) -> list[str]:
     """The lines of the table's only problem: its cells are wrapped."""
     return "\n".join(out.splitlines()[1:]).split("\n\n")[0].split("\nverified ")[0].splitlines()

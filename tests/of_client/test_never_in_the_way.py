@@ -127,6 +127,21 @@ def test_a_library_of_a_hung_service_costs_no_more_than_a_lookup(
     assert all(limit.seconds <= 0.1 + 10 / LEAST_BYTES_A_SECOND for limit in limits) and len(limits) == 3
 
 
+def test_loads_without_a_client_share_what_they_find_of_the_service(monkeypatch: pytest.MonkeyPatch) -> None:
+    record = WinnerRecord.model_validate(record_json())
+    with silent_server() as (url, accepted):
+        monkeypatch.setenv("CUKILN_URL", url)
+        for _ in range(3):
+            with pytest.raises(ServiceUnreachable, match="no answer from the cukiln service"):
+                cukiln.load(record)
+        with pytest.raises(ServiceUnreachable, match="failed 3 times in a row"):
+            cukiln.load(record)
+        assert len(accepted) == 3
+        monkeypatch.setenv("CUKILN_URL", closed_port())
+        with pytest.raises(ServiceUnreachable, match="no answer from the cukiln service"):
+            cukiln.load(record)  # another service
+
+
 def test_an_awaited_library_has_the_same_budget() -> None:
     async def asked(url: str) -> None:
         async with AsyncClient(url, lookup_budget=0.1) as client:

@@ -220,6 +220,21 @@ def test_memory_is_taken_in_the_mode_that_a_capture_allows_and_the_mode_is_given
     assert [words[0], words[2]] == ["mode 2 0", "mode 0 0"]
 
 
+def test_a_kernel_is_prepared_while_another_thread_captures_without_breaking_that(run: Any) -> None:
+    body = """
+    kernel.prepare(0)
+    call(stream=7)
+    try:
+        call(which=other, stream=7)  # its first call loads it
+    except Exception as error:
+        answer = str(error)
+    """
+    answer, log = run(body, FAKE_CUDA_CAPTURED_ELSEWHERE="1")
+    assert "cannot be loaded on cuda:0" in answer and "CUDA error 900" in answer
+    first_launch = next(place for place, line in enumerate(log) if line.startswith("launch"))
+    assert "a capture is broken 0 0" not in log[:first_launch] and "a capture is broken 0 0" in log
+
+
 @pytest.mark.parametrize("failing", ["cuMemAlloc_v2", "cuStreamGetCaptureInfo_v2"])
 def test_a_driver_that_has_no_memory_is_an_error_and_no_launch(failing: str, run: Any) -> None:
     answer, log = run("answer = attempt(stream=7)", FAKE_CUDA_FAIL=failing)

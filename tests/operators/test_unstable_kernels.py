@@ -4,9 +4,9 @@ slices or few steps, with offsets in 32 bits."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ import pytest
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.plan.verification_plan import check_output
+from codegen.run_once import of_purpose
 from codegen.search.schedule import Schedule
+from tests.mutants.subjects import SUBJECTS
 from tests.operators.rows.kernels import kernel as row_kernel
 from tests.operators.test_every_operator import DECLARED
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
@@ -69,10 +71,11 @@ def reaching_far(name: str, most: int, words: str = "") -> dict[str, Kernel]:
     declared, own = DECLARED[name].proofs, operator(name)
     assert declared is not None
     kernels = {called: kernel for called, kernel in declared.kernels().items() if words in called}
-    far = {called: kernel for called, kernel in kernels.items() if own.far_problems(kernel)}
+    far = {called: kernel for called, kernel in kernels.items() if of_purpose(own.run_once(kernel), "far")}
     return dict(list(far.items())[:: -(-len(far) // most)])
 
 
+(WINOGRAD,) = [subject.kernels() for subject in SUBJECTS if subject.name == "conv2d by Winograd"]
 CASES = {
     "softmax subtracts no maximum": Unstable(
         "softmax",
@@ -172,13 +175,23 @@ CASES = {
             name, (file, product, f"static_cast<int>({product})"), reaching_far(name, 3, words)
         )
         for name, file, product, words in (
-            ("conv2d", "gather.cuh", "row * ldc", "nhwc"),
-            ("conv2d_dgrad", "phases.cuh", "row * ldc + column", "nhwc"),
-            ("conv2d", "conv/gather.cuh", "tile.matrix * given.stride_b", "nchw bfloat16"),
+            ("conv2d", "gather.cuh", "row * ldc", "tensor nhwc"),
+            ("conv2d", "gather.cuh", "int64_t(pixel) * filters", "direct nhwc"),
+            ("conv2d", "gemm/split.cuh", "row * pitch", "tensor nhwc, w"),
+            ("conv2d_dgrad", "phases.cuh", "row * ldc + column", "tensor nhwc float16"),
+            ("conv2d_dgrad", "phases.cuh", "pixel_of(row) + matrix * stride_c", "tensor nhwc (2, 2, 2), strided"),
+            ("conv2d_wgrad", "gather.cuh", "row * ldc", "simt nhwc 1"),
+            ("conv2d_wgrad", "gemm/split.cuh", "row * pitch", "simt nchw 1, split"),
+            ("conv2d", "conv/gather.cuh", "tile.matrix * given.stride_b", "tensor nchw bfloat16"),
             ("attention", "block.cuh", "before * pitch", " by 8"),
             ("mla", "block.cuh", "page * strides.outer", ""),
         )
     },
+    "offsets of Winograd's outputs have 32 bits": Unstable(
+        "conv2d",
+        ("conv/winograd.cuh", "pixel * layer.filters + filter", "static_cast<int>(pixel * layer.filters + filter)"),
+        {name: WINOGRAD[name] for name in ("F(4) nhwc, one launch", "F(2) nhwc bfloat16")},
+    ),
     **{
         f"matmul's {product} has 32 bits on {cores}": Unstable(
             "matmul", (f"gemm/{cores}.cuh", product, f"static_cast<int>({product})"), kernels
@@ -199,22 +212,47 @@ CASES = {
 }  # fmt: skip
 
 
+def kernels_of(name: str) -> list[Kernel]:
+    """Of all cases of an operator."""
+    of_cases = (case.kernels.values() for case in CASES.values() if case.operator == name)
+    return list(dict.fromkeys(kernel for kernels in of_cases for kernel in kernels))
+
+
+@pytest.fixture(scope="module")
+def verdicts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mapping[tuple[Kernel, str], str]]:
+    """By an operator's kernels and what is wrong with them ("": nothing). All of an operator are built together."""
+
+    @cache
+    def judged(base: str) -> Mapping[tuple[Kernel, str], str]:
+        folder = tmp_path_factory.mktemp(base)
+        name = f"{base}_{folder.name}"
+        class_name, texts = type(operator(base)).__name__, operator(base).kernel_texts
+        cases = {words: case for words, case in CASES.items() if case.operator == base}
+        sites = [changed(texts, words, *case.text) for words, case in cases.items()]
+        kernels = kernels_of(base)
+        asked = {
+            mutant.number: [kernels.index(kernel) for kernel in cases[mutant.name].kernels.values()]
+            for mutant in mutants(sites)
+        }
+        with switched_operator(base, class_name, folder / "operator", name, sites):
+            own = [Kernel(name, kernel.signature, kernel.tunables) for kernel in kernels]
+            verdicts = judge_mutants(own, folder / "build", asked=asked)
+        names = {AS_IT_IS: "", **{mutant.number: mutant.name for mutant in mutants(sites)}}
+        return {(kernels[each.kernel], names[each.number]): each.verdict for each in verdicts}
+
+    return judged
+
+
 @pytest.mark.parametrize("words", CASES)
-def test_it_is_caught_in_every_kernel(words: str, tmp_path: Path) -> None:
+def test_it_is_caught_in_every_kernel(
+    words: str, verdicts_of: Callable[[str], Mapping[tuple[Kernel, str], str]]
+) -> None:
     case = CASES[words]
-    name = f"{case.operator}_{abs(hash(words)) % 10**6}"
-    class_name = type(operator(case.operator)).__name__
-    site = changed(operator(case.operator).kernel_texts, words, *case.text)
-    ((mutant),) = mutants([site])
-    with switched_operator(case.operator, class_name, tmp_path / "operator", name, [site]):
-        kernels = [Kernel(name, kernel.signature, kernel.tunables) for kernel in case.kernels.values()]
-        verdicts = judge_mutants(kernels, tmp_path / "build")
-    names = list(case.kernels)
-    as_they_are = {names[each.kernel]: each.verdict for each in verdicts if each.number == AS_IT_IS}
-    assert as_they_are == dict.fromkeys(names, "ok")
-    wrong = {names[each.kernel]: each.verdict for each in verdicts if each.number == mutant.number}
-    assert sorted(wrong) == sorted(names)
-    assert set(wrong.values()) <= {"incorrect", "runtime_error"}
+    verdicts = verdicts_of(case.operator)
+    as_they_are = {called: verdicts[kernel, ""] for called, kernel in case.kernels.items()}
+    assert as_they_are == dict.fromkeys(case.kernels, "ok")
+    wrong = {called: verdicts.get((kernel, words), "not reached") for called, kernel in case.kernels.items()}
+    assert set(wrong.values()) <= {"incorrect", "runtime_error"}, wrong
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

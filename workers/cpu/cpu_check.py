@@ -12,7 +12,11 @@ from numpy.typing import NDArray
 from codegen.arrays import compared
 from codegen.operand import Operand
 from codegen.plan.verification_plan import Case, FarCase, Kind, OutputCheck, Run, check_output, differing
+from workers.cpu.launch_code import LaunchCode
 from workers.cpu.library import CpuLibrary, Outcome, SharedAccess, Tensor
+
+# Bytes of a workspace. A larger one is that of a problem beyond 32 bits, of which little is touched.
+MOST_POISONED = 2**30
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class Tested(Protocol):
 @dataclass
 class KernelTest:
     """One kernel under test. `described` grow case by case, so that a failure keeps what was right before it.
-    `repeats`: two runs on the same inputs must give the same bits."""
+    `repeats`: two runs on the same inputs must give the same bits. `launch_code`: what is asked of it."""
 
     library: CpuLibrary
     namespace: str
@@ -53,6 +57,7 @@ class KernelTest:
     cases: Iterable[Case]
     repeats: bool
     cpu_seconds: float
+    launch_code: LaunchCode | None = None
 
     def __post_init__(self) -> None:
         self._deadline = time.process_time() + self.cpu_seconds
@@ -99,10 +104,24 @@ class KernelTest:
             for tensor in tensors:
                 if tensor.operand.role == "in":
                     tensor.fill(inputs[tensor.operand.name])
-            return self._run_all(case, tensors, workspaces, expected, bound, described)
+            return self._wrong_launch_code(case, tensors, workspaces) or self._run_all(
+                case, tensors, workspaces, expected, bound, described
+            )
         finally:
             tensors, workspaces = [], {}
             self.library.free()
+
+    def _wrong_launch_code(
+        self, case: Case, tensors: Sequence[Tensor], workspaces: Mapping[tuple[int, ...], NDArray[np.uint8] | None]
+    ) -> Failure | None:
+        """Of all cases how much workspace they ask for; of the first what is refused."""
+        if self.launch_code is None:
+            return None
+        sizes = {launch: 0 if workspace is None else workspace.size for launch, workspace in workspaces.items()}
+        wrong = self.launch_code.wrong_workspace(case.problem, sizes)
+        if not wrong and len(self.described) == 1:
+            wrong = self.launch_code.taken(self.library, case, tensors)
+        return Failure("incorrect", wrong, tainted=True) if wrong else None
 
     def _allocate(self, case: Case, operands: Sequence[Operand]) -> list[Tensor]:
         touched = self.tested.operands(case.shown) if isinstance(case, FarCase) else None
@@ -124,7 +143,7 @@ class KernelTest:
             for out in outs:
                 out.poison()
             workspace = workspaces[run.launch]
-            if workspace is not None:
+            if workspace is not None and workspace.size <= MOST_POISONED:
                 workspace[...] = 0xFF
             outcome = self._run(case, run, tensors, workspace)
             self._count(outcome.shared_memory)
@@ -169,7 +188,7 @@ class KernelTest:
             seed=run.seed,
             exact=case.exact,
             watch=run.watch,
-            last_blocks=case.last_blocks if isinstance(case, FarCase) else 0,
+            last=case.last if isinstance(case, FarCase) else (),
             # A run that gets no time at all would never end: the timer of 0 seconds is no timer.
             cpu_seconds=max(0.05, self._deadline - time.process_time()),
         )

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 from codegen.dtypes import dtype
 from codegen.operand import Operand
 from codegen.plan.verification_plan import Order
+from codegen.run_once import LastBlocks
 
 Status = Literal["ok", "runtime_error", "run_timeout"]
 STATUSES: tuple[Status, ...] = ("ok", "runtime_error", "run_timeout")
 ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")  # as harness.h numbers them
 WIDEST_ACCESS = 16  # bytes that one thread moves with one instruction
+MOST_LAUNCHES = 16  # of a call, as max_launches of harness.h
 POISON = 0xFF  # all bits set: NaN in every float type, -1 in every signed integer type
 
 
@@ -37,7 +39,7 @@ class _Call(ctypes.Structure):
         ("seed", ctypes.c_uint64),
         ("cpu_seconds", ctypes.c_double),
         ("watch", ctypes.c_int32),
-        ("last_blocks", ctypes.c_uint64),
+        ("last_blocks", ctypes.POINTER(ctypes.c_uint64)),
     )
 
 
@@ -160,6 +162,13 @@ def alignment_of(operand: Operand) -> int:
     return math.gcd(WIDEST_ACCESS, *(distance * size for distance in distances))
 
 
+def _numbers_of(last: Sequence[LastBlocks]) -> Any:
+    of_each = [
+        number for each in (last if len(last) > 1 else [*last] * MOST_LAUNCHES) for number in (each.count, each.of)
+    ]
+    return (ctypes.c_uint64 * (2 * MOST_LAUNCHES))(*of_each)
+
+
 class CpuLibrary:
     """The kernels of one shared library. Not for two threads: buffers and the report belong to the library."""
 
@@ -204,10 +213,10 @@ class CpuLibrary:
         exact: bool,
         cpu_seconds: float,
         watch: bool = False,
-        last_blocks: int = 0,
+        last: Sequence[LastBlocks] = (),
     ) -> Outcome:
         """Run every launch of the kernel's plan. `watch`: look for races on shared memory and count its bank conflicts.
-        `last_blocks`: of each launch, which alone run; 0: all.
+        `last`: the blocks that alone run, of each launch, or the same of all; where there are none, all.
         Raises MemoryError where no memory could be mapped."""
         call = _Call(
             pointers=(ctypes.c_void_p * len(tensors))(*(tensor.address for tensor in tensors)),
@@ -220,7 +229,7 @@ class CpuLibrary:
             seed=seed % 2**64,
             cpu_seconds=cpu_seconds,
             watch=int(watch),
-            last_blocks=last_blocks,
+            last_blocks=_numbers_of(last) if last else None,
         )
         status = getattr(self._library, f"{namespace}_run")(ctypes.byref(call))
         if status < 0:

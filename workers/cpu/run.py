@@ -22,6 +22,7 @@ from codegen.operators import load_operators, operator, operators
 from codegen.plan.ptx_plan import Ways, ptx_cases
 from codegen.plan.verification_plan import Part, plan_cases
 from workers.cpu.cpu_check import KernelTest
+from workers.cpu.launch_code import LaunchCode
 from workers.cpu.library import CpuLibrary
 from workers.cpu.ptx.ptx_check import PtxLibrary, PtxTest
 from workers.processes.child_protocol import Saying
@@ -41,7 +42,8 @@ def plan_test(
     whole = plan_cases(own, kernel, seed) if ways is None else ptx_cases(own, kernel, seed, ways)
     test = KernelTest if ways is None else PtxTest
     cases, repeats = (part or Part()).of(whole), own.deterministic(kernel)
-    return test(library, kernel.namespace, own, cases, repeats=repeats, cpu_seconds=cpu_seconds)
+    launch_code = LaunchCode(kernel, own) if ways is None else None
+    return test(library, kernel.namespace, own, cases, repeats, cpu_seconds, launch_code)
 
 
 def run_kernels(

@@ -14,7 +14,9 @@ import gzip
 import io
 import json
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from lzma import LZMAError
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,12 @@ LOG_BYTES = 1 << 18  # of each part
 # Below INTO: all that a later call needs.
 STATE = (PARTS_FILE, CEILINGS_FILE, CONFIRMED_FILE, f"measured/{JOURNAL_FILE}")
 MOST_RESULTS = MOST_FILES - 5
+MOST_STATE = 2**30  # bytes of one file of it
+THEN = "carry it again, or leave --continue-from out, which begins anew"
+
+
+class StateDamaged(Exception):
+    """An earlier run cannot be continued from this; the message says which file, what is wrong and what to do."""
 
 
 class TooLarge(Exception):
@@ -68,27 +76,46 @@ def bring_back(into: Path, progress: Progress, parts: Sequence[Part]) -> dict[st
 
 def restore(back: Path, into: Path, card: Device) -> str:
     """What a run on an earlier machine had done, where that was on such a card; nothing where this one has begun. A
-    sentence."""
+    sentence. Raises StateDamaged, and has then written nothing."""
     if (into / PARTS_FILE).exists():
         return f"{into} has begun: nothing of {back} is taken over"
-    with zipfile.ZipFile(back / STATE_FILE) as archive:
-        earlier = _last_card(archive.read(PARTS_FILE))
-        if earlier is None or (earlier.name, earlier.driver) != (card.name, card.driver):
-            of = "no card" if earlier is None else f"{earlier.name}, {earlier.uuid}, driver {earlier.driver}"
-            return f"{back} is of {of}: nothing of it counts for {card.name} with driver {card.driver}"
-        for name in STATE:
-            if name in archive.namelist() and name != PARTS_FILE:
-                (into / name).parent.mkdir(parents=True, exist_ok=True)
-                write_whole(into / name, archive.read(name))
-        if earlier.uuid != card.uuid:
+    state = _state(back / STATE_FILE)
+    earlier = _last_card(state[PARTS_FILE], back / STATE_FILE)
+    if earlier is None or (earlier.name, earlier.driver) != (card.name, card.driver):
+        of = "no card" if earlier is None else f"{earlier.name}, {earlier.uuid}, driver {earlier.driver}"
+        return f"{back} is of {of}: nothing of it counts for {card.name} with driver {card.driver}"
+    for name in (*(name for name in state if name != PARTS_FILE), PARTS_FILE):  # last: it says that all of it is there
+        if name == PARTS_FILE and earlier.uuid != card.uuid:
             count_all(into / "measured")
-        write_whole(into / PARTS_FILE, archive.read(PARTS_FILE))  # last: it says that all of it is there
+        (into / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(into / name, state[name])
     return f"continues what {earlier.name}, {earlier.uuid}, began"
 
 
-def _last_card(parts: bytes) -> Device | None:
-    cards = [line["card"] for line in map(json.loads, parts.splitlines()) if "card" in line]
-    return Device.from_dict(cards[-1]) if cards else None
+def _last_card(parts: bytes, path: Path) -> Device | None:
+    try:
+        cards = [line["card"] for line in map(json.loads, parts.splitlines()) if "card" in line]
+        return Device.from_dict(cards[-1]) if cards else None
+    except (ValueError, TypeError, LookupError) as error:
+        raise StateDamaged(f"{path} is damaged: {PARTS_FILE} in it names no card ({error}); {THEN}") from error
+
+
+def _state(path: Path) -> dict[str, bytes]:
+    """The files of an archive of `bring_back`. Raises StateDamaged."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            held = {name: archive.getinfo(name) for name in STATE if name in archive.namelist()}
+            if large := [name for name, entry in held.items() if entry.file_size > MOST_STATE]:
+                raise StateDamaged(f"{path}: {large[0]} has more than {MOST_STATE} bytes, which no run writes; {THEN}")
+            state = {name: archive.read(name) for name in held}
+    except OSError as error:
+        raise StateDamaged(f"cannot read {path} ({error.strerror or error}); {THEN}") from error
+    # Cut short, changed, of another method of compression, or with a password.
+    except (zipfile.BadZipFile, zlib.error, LZMAError, EOFError, RuntimeError, ValueError) as error:
+        raise StateDamaged(f"{path} is damaged ({error}); {THEN}") from error
+    if PARTS_FILE not in state:
+        raise StateDamaged(f"{path} is not what a run brings back: it has no {PARTS_FILE}; {THEN}")
+    return state
 
 
 def _files(into: Path, parts: Sequence[Part]) -> Iterator[tuple[str, bytes]]:
@@ -110,7 +137,10 @@ def _results(path: Path) -> tuple[dict[str, bytes], str]:
     """Compressed, as many problems in a file as fit; or why there are none."""
     if not path.is_file():
         return {}, ""
-    results = json.loads(path.read_bytes())
+    try:
+        results = json.loads(path.read_bytes())
+    except ValueError as error:
+        return {}, f"{path} is damaged ({error}): `{STATE_FILE}` has all of it"
     try:
         packed = list(_packed(results, results["problems"]))
     except TooLarge as error:

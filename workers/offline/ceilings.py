@@ -27,9 +27,12 @@ def ceilings_of(module: str, device: Device, out: Path, processes: Processes) ->
     """Those of an earlier run under the same driver, or measured now; empty where they cannot be."""
     path = out / CEILINGS_FILE
     if path.is_file():
-        earlier = json.loads(path.read_bytes())
-        if (earlier["uuid"], earlier["driver"]) == (device.uuid, device.driver):
-            return dict(earlier["ceilings"])
+        try:
+            earlier = json.loads(path.read_bytes())
+            if (earlier["uuid"], earlier["driver"]) == (device.uuid, device.driver):
+                return {str(name): float(rate) for name, rate in earlier["ceilings"].items()}
+        except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            say(f"{path} is damaged ({type(error).__name__}: {error}): the ceilings are measured again")
     lease = lease_file(lock_folder(), device.uuid)
     with processes.private_folder("ceilings") as folder:
         # In a process of its own: it holds the GPU's context.

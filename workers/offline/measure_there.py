@@ -16,15 +16,17 @@ import sys
 import time
 import zipfile
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 DEFAULT_INTO = "cukiln-measured"
+CARRIED_FILE, SCHEMA = "carried.json", 1
 WRONG_USE = 2
 
 
 def install(into: Path) -> Path:
     """The folder in which everything stands; made where it is not there, as a whole or not at all."""
-    carried = json.loads((HERE / "carried.json").read_bytes())
+    carried = read_carried()
     own = f"{sys.version_info[0]}.{sys.version_info[1]}"
     if carried["python"] not in (None, own):
         raise SystemExit(f"the packages are for Python {carried['python']}, this is {own}: python{carried['python']} …")
@@ -33,7 +35,10 @@ def install(into: Path) -> Path:
     installed = into / f"installed-{carried['sha256'][:16]}"
     if installed.is_dir():
         return installed
-    with zipfile.ZipFile(io.BytesIO(b"".join(map(part_of, carried["parts"])))) as archive:
+    data = b"".join(map(part_of, carried["parts"]))
+    if hashlib.sha256(data).hexdigest() != carried["sha256"]:
+        raise SystemExit(f"the parts that {HERE / CARRIED_FILE} names are not all of the archive; carry it again")
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
         beside = into / ".installing"
         shutil.rmtree(beside, ignore_errors=True)
         archive.extractall(beside)
@@ -46,6 +51,37 @@ def install(into: Path) -> Path:
                 os.fsync(file.fileno())
     beside.rename(installed)
     return installed
+
+
+def read_carried() -> dict[str, Any]:
+    """What `make carry` writes last, beside this script."""
+    path = HERE / CARRIED_FILE
+    try:
+        carried = json.loads(path.read_bytes())
+    except OSError as error:
+        raise SystemExit(f"{path}: {error.strerror}; carry it again, beside this script") from error
+    except (ValueError, RecursionError) as error:
+        raise SystemExit(f"{path} is damaged ({error}); carry it again") from error
+    schema = carried.get("schema") if isinstance(carried, dict) else None
+    if schema not in (None, SCHEMA):
+        raise SystemExit(f"{path} is of schema {schema!r}, this script reads {SCHEMA}; carry all files of one release")
+    if not isinstance(carried, dict) or not is_whole(carried):
+        raise SystemExit(f"{path} is damaged: it does not name the parts; carry it again")
+    return carried
+
+
+def is_whole(carried: dict[str, Any]) -> bool:
+    """Whether it says all that is read of it."""
+    parts, python = carried.get("parts"), carried.get("python", 0)
+    if not isinstance(carried.get("sha256"), str) or not isinstance(python, str | None) or not isinstance(parts, list):
+        return False
+    return bool(parts) and all(
+        isinstance(part, dict)
+        and isinstance(part.get("sha256"), str)
+        and isinstance(part.get("name"), str)
+        and Path(part["name"]).name == part["name"]
+        for part in parts
+    )
 
 
 def part_of(part: dict[str, str]) -> bytes:

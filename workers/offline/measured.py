@@ -13,7 +13,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from workers.offline.work import Built, Work, WorkProblem, predicted
 
 SCHEMA = 1
 JOURNAL_FILE, RESULTS_FILE = "measured.jsonl", "results.json"
+_OF_RESULT = {"code_digest", *(field.name for field in fields(CandidateResult) if field.name != "tainted")}
 NOT_MEASURED = "not measured: the run was not finished"
 
 
@@ -57,12 +58,12 @@ class Journal:
         counts = False
         for line in read_lines(self._path):
             if "run" in line:
-                name, uuid = line["device"]["name"], line["device"]["uuid"]
+                name, uuid = _card_of(line)
                 counts = line["run"] == conditions.key and uuid in uuids
                 if uuid != conditions.device.uuid:
                     self.counted |= {uuid} if counts else set()
                     self.others |= set() if counts else {(name, uuid)}
-            elif counts:
+            elif counts and _is_whole(line):
                 self._take(line)
         append_line(self._path, {"run": conditions.key, "device": conditions.device.as_dict(), "at": time.time()})
 
@@ -97,14 +98,33 @@ class Journal:
 
 def counted_in(folder: Path) -> list[str]:
     """The cards whose measurements count in the folder, beside those of the card that measures."""
-    return [uuid for line in read_lines(folder / JOURNAL_FILE) if "counts" in line for uuid in line["counts"]]
+    lists = (line.get("counts") for line in read_lines(folder / JOURNAL_FILE))
+    return [str(uuid) for counts in lists if isinstance(counts, list) for uuid in counts]
 
 
 def count_all(folder: Path) -> None:
     """From now on measurements count of all cards that the journal has, for other cards of their product."""
-    runs = {line["device"]["uuid"]: None for line in read_lines(folder / JOURNAL_FILE) if "run" in line}
+    runs = {_card_of(line)[1]: None for line in read_lines(folder / JOURNAL_FILE) if "run" in line}
     if runs:
         append_line(folder / JOURNAL_FILE, {"counts": list(runs)})
+
+
+def _card_of(run: Mapping[str, Any]) -> tuple[str, str]:
+    """Name and UUID; of a damaged line words that no card has."""
+    device = run.get("device")
+    named = device if isinstance(device, dict) else {}
+    return str(named.get("name", "a card without a name")), str(named.get("uuid", "a damaged line"))
+
+
+def _is_whole(line: Mapping[str, Any]) -> bool:
+    """Whether a line says what this release writes. What one of a damaged file does not is measured again."""
+    if "result" in line:
+        result = line["result"]
+        return isinstance(result, dict) and result.keys() >= _OF_RESULT and isinstance(result["details"], dict)
+    names, comparison = line.get("compared"), line.get("comparison", 0)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return False
+    return comparison is None or (isinstance(comparison, dict) and isinstance(comparison.get("contenders"), list))
 
 
 def results_of(work: Work, journal: Journal, *, complete: bool) -> dict[str, Any]:
@@ -186,15 +206,17 @@ def right_of(problem: WorkProblem, work: Work, journal: Journal) -> list[tuple[f
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The whole lines of a journal; one that a crash cut short is passed over."""
+    """The whole lines of a journal; one that a crash cut short, or that holds no object, is passed over."""
     if not path.is_file():
         return
-    with path.open(encoding="utf-8") as lines:
+    with path.open("rb") as lines:
         for line in lines:
             try:
-                yield json.loads(line)
-            except ValueError:
+                read = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(read, dict):
+                yield read
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ part tells is of the installation, of a product with its driver, or of one card:
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,7 +81,15 @@ def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, secon
 
 def cards_of(folder: Path) -> list[Device]:
     """Those that the folder's results are of, in their order: the last one has it now."""
-    return [Device.from_dict(line["card"]) for line in read_lines(folder / PARTS_FILE) if "card" in line]
+    return [card for line in read_lines(folder / PARTS_FILE) if (card := _card_of(line)) is not None]
+
+
+def _card_of(line: Mapping[str, Any]) -> Device | None:
+    """None where the line names none, or is damaged."""
+    try:
+        return Device.from_dict(line["card"])
+    except (LookupError, TypeError, ValueError):
+        return None
 
 
 class Progress:
@@ -97,7 +105,7 @@ class Progress:
         self.cards = cards_of(folder)
         own = {tells_of: self._depends_on(tells_of) for tells_of in ("machine", "product", "card")}
         for line in read_lines(self._path):
-            if "part" in line and line["of"] == own.get(str(line.get("tells_of"))):
+            if _is_whole(line) and line["of"] == own.get(str(line.get("tells_of"))):
                 self._take(line)
 
     def begin(self, part: Part) -> None:
@@ -148,3 +156,10 @@ class Progress:
             self._begun[name] = 0
         else:
             self._begun[name] = self._begun.get(name, 0) + 1
+
+
+def _is_whole(line: Mapping[str, Any]) -> bool:
+    """Whether it says what this release writes; the part of one that does not is run again."""
+    ended = line.get("ended")
+    of_end = isinstance(ended, dict) and ended.keys() == {field.name for field in fields(Ended)}
+    return isinstance(line.get("part"), str) and ("ended" not in line or of_end)

@@ -22,7 +22,7 @@ from typing import IO
 from storage.config.limits import MEASURE_SECONDS
 from workers.gpu.interface import DEFAULT_MODULE, Device, GpuMissing, choose_device
 from workers.gpu.measure_on_gpu import probe
-from workers.offline.brought_back import BACK, bring_back, restore
+from workers.offline.brought_back import BACK, StateDamaged, bring_back, restore
 from workers.offline.ceilings import LIMITS
 from workers.offline.measure_all import say
 from workers.offline.measure_bundle import DONE, INTERRUPTED, LEFT, WRONG_USE, positive, stopping
@@ -50,7 +50,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     card = _card(options.gpu_module, options.device)
     into = _folder_of(card, into)
     if options.continue_from is not None and card is not None:
-        say(restore(options.continue_from.absolute(), into, card))
+        try:
+            say(restore(options.continue_from.absolute(), into, card))
+        except StateDamaged as error:
+            sys.stderr.write(f"measure_there: {error}\n")
+            return WRONG_USE
     deadline = options.began + options.budget - END_SECONDS
     module, seconds = options.gpu_module, options.seconds
     device = options.device if card is None else card.uuid

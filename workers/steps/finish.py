@@ -34,10 +34,12 @@ from storage.transfer.imports import imported_by, refuse_candidate
 from storage.transitions.end_jobs import finish_problem
 from workers.gpu.rank_measured import Timed, is_whole, runner_up
 from workers.processes.stopwatch import Stopwatch
+from workers.steps.candidate_ptx import WRONG, judge_candidates
 from workers.steps.context import GiveUp, HandBack, StepContext
+from workers.steps.ptx_runs import PtxRuns
 from workers.steps.rank import Measured, Ranked, rank, verdict_of, write_predictions
 from workers.steps.winner_library import WinnerNotBuilt, plan_launch, winner_library
-from workers.steps.winner_ptx import WinnerPtx, mark_of
+from workers.steps.winner_ptx import judge_winner, mark_of
 
 log = logging.getLogger("cukiln.finish")
 
@@ -70,18 +72,19 @@ def finish(context: StepContext) -> None:
         imported = imported_by(session, problem.job_id) if problem else None
     if problem is None or job is None:
         raise GiveUp(f"problem {context.lease.ref} does not exist")
+    runs = PtxRuns(context, find_target(problem.target))
+    stored, every_ptx = _judged(problem, job, stored, runs)
     ranked, measured = rank(problem, stored)
     write_predictions(context.database, ranked)
     if not ranked:
-        _fail(context, problem, problem.error or _why_none(stored))
+        _fail(context, problem, problem.error or _why_none(stored), runs)
         return
-    stopwatch = Stopwatch()
-    ptx = WinnerPtx(context, find_target(problem.target))
-    built, whole = _build_front(context, problem, ranked, ptx)
+    stopwatch, before = Stopwatch(), runs.spent.wall
+    built, whole = _build_front(context, problem, ranked, runs)
     if not built:
-        _fail(context, problem, _why_not_built(context, problem, ranked), ptx.spent)
+        _fail(context, problem, _why_not_built(context, problem, ranked), runs)
         return
-    wall = stopwatch.read().wall - ptx.spent.wall
+    wall = stopwatch.read().wall - (runs.spent.wall - before)
     compiled = StageSeconds(wall=wall, cpu=sum(build.cpu_seconds for build in built))
     phases = context.placed(context.phases)
     entries = [_entry(build, imported) for build in built]
@@ -93,6 +96,7 @@ def finish(context: StepContext) -> None:
             job.workspace_limit_bytes,
             deterministic=job.deterministic,
             whole=whole and (measured is None or _compared_whole(ranked, measured)),
+            every_ptx=every_ptx,
             measured=MeasuredUnder(best_on.driver, entries[0].verdict.get("plan_version")) if best_on else None,
         )
     ]
@@ -105,9 +109,27 @@ def finish(context: StepContext) -> None:
         _refuse_found_wrong(session, problem, entries)
         _require_files(session, entries)
         winner = _publish(context, session, problem, job, entries, covered, lost, imported, measured)
-        spent = {"compile": compiled, "verify": ptx.spent}
+        spent = {"compile": compiled, **_spent_on(runs)}
         ended = finish_problem(session, context.lease, winner=winner, error=None, extra_seconds=spent, phases=phases)
     _tell(context, problem, ended)
+
+
+def _judged(
+    problem: JobProblem, job: JobStatus, stored: list[StoredCandidate], runs: PtxRuns
+) -> tuple[list[StoredCandidate], bool]:
+    """The candidates after each of them was run from its PTX, and whether all were; as they are where the job does not
+    ask for that."""
+    if job.ptx != "all":
+        return stored, False
+    ranked, _ = rank(problem, stored)
+    whole = judge_candidates(runs, problem, ranked, job.deadline)
+    with runs.context.database.read() as session:
+        return candidates_of_problem(session, problem.id), whole
+
+
+def _spent_on(runs: PtxRuns) -> dict[str, StageSeconds]:
+    """Runs from PTX are of `verify`, and counted by themselves beside it."""
+    return {"verify": runs.spent, "ptx": runs.spent}
 
 
 def _refuse_found_wrong(session: Session, problem: JobProblem, entries: Sequence[FrontEntry]) -> None:
@@ -140,7 +162,7 @@ def _compared_whole(ranked: Sequence[Ranked], measured: Measured) -> bool:
 
 
 def _build_front(
-    context: StepContext, problem: JobProblem, ranked: Sequence[Ranked], ptx: WinnerPtx
+    context: StepContext, problem: JobProblem, ranked: Sequence[Ranked], runs: PtxRuns
 ) -> tuple[list[Built], bool]:
     """The candidates to publish, each built alone, fastest first; and whether they are the whole front.
 
@@ -161,7 +183,7 @@ def _build_front(
             published = [built[point.candidate] for point in front if point.candidate in built]
             return published, len(published) == len(front)
         tried += 1
-        build = _build(context, problem, left[missing[0]], ptx)
+        build = _build(context, problem, left[missing[0]], runs)
         if build is None:
             refused.add(missing[0])
             left = {name: other for name, other in by_id.items() if name not in refused}
@@ -169,7 +191,7 @@ def _build_front(
             built[missing[0]] = build
 
 
-def _build(context: StepContext, problem: JobProblem, ranked: Ranked, ptx: WinnerPtx) -> Built | None:
+def _build(context: StepContext, problem: JobProblem, ranked: Ranked, runs: PtxRuns) -> Built | None:
     """A candidate's library with the code that was verified, and its launch; None where that cannot be had, or its PTX
     shows that it is wrong."""
     target = find_target(problem.target)
@@ -189,9 +211,9 @@ def _build(context: StepContext, problem: JobProblem, ranked: Ranked, ptx: Winne
         )
         _refuse(context, problem, ranked, words, "skipped")
         return None
-    verdict = ptx.judge(ranked.candidate, library)
+    verdict = judge_winner(runs, ranked.candidate, library)
     if verdict is not None and not verdict.is_published:
-        _refuse(context, problem, ranked, f"run from its PTX on the CPU: {verdict.message}", verdict.verdict)
+        _refuse(context, problem, ranked, WRONG.format(message=verdict.message), verdict.verdict)
         return None
     return Built(ranked, library, launch, cpu_seconds, target.tensor_sums, mark_of(verdict))
 
@@ -349,11 +371,9 @@ def _why_not_built(context: StepContext, problem: JobProblem, ranked: Sequence[R
     return f"none of the {len(ranked)} right candidates can be built alone as it was judged{why}"
 
 
-def _fail(context: StepContext, problem: JobProblem, error: str, verify: StageSeconds | None = None) -> None:
-    """`verify`: what this attempt spent on that."""
-    spent = {"verify": verify} if verify is not None else {}
+def _fail(context: StepContext, problem: JobProblem, error: str, runs: PtxRuns) -> None:
     with context.database.write() as session:
-        ended = finish_problem(session, context.lease, winner=None, error=error, extra_seconds=spent)
+        ended = finish_problem(session, context.lease, winner=None, error=error, extra_seconds=_spent_on(runs))
     _tell(context, problem, ended)
 
 

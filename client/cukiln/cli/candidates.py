@@ -26,6 +26,7 @@ from cukiln.types import CandidateReport, Contender, VendorResult, WinnerRecord
 
 _NOTES = {
     "verdict": "verdict: ok is verified correct; the reason for any other is in `--json`, as `message`",
+    "PTX": "PTX: what nvcc made of the kernel, run on the CPU, where a job asks that of every candidate",
     "error": "error: the largest over the verification plan's random inputs, and what is allowed there",
     "measured": "measured: the median time of a run on the GPU; spread: the distance of the quartiles, as its share",
     "registers": "registers: of a thread; shared, spills: bytes of a block and of a thread; occupancy: the share of a "
@@ -94,7 +95,7 @@ def print_candidates(console: Console, candidates: Sequence[CandidateReport]) ->
     headings: set[str] = set()
     for (name, device_class), of_problem in groupby(candidates, key=_problem):
         console.print(Text(f"{name} on {device_class}", style="bold"))
-        key, *columns = columns_of(list(of_problem), _CELLS, left=("candidate", "verdict"), wrapped="schedule")
+        key, *columns = columns_of(list(of_problem), _CELLS, left=("candidate", "verdict", "PTX"), wrapped="schedule")
         print_columns(console, key, columns)
         headings |= {column.heading for column in columns}
     for heading, note in _NOTES.items():
@@ -109,6 +110,7 @@ def _problem(candidate: CandidateReport) -> tuple[str, str]:
 _CELLS: dict[str, Callable[[CandidateReport], str]] = {
     "candidate": lambda c: c.candidate[:12],
     "verdict": lambda c: c.verdict or "-",
+    "PTX": lambda c: c.ptx.verdict if c.ptx is not None else "-",
     "error": lambda c: shown(c.max_error, ".1e", "" if c.error_bound is None else f" of {c.error_bound:.1e}"),
     "measured": lambda c: _time(c.measured_us),
     "spread": lambda c: percent(c.spread),

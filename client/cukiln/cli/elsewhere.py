@@ -23,6 +23,7 @@ from cukiln.client import Client
 from cukiln.counted import counted
 from cukiln.errors import UsageError, WaitTimeout
 from cukiln.job_request import read_request
+from cukiln.json_file import read_json_object
 from cukiln.local_cache import write_atomically
 from cukiln.printable import printable
 from cukiln.types import Job
@@ -30,6 +31,8 @@ from cukiln.types import Job
 BUNDLE_FILE, LIBRARIES, RESULTS_FILE, JOB_FILE = "bundle.json", "lib", "results.json", "job.json"
 PACKED_RESULTS = "results-*.json.gz"
 MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by default
+MOST_RESULTS = 2**30  # bytes of a results file, behind gzip
+SCHEMA = 1  # of results
 
 elsewhere_app = typer.Typer()
 
@@ -132,8 +135,10 @@ def compile_bundle(
     id stands in the folder. Raises `UsageError` where that is another request's."""
     path, digest = folder / JOB_FILE, hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     if path.is_file():
-        stored = json.loads(path.read_bytes())
-        if stored["request"] != digest:
+        stored = read_json_object(path, "file of a bundle's job", f"remove it: {folder} then begins anew")
+        if not isinstance(stored.get("job"), str):
+            raise UsageError(f"{path} names no job: remove it, and {folder} begins anew")
+        if stored.get("request") != digest:
             raise UsageError(f"{folder} holds the bundle of another request: name another folder with --out")
         job = client.job(stored["job"])
     else:
@@ -195,18 +200,32 @@ def result_files(where: Path) -> list[Path]:
 def read_results(path: Path) -> dict[str, Any]:
     """Raises `UsageError`."""
     try:
-        data = path.read_bytes()
-        results = json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+        with path.open("rb") as file:
+            data = (gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file).read(MOST_RESULTS + 1)
+        if len(data) > MOST_RESULTS:
+            raise UsageError(f"{path} holds more than {MOST_RESULTS} bytes: no run writes such a file")
+        results = json.loads(data)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise UsageError(f"{path} is damaged ({error}): bring it back again") from error
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UsageError):
+            raise
         raise UsageError(f"{path} is not JSON: {error}") from error
     if not isinstance(results, dict) or not isinstance(results.get("problems"), list):
         raise UsageError(
             f"{path} is not what `python -m workers.offline.measure_bundle` writes: it has no list of problems"
         )
+    if results.get("schema") != SCHEMA:
+        raise UsageError(
+            f"{path} is of schema {results.get('schema')!r}, and this release reads {SCHEMA}: import it with the "
+            "release that measured it"
+        )
+    for place, problem in enumerate(results["problems"]):
+        candidates = problem.get("candidates") if isinstance(problem, dict) else None
+        if not isinstance(candidates, list) or not all(isinstance(candidate, dict) for candidate in candidates):
+            raise UsageError(f"{path} is damaged: problems[{place}] has no list of candidates; bring it back again")
     return results
 
 
@@ -225,7 +244,7 @@ def parts_of(results: Mapping[str, Any], most_bytes: int) -> Iterator[dict[str, 
 
 
 def _is_begun(problem: Mapping[str, Any]) -> bool:
-    return any(candidate.get("verdict") != "skipped" for candidate in problem.get("candidates", ()))
+    return any(candidate.get("verdict") != "skipped" for candidate in problem["candidates"])
 
 
 def _candidates(bundle: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

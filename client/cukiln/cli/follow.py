@@ -10,6 +10,7 @@ from cukiln.cli.tune import Tuning
 from cukiln.errors import ServiceUnreachable
 from cukiln.job_request import read_request
 from cukiln.settings import BY_DEFAULT, ClientSettings
+from cukiln.types import PtxAsked
 
 LOSSES = 8  # services of other commands that may end during one `tune`
 
@@ -26,13 +27,20 @@ def tune(
     cancel_on_interrupt: Annotated[
         bool, typer.Option("--cancel-on-interrupt", help="Ctrl-C cancels the job in a service that keeps running.")
     ] = False,
+    ptx: Annotated[
+        PtxAsked | None,
+        typer.Option(
+            help="Which candidates are run from their PTX, 1 to 3 CPU seconds each: all, or winners, the default."
+        ),
+    ] = None,
 ) -> None:
     """Find the best kernel for each problem in FILE.
 
     `--url private`: by a service of the data folder (CUKILN_DATA, default .cukiln), which runs for this command where
     none does; its results stay there.
     """
-    tuning = Tuning(read_request(file, target), as_json=as_json, again=again)
+    request = read_request(file, target)
+    tuning = Tuning({**request, "ptx": ptx} if ptx else request, as_json=as_json, again=again)
     raise typer.Exit(_follow(tuning, url, cancel_on_interrupt))
 
 

@@ -1,6 +1,7 @@
 """`serve`, `worker`, and the service that `tune` starts for itself. The wheel holds the client alone: modules
 of the server, which runs from a checkout or an image, are imported by name when they are needed."""
 
+import os
 import re
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from cukiln.client import Client
 from cukiln.errors import CukilnError, ServerFailed, ServerMissing, ServiceFailed, UsageError
 from cukiln.settings import ClientSettings
 from cukiln.transport import CALL_SECONDS, Call, Transport
+from cukiln.variables import warn_of_misspelt
 
 # Another command may be starting or stopping its service over the same data folder: a cold start takes the longest.
 BUSY_FOLDER_SECONDS = 60.0
@@ -230,6 +232,7 @@ def open_database(settings: Any, *, make: bool = False) -> Iterator[Any]:
 def load_settings(overrides: dict[str, Any]) -> Any:
     """The server's settings. Raises `UsageError` for a value that cannot be used, `ServerMissing`."""
     settings = server_module("storage.config.settings")
+    warn_of_misspelt(os.environ)
     try:
         return settings.load_settings(**overrides)
     except server_module("storage.errors").SettingsError as error:

@@ -305,7 +305,18 @@ def summary(job: Job, seconds: float) -> str:
     counts = ", ".join(f"{count} {name}" for name, count in sorted(verdicts.items(), key=lambda item: item[0] != "ok"))
     head = {"done": "done", "partial": f"{total - solved} of {total} without a winner"}.get(job.state, job.state)
     verified = f"{counted(candidates, 'candidate')} ({counts or 'none verified'})"
-    return f"Job {job.job}: {head}, {counted(total, 'problem')}, {verified}, {duration(seconds)}."
+    return f"Job {job.job}: {head}, {counted(total, 'problem')}, {verified}, {duration(seconds)}.{_ptx_cost(job)}"
+
+
+def _ptx_cost(job: Job) -> str:
+    """Of running every candidate from its PTX; nothing where the job does not ask for that."""
+    costs = [problem.ptx for problem in job.problems if problem.ptx is not None]
+    if not costs:
+        return ""
+    kernels = sum((Counter(cost.kernels) for cost in costs), Counter[str]())
+    verdicts = ", ".join(f"{count} {name}" for name, count in sorted(kernels.items(), key=lambda item: item[0] != "ok"))
+    spent = sum(cost.cpu_seconds for cost in costs)
+    return f" From their PTX: {counted(kernels.total(), 'kernel')} ({verdicts or 'none'}), {spent:.1f} CPU s."
 
 
 def print_lookups(console: Console, results: Sequence[LookupResult]) -> None:

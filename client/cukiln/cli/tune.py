@@ -111,12 +111,13 @@ def _number_of(target: str) -> int:
 
 
 def job_json(job: Job) -> dict[str, Any]:
-    """The object that `--json` prints; a problem has `error` only where it failed."""
+    """The object that `--json` prints; a problem has `error` only where it failed, `ptx` only where
+    all its candidates were run from theirs."""
     fields = ("name", "key", "winner", "verdicts", "rejected", "seconds")
     problems = []
     for problem in job.problems:
         entry = problem.model_dump(mode="json")
-        shown = (*fields, "error") if problem.error is not None else fields
+        shown = (*fields, *(name for name in ("ptx", "error") if entry[name] is not None))
         problems.append({name: entry[name] for name in shown})
     return {"job": job.job, "state": job.state, "cached": job.cached, "problems": problems}
 

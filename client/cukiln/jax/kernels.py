@@ -20,6 +20,7 @@ from cukiln.client import Client
 from cukiln.errors import CukilnError, UsageError
 from cukiln.gpu import local_target
 from cukiln.load_kernel import Kernel, load
+from cukiln.shared_client import shared_client
 from cukiln.types import FrontEntry, OnMiss
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def configure(
     if on_miss != "none":
         lookup["on_miss"] = on_miss
     again = _configured is not None
-    _configured = _Kernels(client or Client(url), target or local_target(), lookup)
+    _configured = _Kernels(client or shared_client(url), target or local_target(), lookup)
     if again:
         jax.clear_caches()  # operations of the same arrays are traced again
 

@@ -21,7 +21,10 @@ def parse(response: httpx2.Response, kind: type[_Answer]) -> _Answer:
 
 def json_object(response: httpx2.Response) -> dict[str, Any]:
     """An answer without a type of its own."""
-    answer = response.json()
+    try:
+        answer = response.json()
+    except (ValueError, RecursionError) as error:
+        raise unexpected(response, f"it is not JSON: {error}") from error
     if not isinstance(answer, dict):
         raise unexpected(response, "it is not a JSON object")
     return answer

@@ -6,6 +6,7 @@ from typing import TypeAlias
 
 import httpx2
 
+from cukiln.bodies import LARGEST_RECORD
 from cukiln.local_cache import check_digest, verify
 from cukiln.operations.answers import parse
 from cukiln.operations.record_memory import cached_record, keep_record
@@ -30,7 +31,10 @@ class FileOperations(ClientState):
         headers = {"If-None-Match": answer.etag} if answer and stored and answer.etag else {}
         try:
             changed: _Changed
-            changed = yield Call("GET", path, headers=headers, seconds=self._lookup_budget, read=_changed_record)
+            changed = yield Call(
+                "GET", path, headers=headers, seconds=self._lookup_budget, read=_changed_record,
+                most_bytes=LARGEST_RECORD,
+            )  # fmt: skip
         except NO_ANSWER:
             if stored is None:
                 raise

@@ -28,6 +28,7 @@ from cukiln.types import (
     ProfileOperator,
     ProfilePage,
     Progress,
+    PtxAsked,
     RejectionReport,
     Rejections,
 )
@@ -48,6 +49,7 @@ class JobOperations:
         workspace_limit_bytes: int | None = None,
         deterministic: bool = False,
         device_class: str | None = None,
+        ptx: PtxAsked | None = None,
         progress: ProgressCallback | None = None,
         wait: bool = True,
         timeout: float | None = None,
@@ -56,8 +58,9 @@ class JobOperations:
 
         `target`: an architecture such as `sm_90a`; default: that of this machine's GPU. `budget`: seconds the service
         may spend; `timeout`: seconds to wait here. `workspace_limit_bytes` and `deterministic` (equal bits in every
-        run) say which kernels may win. A job that ends `partial` or `failed` is an answer, not an exception: look at
-        `job.state` and each problem's `error`.
+        run) say which kernels may win; `ptx="all"` runs every candidate from its PTX before, not the winners alone. A
+        job that ends `partial` or `failed` is an answer, not an exception: look at `job.state` and each problem's
+        `error`.
         Raises `BadRequest` when the request is wrong, `WaitTimeout` when the time is over.
         """
         options = {
@@ -68,6 +71,7 @@ class JobOperations:
             "workspace_limit_bytes": workspace_limit_bytes,
             "deterministic": deterministic or None,
             "device_class": device_class,
+            "ptx": ptx,
         }
         request = {name: value for name, value in options.items() if value is not None}
         job = yield from self._submit({**request, "problems": [dict(problem) for problem in problems]})

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import httpx2
 
+from cukiln.bodies import largest_lookup
 from cukiln.counted import counted
 from cukiln.errors import CukilnError
 from cukiln.gpu import local_target
@@ -175,7 +176,7 @@ class LookupOperations(ClientState):
         answers: dict[str, PartialResult] = {}
         for shared, part in _requests(list({prepared.digest: prepared for prepared in asked}.values())):
             body = encode({**shared, **terms, "problems": [dict(one.problem) for one in part]})
-            response = yield Call("POST", "/v1/lookups", body)
+            response = yield Call("POST", "/v1/lookups", body, most_bytes=largest_lookup(len(part)))
             results = _as_many(response, parse(response, PartialLookups).results, part)
             answers |= {one.digest: result for one, result in zip(part, results, strict=True)}
         return [_named(answers[prepared.digest], prepared.name) for prepared in asked]
@@ -190,7 +191,10 @@ class LookupOperations(ClientState):
             seconds = self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS)
             read = partial(_results, asked=part)
             try:
-                results = yield Call("POST", "/v1/lookups", body, seconds=None if patient else seconds, read=read)
+                most = largest_lookup(len(part))
+                results = yield Call(
+                    "POST", "/v1/lookups", body, seconds=None if patient else seconds, read=read, most_bytes=most
+                )
             except NO_ANSWER as error:
                 if patient:
                     raise

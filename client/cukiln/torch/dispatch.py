@@ -59,11 +59,7 @@ class Dispatcher:
             self._finder.find(entry)
 
     def settle(self, seconds: float | None) -> bool:
-        end = None if seconds is None else time.monotonic() + seconds
-        for entry in list(self.table.values()):
-            if not entry.ready.wait(None if end is None else max(0.0, end - time.monotonic())):
-                return False
-        return True
+        return self._finder.settle(seconds)
 
     def close(self) -> None:
         self._finder.close()

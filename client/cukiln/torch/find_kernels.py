@@ -15,6 +15,7 @@ from cukiln.errors import CukilnError
 from cukiln.gpu import target_of
 from cukiln.load_kernel import Kernel, choose, load
 from cukiln.operations.state import NO_ANSWER
+from cukiln.shared_client import shared_client
 from cukiln.torch.options import Options
 from cukiln.torch.plan import Call, Plan, bind
 from cukiln.types import FrontEntry, WinnerRecord
@@ -48,18 +49,28 @@ class Finder:
         self._options, self._load = options, load_kernel
         self._client = options.client
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._asked: set[Entry] = set()  # and not answered yet
         self._thread: threading.Thread | None = None
         self.failed_until = 0.0
         self._said: set[str] = set()
 
     def find(self, entry: Entry) -> None:
         """Fill the entry in, later; its `ready` is set then."""
-        with self._lock:
+        with self._changed:
+            if entry in self._asked:
+                return
+            self._asked.add(entry)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._work, name="cukiln-torch", daemon=True)
                 self._thread.start()
         self._queue.put(entry)
+
+    def settle(self, seconds: float | None) -> bool:
+        """Wait until all that is asked now is answered, also what was asked again; False where it took longer."""
+        with self._changed:
+            asked = set(self._asked)
+            return self._changed.wait_for(lambda: asked.isdisjoint(self._asked), seconds)
 
     def close(self) -> None:
         self._queue.put(None)
@@ -74,20 +85,21 @@ class Finder:
                 entries.append(another)
             try:
                 self._find(entries)
-            except RuntimeError:  # httpx2's, of a client that was closed meanwhile
-                if not getattr(self._client, "_closed", False):
-                    raise
+            except Exception:  # this thread serves others, too
+                if not getattr(self._client, "_closed", False):  # httpx2's, of a client that was closed meanwhile
+                    LOG.exception("finding the kernel of %s; PyTorch's own operator runs", _of(entries[0]))
             finally:
                 for entry in entries:
                     if not entry.ready.is_set():  # it was left out, by whatever ended the search
                         entry.until = time.monotonic() + self._options.retry_seconds
                         entry.ready.set()
-        if self._client is not None and self._options.client is None:
-            self._client.close()
+                with self._changed:
+                    self._asked.difference_update(entries)
+                    self._changed.notify_all()
 
     def _find(self, entries: Sequence[Entry]) -> None:
         if self._client is None:
-            self._client = Client(self._options.url)
+            self._client = shared_client(self._options.url)
         try:
             records = self._look_up(entries)
         except CukilnError as error:
@@ -143,7 +155,7 @@ class Finder:
             return None
         kernel = self._load(chosen, self._client)
         if entry.device.type == "cuda":
-            kernel.prepare(entry.device.index or 0)  # a module must not be loaded while a graph is captured
+            kernel.prepare(entry.device.index or 0)  # the first call would load it, in a graph that is captured too
         return bind(entry.plan, kernel)
 
     def _say(self, message: str) -> None:

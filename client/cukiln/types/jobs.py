@@ -9,6 +9,7 @@ JobState = Literal["queued", "running", "done", "partial", "failed", "cancelled"
 ENDED: tuple[JobState, ...] = ("done", "partial", "failed", "cancelled")
 ProblemState = Literal["queued", "running", "done", "failed", "cancelled"]
 VerdictName = Literal["ok", "compile_error", "compile_timeout", "runtime_error", "run_timeout", "incorrect", "skipped"]
+PtxAsked = Literal["winners", "all"]
 Verified = Literal["gpu", "cpu", "cpu-unconfirmed"]
 RankedBy = Literal["measured", "predicted"]
 StageName = Literal["lower", "codegen", "compile", "verify", "measure"]
@@ -151,6 +152,14 @@ class PtxMark(Answer):
     cpu_seconds: float  # g++ and the run; a library that was there already has those of then
 
 
+class PtxCost(Answer):
+    """Of a problem whose every candidate is run from its PTX: kernels by verdict, those known from another job too, and
+    the CPU seconds that were spent for this one. They are in `seconds.verify` as well."""
+
+    kernels: dict[str, int]
+    cpu_seconds: float
+
+
 class WinnerSummary(Answer):
     candidate: str
     schedule: dict[str, Any]
@@ -187,6 +196,7 @@ class ProblemReport(Answer):
     verdicts: dict[str, int] = Field(default_factory=dict)
     rejected: dict[str, int] = Field(default_factory=dict)
     seconds: Seconds = Seconds()
+    ptx: PtxCost | None = None  # null: the job asks for its winners alone
     error: str | None = None
 
 
@@ -226,6 +236,7 @@ class Job(JobHead):
     priority: Priority
     started_at: float | None = None
     budget_seconds: float | None = None
+    ptx: PtxAsked = "winners"
     progress: Progress
     seconds: Seconds
     problems: list[ProblemReport]
@@ -269,6 +280,7 @@ class CandidateReport(TriedCandidate):
     problem: str
     group: str | None
     verified: Verified | None
+    ptx: PtxMark | None = None  # null: no job has asked for it; what was wrong is `verdict`
     max_error: float | None = None  # absolute, the largest over the verification plan's random inputs
     error_bound: float | None = None  # at the place of max_error
     registers: int | None = None

@@ -129,12 +129,17 @@ inline bool prepare_launch(const Launch& launch) {
   return true;
 }
 
-inline uint64_t last_blocks = 0;  // of a grid, which alone run; 0: all
+// Of each `of` blocks along x (0: of all of them) the last `count` alone run (0: all), for each y and z.
+struct LastBlocks {
+  uint64_t count, of;
+};
+inline LastBlocks last_blocks = {0, 0};
 
 // Runs every block of the grid. The order of blocks follows that of the warps: nothing may depend on it either.
 inline bool run_grid() {
-  const uint64_t all = static_cast<uint64_t>(gridDim.x) * gridDim.y * gridDim.z;
-  const uint64_t count = last_blocks && last_blocks < all ? last_blocks : all;
+  const uint64_t row = last_blocks.of ? last_blocks.of : gridDim.x;
+  const uint64_t part = last_blocks.count && last_blocks.count < row ? last_blocks.count : row;
+  const uint64_t across = gridDim.x / row * part, count = across * gridDim.y * gridDim.z;
   uint64_t step = 1, first = 0;
   if (order == order_seeded) {
     first = random_state.below(count);
@@ -142,10 +147,10 @@ inline bool run_grid() {
     while (common_divisor(step, count) != 1);
   }
   for (uint64_t i = 0; i < count; ++i) {
-    const uint64_t block = all - count + (order == order_descending ? count - 1 - i : (first + i * step) % count);
-    blockIdx.x = static_cast<unsigned>(block % gridDim.x);
-    blockIdx.y = static_cast<unsigned>(block / gridDim.x % gridDim.y);
-    blockIdx.z = static_cast<unsigned>(block / gridDim.x / gridDim.y);
+    const uint64_t block = order == order_descending ? count - 1 - i : (first + i * step) % count, x = block % across;
+    blockIdx.x = static_cast<unsigned>((x / part + 1) * row - part + x % part);
+    blockIdx.y = static_cast<unsigned>(block / across % gridDim.y);
+    blockIdx.z = static_cast<unsigned>(block / across / gridDim.y);
     if (!run_block()) {
       prepared = 0;  // abandoned stacks start afresh
       forget_copies();

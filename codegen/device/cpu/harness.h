@@ -21,7 +21,7 @@ struct Call {
   uint64_t seed;
   double cpu_seconds;
   int32_t watch;
-  uint64_t last_blocks;  // of each launch, which alone run; 0: all
+  const uint64_t* last_blocks;  // as LastBlocks, two numbers for each launch; null: all run
 };
 
 // What a watched run counted at one place; `cukiln::cpu::Site` for the test process.
@@ -178,7 +178,6 @@ int execute(const Call& call, const Launch* launches, int count, const Function*
   order = static_cast<Order>(call.order);
   random_state.state = call.seed;
   start_watch(call.watch != 0);
-  last_blocks = call.last_blocks;
 #if defined(CUKILN_COUNTING)
   count_count = 0;
 #endif
@@ -195,6 +194,7 @@ int execute(const Call& call, const Launch* launches, int count, const Function*
         return -1;
       }
       function = functions[launches[i].function];
+      last_blocks = call.last_blocks ? LastBlocks{call.last_blocks[2 * i], call.last_blocks[2 * i + 1]} : LastBlocks{0, 0};
       forget_writes();
 #if defined(CUKILN_COUNTING)
       begin_launch(launches[i].function);

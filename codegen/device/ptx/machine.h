@@ -2,7 +2,7 @@
 // matrices of cpu/matrix.h are the runtime's: a translated kernel is compiled without them.
 #pragma once
 
-#include "values.h"
+#include "approximations.h"
 
 namespace cukiln {
 namespace ptx {

@@ -166,8 +166,10 @@ CUKILN_INLINE bool is_number(uint32_t a) { return !is_notanumber(a); }
 CUKILN_INLINE bool is_finite(uint32_t a) { return (a & 0x7f800000u) != 0x7f800000u; }
 CUKILN_INLINE bool is_infinite(uint32_t a) { return (a & 0x7fffffffu) == 0x7f800000u; }
 CUKILN_INLINE bool unordered(uint32_t a, uint32_t b) { return is_notanumber(a) || is_notanumber(b); }
+// Neither has an exponent.
+CUKILN_INLINE bool is_zero_or_subnormal(uint32_t a) { return (a & 0x7f800000u) == 0; }
 // Subnormal numbers become zeros of their sign (.ftz).
-CUKILN_INLINE uint32_t flush(uint32_t a) { return (a & 0x7f800000u) == 0 ? a & 0x80000000u : a; }
+CUKILN_INLINE uint32_t flush(uint32_t a) { return is_zero_or_subnormal(a) ? a & 0x80000000u : a; }
 // To [0, 1]; a NaN becomes +0 (.sat).
 CUKILN_INLINE uint32_t saturate(uint32_t a) {
   const float value = float_of(a);
@@ -259,62 +261,6 @@ CUKILN_INLINE uint16_t to_bf16(uint32_t a) {
 }
 // To 10 bits of mantissa, the nearest, ties away from zero.
 CUKILN_INLINE uint32_t to_tf32(uint32_t a) { return is_finite(a) ? (a + 0x1000u) & 0xffffe000u : is_notanumber(a) ? canonical_nan : a; }
-
-// Approximations, at the end of their documented error that the run asks for. What the manual lists as exact stays exact.
-
-// `exact`, off by at most `relative` and `absolute`, rounded to a float.
-inline uint32_t off_by(double exact, double relative, double absolute) {
-  const double error = approximation * (__builtin_fabs(exact) * relative + absolute);
-  return bits_of(static_cast<float>(exact + error));
-}
-constexpr double ulp = 0x1p-23;  // of a float, relative to the smallest of its binade
-
-inline uint32_t ex2_approx(uint32_t a) {
-  const float x = float_of(a);
-  if (!is_finite(a) || x == 0.0f) return bits_of(__builtin_exp2f(x));
-  return off_by(__builtin_exp2(x), 2 * ulp, 0.0);
-}
-inline uint32_t lg2_approx(uint32_t a) {
-  const float x = float_of(a);
-  if (!is_finite(a) || x <= 0.0f) return x == 0.0f ? 0xff800000u : a == 0x7f800000u ? a : canonical_nan;
-  const bool near_one = x >= 0.5f && x <= 2.0f;
-  return off_by(__builtin_log2(x), near_one ? 0.0 : 0x1p-22, near_one ? 0x1p-22 : 0.0);
-}
-inline uint32_t rcp_approx(uint32_t a) {
-  const float x = float_of(a);
-  if (!is_finite(a) || x == 0.0f) return bits_of(1.0f / x);
-  return off_by(1.0 / x, ulp, 0.0);
-}
-inline uint32_t rsqrt_approx(uint32_t a) {
-  const float x = float_of(a);
-  if (!is_finite(a) || x <= 0.0f) return is_notanumber(a) || x < 0.0f ? canonical_nan : bits_of(1.0f / __builtin_sqrtf(x));
-  return off_by(1.0 / __builtin_sqrt(x), 0x1p-22, 0.0);
-}
-inline uint32_t sqrt_approx(uint32_t a) {
-  const float x = float_of(a);
-  if (!is_finite(a) || x <= 0.0f) return x < 0.0f ? canonical_nan : bits_of(__builtin_sqrtf(x));
-  return off_by(__builtin_sqrt(x), 0x1p-22, 0.0);
-}
-inline uint32_t sin_approx(uint32_t a) { return is_finite(a) ? off_by(__builtin_sin(float_of(a)), 0.0, 0x1p-20) : canonical_nan; }
-inline uint32_t cos_approx(uint32_t a) { return is_finite(a) ? off_by(__builtin_cos(float_of(a)), 0.0, 0x1p-20) : canonical_nan; }
-inline uint32_t tanh_approx(uint32_t a) {
-  const float x = float_of(a);
-  if (!is_finite(a) || x == 0.0f) return bits_of(__builtin_tanhf(x));
-  return off_by(__builtin_tanh(x), 0x1p-11, 0.0);
-}
-// Beyond 2^126 a finite divisor gives 0, and NaN of an infinity, as its reciprocal is 0 ("div"): the lower end has that.
-inline uint32_t div_approx(uint32_t a, uint32_t b) {
-  const float x = float_of(a), y = float_of(b);
-  if (is_number(a) && is_finite(b) && __builtin_fabsf(y) > 0x1p126f && approximation < 0)
-    return is_infinite(a) ? canonical_nan : (a ^ b) & 0x80000000u;
-  if (!is_finite(a) || !is_finite(b) || y == 0.0f || x == 0.0f) return bits_of(x / y);
-  return off_by(static_cast<double>(x) / y, 2 * ulp, 0.0);
-}
-inline uint32_t div_full(uint32_t a, uint32_t b) {
-  const float x = float_of(a), y = float_of(b);
-  if (!is_finite(a) || !is_finite(b) || y == 0.0f || x == 0.0f) return bits_of(x / y);
-  return off_by(static_cast<double>(x) / y, 2 * ulp, 0.0);
-}
 
 }  // namespace ptx
 }  // namespace cukiln

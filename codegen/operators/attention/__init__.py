@@ -12,7 +12,6 @@ from pydantic_core import InitErrorDetails
 
 from codegen.alignment import widest
 from codegen.counts import LaunchCounts
-from codegen.far import Far
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import (
@@ -43,6 +42,7 @@ from codegen.operators.attention.problem import (
 from codegen.operators.attention.reduced import far_problem, reduced_problems
 from codegen.operators.attention.reference import reference
 from codegen.problem import Problem, refuse
+from codegen.run_once import RunOnce
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -68,6 +68,7 @@ class Attention(Operator):
         "batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo",
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("batch", "position", "head")),
     )  # fmt: skip
+    unlimited_extents = extent_names[7:]
     attribute_names = ("window_left", "window_right")
 
     def parse(self, fields: Mapping[str, Any]) -> Problem:
@@ -158,9 +159,9 @@ class Attention(Operator):
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
 
-    def far_problems(self, kernel: Kernel) -> list[Far]:
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
         problem = far_problem(kernel.signature_dict, kernel.tunables.as_dict())
-        return [Far(problem, problem, tuple(self.test_launches(kernel, problem)[0]))]
+        return [RunOnce("far", problem, tuple(self.test_launches(kernel, problem)[0]), problem)]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         """All heads side by side, one after the other, and some; where keys are split, into few parts and many."""

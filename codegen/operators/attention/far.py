@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from codegen.far import FAR
+from codegen.run_once import FAR
 
 # Of the longest axis, so that the whole span stays below `LARGEST_ELEMENTS`.
 MOST_APART = 400

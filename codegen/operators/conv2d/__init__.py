@@ -17,7 +17,7 @@ from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, Work
 from codegen.operators.conv2d import reduced, unfused_epilogue
 from codegen.operators.conv2d.problem import Conv2dProblem as Conv2dProblem
-from codegen.operators.convolution import channel_planes, direct, implicit, winograd, winograd_fused
+from codegen.operators.convolution import channel_planes, direct, far, implicit, winograd, winograd_fused
 from codegen.operators.convolution.channel_planes import ChannelPlanes
 from codegen.operators.convolution.operator import Admit, every_tunable, index_check
 from codegen.operators.convolution.problem import with_axes
@@ -69,6 +69,11 @@ class Conv2d(WinogradOperator):
         if p.depthwise:
             return implicit.widths(p, p.c, p.taps, p.k)
         return implicit.widths(p, p.group_channels, p.taps, p.group_filters)
+
+    def _last_blocks(self, kernel: Kernel) -> far.Last | None:
+        last, t = super()._last_blocks(kernel), kernel.tunables.as_dict()
+        separate = last is not None and unfused_epilogue.is_separate(t)
+        return far.with_nodes(last, len(kernel.signature_dict["epilogue"])) if last and separate else last
 
     # ---- as Winograd computes it
 

@@ -18,7 +18,7 @@ from codegen.operator import Array, Cost, Work
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.conv2d_dgrad import reduced, work
 from codegen.operators.conv2d_dgrad.problem import Conv2dDgradProblem
-from codegen.operators.conv2d_dgrad.residue_classes import count, largest, phases
+from codegen.operators.conv2d_dgrad.residue_classes import Phase, count, largest, phases
 from codegen.operators.convolution import channel_planes, direct, implicit, winograd, winograd_fused
 from codegen.operators.convolution.channel_planes import ChannelPlanes
 from codegen.operators.convolution.operator import (
@@ -34,6 +34,7 @@ from codegen.operators.matmul import split
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.operators.matmul.product import family
 from codegen.problem import Problem
+from codegen.run_once import RunOnce
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected, check
 from codegen.search.schedule import Schedule
@@ -83,14 +84,19 @@ class Conv2dDgrad(WinogradOperator):
         dy, w = (p.p * p.q, p.group_channels) if p.pointwise else (1, 1)
         return implicit.widths(p, dy, w, 1 if p.strided else p.h * p.w)
 
-    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
         """And of a strided one axes that are shorter than the stride."""
-        problems = super().long_problems(kernel)
-        s = kernel.signature_dict
-        if not s["strided"] or winograd.is_winograd(kernel):
-            return problems
-        short = reduced.short(self.problem_type, s, self.values(kernel.tunables))
-        return [*problems, (short, self.test_launches(kernel, short)[0])]
+        s, once = kernel.signature_dict, super().run_once(kernel)
+        if s["strided"] and not winograd.is_winograd(kernel):
+            short = reduced.short(self.problem_type, s, self.values(kernel.tunables))
+            once.append(RunOnce("long", short, tuple(self.test_launches(kernel, short)[0])))
+        return once
+
+    def convolved(self, p: Conv2dDgradProblem) -> Phase:
+        return largest(p)
+
+    def phases(self, p: Conv2dDgradProblem) -> int:
+        return count(p)
 
     # ---- as Winograd computes it
 

@@ -13,6 +13,7 @@ from codegen.kernel import Kernel
 from codegen.operator import GEMM, Array, Cost, Work
 from codegen.operators.conv2d_wgrad import direct, reduced
 from codegen.operators.conv2d_wgrad import space as spaces
+from codegen.operators.conv2d_wgrad.far import last_filters
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.convolution import implicit
 from codegen.operators.convolution.operator import Admit, ConvolutionOperator, every_tunable, index_check, is_direct
@@ -21,6 +22,7 @@ from codegen.operators.convolution.reference import padded, windows
 from codegen.operators.matmul.problem import Layout, MatmulProblem
 from codegen.operators.matmul.product import family
 from codegen.problem import Problem
+from codegen.run_once import RunOnce
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected, check
 from codegen.search.schedule import Schedule
@@ -124,9 +126,12 @@ class Conv2dWgrad(ConvolutionOperator):
             return super().test_launches(kernel, problem)
         return direct.launches_to_test(_all_filters(self.own(problem)), t)
 
-    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
         """A NaN of dy meets the zeros of the padding too, which the reference leaves out."""
-        return []
+        s, t = kernel.signature_dict, self.values(kernel.tunables)
+        product, t = (_all_filters, direct.of_product(t)) if is_direct(t) else (self.product, t)
+        of_filters = last_filters(map(self.own, self.test_problems(kernel)), t, product, int(s["align_dw"]))
+        return [*(once for once in super().run_once(kernel) if once.purpose != "special"), *of_filters]
 
     def spread(self, p: Conv2dWgradProblem, factors: Array) -> Array:
         by_pixel = factors.reshape(p.n, p.p, p.q)

@@ -21,11 +21,19 @@ from codegen.targets import Target
 
 # Registers beside those of a gathered image: where planes lie.
 PLANE_REGISTERS = 8
+# Of the problem that is proved with groups: an odd number of them, and more taps times channels than any filter of it
+# has with two vectors.
+GROUPS, CHANNELS = 3, 12 * (VECTOR + 1)
 
 
 def ahead(t: Mapping[str, Any]) -> bool:
     """Whether this is a schedule of an implicit product of planes."""
     return t.get("algorithm") == "limbs" and limb_planes.ahead(t)
+
+
+def grouped(product: MatmulProblem) -> MatmulProblem:
+    """A small product of which each of several groups has several vectors of planes, the last of them not full."""
+    return product.model_copy(update={"batch": GROUPS, "m": 6, "n": 6, "k": CHANNELS})
 
 
 def of_run(t: Mapping[str, Any]) -> dict[str, Any]:

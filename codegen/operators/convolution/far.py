@@ -1,48 +1,149 @@
-"""The last images of so many that their elements lie beyond 32 bits, and the blocks that compute them."""
+"""The last images of so many that their elements lie beyond 32 bits, and the blocks that compute them.
 
+There is no such problem of a kernel that splits limbs ahead, or that transforms images for Winograd ahead with channels
+first: what the last images take are not the last blocks of a launch. Nor of one that gathers whole images by 32 bits
+(`index_rule`) and writes no more than it gathers."""
+
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from codegen.far import FAR, Far
+from codegen.operators.convolution import winograd
 from codegen.operators.convolution.problem import Convolution
+from codegen.operators.matmul import split
+from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
+from codegen.run_once import FAR, LastBlocks, RunOnce
 
-IMAGES = 2
+# Of images: words of a packed mask then begin with the first of the last ones.
+IMAGES, WORD = 2, 32
+SLICES = 3
 # Odd numbers of channels of what is written for each that there was: alignment classes stay.
 WIDER = (1, 3, 5, 9, 17)
+Fields = Mapping[str, Any]
+# Of each launch the blocks that compute a few images of many.
+Last = Callable[[Any, Any], tuple[LastBlocks, ...]]
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What a kernel reaches of a problem. `stored`: by 64 bits, whatever there is; else `within`, and of all images
+    together where `whole`, or of one alone."""
+
+    stored: bool
+    whole: bool
+    within: Callable[[Any], bool]
 
 
 def last_images(
-    problems: Iterable[Any],
-    t: Mapping[str, Any],
-    product: Callable[[Any], MatmulProblem],
-    within: Callable[[Any], bool],
-) -> list[Far]:
-    """Of implicit products in one launch: with channels last tiles follow each other along the pixels of all images,
-    with channels first along the images. `within`: whether a kernel reaches all that it gathers of them."""
+    problems: Iterable[Any], reach: Reach, last: Last, launch: Callable[[Any], tuple[int, ...]]
+) -> list[RunOnce]:
+    """`last`: of each launch, by the last images and all of them, the blocks; `launch`: its values, by all of them."""
     for problem in problems:
-        if any(node.packed_mask for node in problem.epilogue):
-            return []  # bits of a word are of several images
-        for few, many in _pairs(problem, within):
-            m, n = product(few).m, product(few).n
-            down, across = -(-m // int(t["tile_m"])), -(-n // int(t["tile_n"]))
-            blocks = (down + 1) * across if few.channels_last else product(few).batch * down * across
-            return [Far(many, few, (0, 1, 0), blocks)]
+        for few, many in _pairs(problem, reach):
+            return [RunOnce("far", many, launch(many), few, last(few, many))]
     return []
 
 
-def _pairs(p: Convolution, within: Callable[[Any], bool]) -> Iterator[tuple[Convolution, Convolution]]:
-    """A few images and many. Of an image with channels last only what is written may lie beyond 32 bits, but for the
-    pointwise: that has more channels then."""
+def of_product(t: Fields, product: Callable[[Any], MatmulProblem], phases: Callable[[Any], int], width: int) -> Last:
+    """Of an implicit product, of phases one behind the other: with channels last tiles follow each other along the
+    pixels of all images, of each group, with channels first along the images. `width`: elements of a store."""
+
+    def last(few: Any, many: Any) -> tuple[LastBlocks, ...]:
+        part, whole = product(few), product(many)
+        if few.channels_last:
+            return of_rows(t, part, whole, width)
+        down, across = _tiles(part, t)
+        images, all_images = part.batch // phases(few), whole.batch // phases(many)
+        run = LastBlocks(images * down * across, all_images * down * across)
+        return _of_launches(t, part, run, (part.batch * part.m, part.batch * down * across), width)
+
+    return last
+
+
+def of_rows(t: Fields, part: MatmulProblem, whole: MatmulProblem, width: int) -> tuple[LastBlocks, ...]:
+    """Of the last rows of each matrix."""
+    (down, across), (all_down, _) = _tiles(part, t), _tiles(whole, t)
+    run = LastBlocks((down + 1) * across, all_down * across)
+    return _of_launches(t, part, run, (part.m, (down + 1) * across), width)
+
+
+def _of_launches(
+    t: Fields, part: MatmulProblem, run: LastBlocks, rows_and_tiles: tuple[int, int], width: int
+) -> tuple[LastBlocks, ...]:
+    rows, tiles = rows_and_tiles
+    items = rows * part.n
+    if t["split"] == "stream":
+        run = LastBlocks(run.count * k_steps(part.k, int(t["tile_k"])))
+        items = tiles * int(t["tile_m"]) * int(t["tile_n"])
+    of_each = {
+        "clear": of_items(rows * split.workspace_pitch(part.n) // 4),
+        "run": run,
+        "reduce": of_items(items // width),
+    }
+    return tuple(of_each[name] for name in split.functions(t))
+
+
+def _tiles(p: MatmulProblem, t: Fields) -> tuple[int, int]:
+    return -(-p.m // int(t["tile_m"])), -(-p.n // int(t["tile_n"]))
+
+
+def of_blocks(blocks: Callable[[Any], int]) -> Last:
+    """Of one launch whose blocks along x follow the pixels of all images, of phases one behind the other."""
+
+    def last(few: Any, many: Any) -> tuple[LastBlocks, ...]:
+        return (LastBlocks(blocks(few) + 1, blocks(many)),)
+
+    return last
+
+
+def of_winograd(t: Fields, layer: Callable[[Any], Any]) -> Last:
+    """Of its four launches with channels last: all filters, then tiles one behind the other, in the products of each
+    place, too."""
+
+    def last(few: Any, many: Any) -> tuple[LastBlocks, ...]:
+        outputs, as_product = int(t["output_tile"]), winograd.as_matmul(t)
+        part, whole = (winograd.product(layer(p), outputs) for p in (few, many))
+        down, all_down = (-(-p.m // int(as_product["tile_m"])) for p in (part, whole))
+        across, rows = -(-part.n // int(as_product["tile_n"])), part.m + winograd.UNIT
+        run = LastBlocks((down + 1) * across, all_down * across)
+        return LastBlocks(0), of_items(rows * 2 * part.k), run, of_items(rows * part.n)
+
+    return last
+
+
+def with_nodes(last: Last, nodes: int) -> Last:
+    """With so many launches of nodes behind it, each of all outputs."""
+    return lambda few, many: (*last(few, many), *[of_items(math.prod(few.shape_of(few.writes)))] * nodes)
+
+
+def launch(t: Fields, product: MatmulProblem) -> tuple[int, ...]:
+    """Of an implicit product: a few slices, or a step for each block of stream-K."""
+    if t["split"] == "stream":
+        return 0, 1, split.all_steps(product, t)
+    return 0, 1 if t["split"] == "none" else min(SLICES, k_steps(product.k, int(t["tile_k"]))), 0
+
+
+def of_items(count: int) -> LastBlocks:
+    return LastBlocks(-(-count // split.REDUCE_THREADS) + 1)
+
+
+def _pairs(p: Convolution, reach: Reach) -> Iterator[tuple[Convolution, Convolution]]:
+    """A few images and many. Where images are gathered whole, only what is written may lie beyond 32 bits: it has more
+    channels then."""
     written = "k" if p.gathered == "x" else "c"
     for factor in WIDER if p.groups == 1 else (1,):
-        wide = type(p).model_validate({**p.canonical(), written: getattr(p, written) * factor})
+        changed = {written: getattr(p, written) * factor}
+        if written == "c":  # so that all phases have as many pixels
+            changed |= {name: -(-getattr(p, name) // step) * step for name, step in zip("hw", p.stride, strict=True)}
+        wide = type(p).model_validate({**p.canonical(), **changed})
         sizes = {"x": wide.h * wide.w * wide.c, "dy": wide.p * wide.q * wide.k}
-        least = min(sizes.values()) if p.pointwise or not p.channels_last else sizes["dy" if written == "k" else "x"]
-        images = -(-FAR // least) + IMAGES
-        if images * max(p.h * p.w, p.p * p.q) * p.groups > LARGEST_EXTENT or (p.channels_last and p.groups > 1):
+        least = sizes["dy" if written == "k" else "x"] if reach.whole and not reach.stored else min(sizes.values())
+        images = -(-FAR // (least * WORD)) * WORD + IMAGES
+        if images * max(p.h * p.w, p.p * p.q) * p.groups > LARGEST_EXTENT:
             continue
         few, many = (type(p).model_validate({**wide.canonical(), "n": count}) for count in (IMAGES, images))
-        if p.pointwise or within(many):
+        if reach.stored or reach.within(many):
             yield few, many

@@ -18,7 +18,7 @@ from codegen.fixed_point import over_ring, shift_of
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import CONV, GEMM, Array, Constants, Cost, Float64, InputKind, LaunchBounds, Operand, Work
-from codegen.operators.convolution import implicit, inputs, reference
+from codegen.operators.convolution import channel_planes, implicit, inputs, reference
 from codegen.operators.convolution.direct import LARGEST_INDEX, Direct
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.convolution.reduced import GEOMETRIES, Reduced, as_matmul
@@ -31,6 +31,7 @@ from codegen.operators.matmul.reduced import needed_policy
 from codegen.operators.matmul.reduced import reduced_problems as reduced_products
 from codegen.operators.matmul.reference import accumulated
 from codegen.problem import Problem
+from codegen.run_once import RunOnce
 from codegen.search.joined_space import Kind, build_joined, together
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, first_accepted
 from codegen.search.schedule import Schedule, Value
@@ -283,12 +284,16 @@ class ConvolutionOperator(ProductOperator):
         problems = (self.reduced.of_product(kind, s, number, matmul) for number, matmul in enumerate(reduced))
         return [self._tolerant(problem, t) for problem in problems]
 
-    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        s, t = kernel.signature_dict, self.values(kernel.tunables)
-        if is_direct(t) or (matmul := long_product(self._as_matmul(s), t)) is None:
-            return []
-        problem = self._tolerant(self.reduced.of_product(self.problem_type, s, len(GEOMETRIES) - 1, matmul), t)
-        return [(problem, split.most_parts(t, self.product(self.own(problem))))]
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
+        s, t, once = kernel.signature_dict, self.values(kernel.tunables), super().run_once(kernel)
+        if not is_direct(t) and (matmul := long_product(self._as_matmul(s), t)):
+            problem = self._tolerant(self.reduced.of_product(self.problem_type, s, len(GEOMETRIES) - 1, matmul), t)
+            once.append(RunOnce("long", problem, tuple(split.most_parts(t, self.product(self.own(problem))))))
+        if channel_planes.ahead(t):
+            of_planes = channel_planes.grouped(reduced_products(self._as_matmul(s), t)[0])
+            problem = self._tolerant(self.reduced.of_product(self.problem_type, s, 1, of_planes), t)
+            once.append(RunOnce("long", problem, tuple(self.test_launches(kernel, problem)[0])))
+        return once
 
     def _as_matmul(self, s: Fields) -> dict[str, Any]:
         return as_matmul(s, self.stored(s).layout, (*self.product_aligns(s), s[self.align_names[2]]))

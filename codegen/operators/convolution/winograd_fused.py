@@ -156,7 +156,7 @@ def rules(problem: AllowsWinograd, t: Mapping[str, Any], target: Target) -> Acce
             f"tile_n = {t['tile_n']} is mostly padding for k = {problem.k}",
         )
         or check(
-            _blocks(problem, t)[1] <= 65535, "grid", f"{_blocks(problem, t)[1]} blocks along the filters; at most 65535"
+            blocks(problem, t)[1] <= 65535, "grid", f"{blocks(problem, t)[1]} blocks along the filters; at most 65535"
         )
         or ACCEPTED
     )
@@ -190,14 +190,14 @@ def compile_seconds(kernel: Kernel) -> float:
 # ---- what a schedule does
 
 
-def _blocks(problem: AllowsWinograd, t: Mapping[str, Any]) -> tuple[int, int]:
+def blocks(problem: AllowsWinograd, t: Mapping[str, Any]) -> tuple[int, int]:
     """Along tiles and along filters."""
     return -(-winograd.tiles(problem, int(t["output_tile"])) // int(t["tile_m"])), -(-problem.k // int(t["tile_n"]))
 
 
 def _executed(problem: AllowsWinograd, t: Mapping[str, Any]) -> int:
     """Multiplications of whole blocks."""
-    across, down = _blocks(problem, t)
+    across, down = blocks(problem, t)
     places, k = winograd.places(int(t["output_tile"])), round_up(problem.c, int(t["tile_k"]))
     return across * down * places * int(t["tile_m"]) * int(t["tile_n"]) * k
 
@@ -205,7 +205,7 @@ def _executed(problem: AllowsWinograd, t: Mapping[str, Any]) -> int:
 def work(problem: AllowsWinograd, t: Mapping[str, Any], least: Cost) -> Work:
     """Counts for the roofline. Every block reads, and transforms, what it multiplies."""
     p, outputs = problem, int(t["output_tile"])
-    (across, down), places, steps = _blocks(p, t), winograd.places(outputs), -(-p.c // int(t["tile_k"]))
+    (across, down), places, steps = blocks(p, t), winograd.places(outputs), -(-p.c // int(t["tile_k"]))
     products, k = float(_executed(p, t)), steps * int(t["tile_k"])
     element, words = winograd.operand_dtype(p.dtype), _words(p.dtype)
     images, filters = float(across * down * t["tile_m"] * k), float(across * down * t["tile_n"] * k)
@@ -234,7 +234,7 @@ def work(problem: AllowsWinograd, t: Mapping[str, Any], least: Cost) -> Work:
 
 def launches(problem: AllowsWinograd, t: Mapping[str, Any]) -> tuple[LaunchCounts, ...]:
     p, outputs = problem, int(t["output_tile"])
-    (across, down), size, out = _blocks(p, t), dtype(p.dtype).bytes, dtype(p.out_dtype).bytes
+    (across, down), size, out = blocks(p, t), dtype(p.dtype).bytes, dtype(p.out_dtype).bytes
     rows, columns = (
         windows_inside(-(-extent // outputs), outputs, p.corner[axis], outputs + 2, 1, of_image)
         for axis, (extent, of_image) in enumerate(((p.p, p.h), (p.q, p.w)))

@@ -10,18 +10,26 @@ import numpy as np
 
 from codegen.arrays import Float64, namespace_of
 from codegen.counts import LaunchCounts, Openings, RingForm
-from codegen.far import Far
 from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, InputKind, LaunchBounds, Work
-from codegen.operators.convolution import winograd, winograd_fused, winograd_plan, winograd_reference, winograd_work
+from codegen.operators.convolution import (
+    channel_planes,
+    direct,
+    far,
+    winograd,
+    winograd_fused,
+    winograd_plan,
+    winograd_reference,
+    winograd_work,
+)
 from codegen.operators.convolution.channel_planes import ChannelPlanes
-from codegen.operators.convolution.far import last_images
 from codegen.operators.convolution.operator import ConvolutionOperator
 from codegen.operators.convolution.problem import AllowsWinograd
 from codegen.operators.convolution.ring_forms import forms_of_others
 from codegen.operators.matmul import ring_space
 from codegen.problem import Problem
+from codegen.run_once import RunOnce
 from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule, Value
@@ -167,25 +175,47 @@ class WinogradOperator(ConvolutionOperator):
 
         return [self.of_layer(layer) for layer in winograd_plan.reduced_problems(self.layer_type, s, t, row)]
 
-    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        return [] if winograd.is_winograd(kernel) else super().long_problems(kernel)
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
+        return [*([] if winograd.is_winograd(kernel) else super().run_once(kernel)), *self._far(kernel)]
 
-    def positive_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        return [] if winograd.is_winograd(kernel) else super().positive_problems(kernel)
-
-    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        return [] if winograd.is_winograd(kernel) else super().special_problems(kernel)
-
-    def far_problems(self, kernel: Kernel) -> list[Far]:
-        """Of the implicit product in one launch. The phases of a gradient with a stride lie one behind the other."""
-        t = self.values(kernel.tunables)
-        alone = self.functions(kernel) == ("run",) and not kernel.signature_dict.get("strided")
-        if not alone or t["algorithm"] != "implicit_gemm":
+    def _far(self, kernel: Kernel) -> list[RunOnce]:
+        s, t, last = kernel.signature_dict, self.values(kernel.tunables), self._last_blocks(kernel)
+        if last is None:
             return []
-        return last_images(self.test_problems(kernel), t, self.product, self._reaches)
+        as_product = not winograd.computes(t) and t["algorithm"] != "direct"
+        whole = s["layout"] == "nhwc" or t["algorithm"] == "direct"
 
-    def _reaches(self, problem: Any) -> bool:
-        return self.index_rule(problem, whole=problem.channels_last) is None
+        def launch(problem: Any) -> tuple[int, ...]:
+            return far.launch(t, self.product(problem)) if as_product else (0, 1, 0)
+
+        def within(problem: Any) -> bool:
+            return self.index_rule(problem, whole=whole) is None
+
+        reach, problems = far.Reach(as_product and bool(s["pointwise"]), whole, within), self.test_problems(kernel)
+        if winograd.computes(t):  # the smallest: its transforms and the products of all places take long
+            problems.sort(key=lambda problem: self.own(problem).pixels * self.own(problem).c * self.own(problem).k)
+        return far.last_images(problems, reach, last, launch)
+
+    def _last_blocks(self, kernel: Kernel) -> far.Last | None:
+        """Of each launch; None where they do not compute the last images."""
+        s, t = kernel.signature_dict, self.values(kernel.tunables)
+        if _fused(kernel):
+            return far.of_blocks(lambda p: winograd_fused.blocks(self.layer(p), t)[0])
+        if winograd.is_winograd(kernel):
+            return far.of_winograd(t, self.layer) if s["layout"] == "nhwc" else None
+        if channel_planes.ahead(t):
+            return None
+        if t["algorithm"] == "direct":
+            return far.of_blocks(lambda p: direct.blocks(self.convolved(p), t)[0])
+        return far.of_product(t, self.product, self.phases, int(s["align_out"]))
+
+    def convolved(self, p: Any) -> Any:
+        """The convolution whose pixels a direct kernel's blocks follow."""
+        return p
+
+    def phases(self, p: Any) -> int:
+        """How many products of a problem lie one behind the other."""
+        return 1
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         if not winograd.is_winograd(kernel):

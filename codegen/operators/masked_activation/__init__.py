@@ -14,7 +14,6 @@ from codegen.dtypes import dtype
 from codegen.epilogue import Identity, node_of, words_of_mask
 from codegen.epilogue import MaskedActivation as Node
 from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks, with_nans
-from codegen.far import FAR, Far
 from codegen.fixed_point import IMADS, RINGS, over_ring, products, shift_of
 from codegen.fixed_point_reference import applied, bounded
 from codegen.kernel import Kernel
@@ -34,6 +33,7 @@ from codegen.operator import (
 from codegen.operators.masked_activation.problem import MaskedActivationProblem, of_elements
 from codegen.operators.matmul.ring_inputs import ring_numbers
 from codegen.problem import Problem
+from codegen.run_once import FAR, LastBlocks, RunOnce
 from codegen.search.joined_space import Kind, build_joined, together
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, first_accepted, residency_rules
 from codegen.search.schedule import Schedule, Value
@@ -170,19 +170,19 @@ class MaskedActivation(Operator):
         block = _block(t)
         return [of_elements(s, elements) for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 64, 1)]
 
-    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        """NaN goes through every function."""
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
+        """NaN, which goes through every function; far, the last block of many and a part of one: not of lists, which
+        hold places of 32 bits and refuse more."""
+        s, t, once = kernel.signature_dict, _full(kernel.tunables.as_dict()), list[RunOnce]()
         *_, problem = map(self.own, self.test_problems(kernel)[:2])
-        return [] if over_ring(problem) else [(problem, self.test_launches(kernel, problem)[0])]
-
-    def far_problems(self, kernel: Kernel) -> list[Far]:
-        """The last block of many and a part of one; of lists more than a block would be to do."""
-        s, t = kernel.signature_dict, _full(kernel.tunables.as_dict())
-        if not _is_vectorised(t):
-            return []
-        block = _block(t)
-        elements, before = block + block // 2 + 3, -(-FAR // block) * block
-        return [Far(of_elements(s, before + elements), of_elements(s, elements), last_blocks=2)]
+        if not over_ring(problem):
+            once.append(RunOnce("special", problem, tuple(self.test_launches(kernel, problem)[0])))
+        if _is_vectorised(t):
+            block = _block(t)
+            elements, before = block + block // 2 + 3, -(-FAR // block) * block
+            part = of_elements(s, elements)
+            once.append(RunOnce("far", of_elements(s, before + elements), part=part, last=(LastBlocks(2),)))
+        return once
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """`integer`: over a ring of all of it, else integers of either sign, whose polynomials fp32 rounds once, if at

@@ -9,7 +9,6 @@ import numpy as np
 from codegen.counts import LaunchCounts
 from codegen.dtypes import dtype
 from codegen.epilogue import structures, tensor_nodes, words_of_mask
-from codegen.far import Far
 from codegen.fixed_point import shift_of
 from codegen.kernel import Kernel
 from codegen.operator import Array, Constants, Cost, Float64, InputKind, Operand, Work
@@ -26,6 +25,7 @@ from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.product import Fields, ProductOperator, family, product_fields, rules
 from codegen.operators.matmul.reduced import far_problem, long_problem, reduced_problems
 from codegen.problem import Problem
+from codegen.run_once import RunOnce
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -41,6 +41,7 @@ class Matmul(ProductOperator):
     tunables = spaces.TUNABLES
     folder = packaged_files("codegen.operators.matmul")
     extent_names = ("batch", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c")
+    unlimited_extents = extent_names[4:]
 
     @staticmethod
     def product(p: MatmulProblem) -> MatmulProblem:
@@ -90,17 +91,15 @@ class Matmul(ProductOperator):
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
 
-    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        t = kernel.tunables.as_dict()
-        problem = long_problem(kernel.signature_dict, t)
-        return [] if problem is None else [(problem, split.most_parts(t, problem))]
-
-    def far_problems(self, kernel: Kernel) -> list[Far]:
-        problem = far_problem(kernel.signature_dict, kernel.tunables.as_dict())
-        if problem is None:
-            return []
-        launch = next((values for values in self.test_launches(kernel, problem) if values[1] != 1), None)
-        return [Far(problem, problem, tuple(launch or self.test_launches(kernel, problem)[0]))]
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
+        s, t, once = kernel.signature_dict, kernel.tunables.as_dict(), super().run_once(kernel)
+        if long := long_problem(s, t):
+            once.append(RunOnce("long", long, tuple(split.most_parts(t, long))))
+        if far := far_problem(s, t):
+            launches = self.test_launches(kernel, far)
+            launch = next((values for values in launches if values[1] != 1), launches[0])
+            once.append(RunOnce("far", far, tuple(launch), far))
+        return once
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = self.own(problem)

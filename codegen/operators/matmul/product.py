@@ -14,6 +14,7 @@ from codegen.operators.matmul.kernel_family import Stored, is_limbs, is_tensor
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.truncations import truncations
 from codegen.problem import Problem
+from codegen.run_once import Purpose, RunOnce
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule
 from codegen.targets import Target
@@ -107,21 +108,20 @@ class ProductOperator(Operator):
     def deterministic(self, kernel: Kernel) -> bool:
         return split.deterministic(kernel.tunables.as_dict(), str(kernel.signature_dict["acc_dtype"]))
 
-    def positive_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        """Of kernels that round their operands: the sums are neither so short nor so long that what adding loses hides
-        it."""
-        if kernel.signature_dict["dtype"] != "float32" or not is_tensor(kernel.tunables.as_dict()):
-            return []
-        problem = min(self.test_problems(kernel), key=lambda problem: abs((problem.sum_length or 0) - POSITIVE_SUM))
-        return [(problem, self.test_launches(kernel, problem)[0])]
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
+        """Of kernels that round their operands positive numbers: the sums are neither so short nor so long that what
+        adding loses hides it. Of kernels with an epilogue NaN, which goes through it."""
+        s, problems, once = kernel.signature_dict, self.test_problems(kernel), list[RunOnce]()
 
-    def special_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        """Of kernels with an epilogue, through which NaN goes."""
-        s = kernel.signature_dict
-        if not s["epilogue"] or s["dtype"] not in ("float32", "float16", "bfloat16"):
-            return []
-        *_, problem = self.test_problems(kernel)[:2]
-        return [(problem, self.test_launches(kernel, problem)[0])]
+        def once_of(purpose: Purpose, problem: Problem) -> RunOnce:
+            return RunOnce(purpose, problem, tuple(self.test_launches(kernel, problem)[0]))
+
+        if s["dtype"] == "float32" and is_tensor(kernel.tunables.as_dict()):
+            near = min(problems, key=lambda problem: abs((problem.sum_length or 0) - POSITIVE_SUM))
+            once.append(once_of("positive", near))
+        if s["epilogue"] and s["dtype"] in ("float32", "float16", "bfloat16"):
+            once.append(once_of("special", problems[:2][-1]))
+        return once
 
     def config(self, kernel: Kernel) -> Config:
         s = kernel.signature_dict

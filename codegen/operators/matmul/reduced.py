@@ -7,13 +7,13 @@ from typing import Any
 
 from codegen.alignment import classes, needs_cuda_cores, round_up, widest
 from codegen.epilogue import AnyNode, Scale, node_of
-from codegen.far import FAR
 from codegen.fixed_point import FIELDS, as_ring_node, largest_error, parts
 from codegen.operators.matmul.inputs import FRACTION_BITS, LARGEST, TYPICAL, fraction_bits, wants_small_sums
 from codegen.operators.matmul.kernel_family import is_limbs
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import SLICES
 from codegen.problem import LARGEST_ELEMENTS
+from codegen.run_once import FAR
 
 # Multiply-adds (1 to 2 ns each on the CPU, padding of tiles included) up to which the even and the tail problem get
 # more tiles than they must have, and those of the problem of many tiles: a candidate stays well under 0.4 s. A kernel

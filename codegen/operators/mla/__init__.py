@@ -10,7 +10,6 @@ from pydantic import ValidationError
 from pydantic_core import InitErrorDetails
 
 from codegen.counts import LaunchCounts
-from codegen.far import Far
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import (
@@ -37,6 +36,7 @@ from codegen.operators.mla.reduced import far_problem, reduced_problems
 from codegen.operators.mla.reference import reference
 from codegen.operators.mla.seen import most_tiles
 from codegen.problem import Problem, refuse
+from codegen.run_once import RunOnce
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -57,6 +57,7 @@ class Mla(Operator):
         "batch", "tokens", "heads_q", "listed_positions",
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("outer", "inner")),
     )  # fmt: skip
+    unlimited_extents = extent_names[3:]
     attribute_names = ("causal",)
 
     def parse(self, fields: Mapping[str, Any]) -> Problem:
@@ -136,9 +137,9 @@ class Mla(Operator):
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
 
-    def far_problems(self, kernel: Kernel) -> list[Far]:
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
         problem = far_problem(kernel.signature_dict, kernel.tunables.as_dict())
-        return [Far(problem, problem, tuple(self.test_launches(kernel, problem)[0]))]
+        return [RunOnce("far", problem, tuple(self.test_launches(kernel, problem)[0]), problem)]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         """Where keys are split, into few parts and many: the first launch, which is race-checked, has more than a tile

@@ -12,7 +12,6 @@ from codegen.alignment import power_of_two
 from codegen.counts import LaunchCounts, Openings
 from codegen.dtypes import dtype
 from codegen.epilogue import structures, tensor_nodes
-from codegen.far import Far
 from codegen.fixed_point import RINGS
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
@@ -35,6 +34,7 @@ from codegen.operators.reduce.reduced import MANY_SLICES, far_problem, long_prob
 from codegen.operators.reduce.reference import reference
 from codegen.operators.reduce.space import SECTOR, form, geometry, most_in_flight
 from codegen.problem import Problem
+from codegen.run_once import RunOnce
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, residency_rules
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -71,6 +71,7 @@ class Reduce(Operator):
     extent_names = (
         *(f"extent_{i}" for i in range(MAX_AXES)), *(f"stride_{i}" for i in range(MAX_AXES)), "outputs",
     )  # fmt: skip
+    unlimited_extents = extent_names[MAX_AXES:-1]
     attribute_names = ("reduced",)
 
     def signature(self, problem: Problem) -> dict[str, Any]:
@@ -174,14 +175,15 @@ class Reduce(Operator):
         """A few slices, one, many."""
         return [[1]] if kernel.tunables.get("split") == "none" else [[3], [1], [MANY_SLICES]]
 
-    def long_problems(self, kernel: Kernel) -> list[tuple[Problem, list[int]]]:
-        """As many slices as a device has room for blocks."""
-        t = kernel.tunables.as_dict()
-        return [] if t["split"] == "none" else [long_problem(kernel.signature_dict, t)]
-
-    def far_problems(self, kernel: Kernel) -> list[Far]:
-        problem = far_problem(kernel.signature_dict, kernel.tunables.as_dict())
-        return [Far(problem, problem, tuple(self.test_launches(kernel, problem)[0]))] if problem else []
+    def run_once(self, kernel: Kernel) -> list[RunOnce]:
+        """With as many slices as a device has room for blocks, and far."""
+        s, t, once = kernel.signature_dict, kernel.tunables.as_dict(), list[RunOnce]()
+        if t["split"] != "none":
+            problem, slices = long_problem(s, t)
+            once.append(RunOnce("long", problem, tuple(slices)))
+        if far := far_problem(s, t):
+            once.append(RunOnce("far", far, tuple(self.test_launches(kernel, far)[0]), far))
+        return once
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = self.own(problem)

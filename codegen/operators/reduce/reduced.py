@@ -7,10 +7,10 @@ from typing import Any
 
 from codegen.dtypes import dtype
 from codegen.epilogue import node_of
-from codegen.far import FAR
 from codegen.operators.reduce.axes import WIDEST_BYTES, form_of
 from codegen.operators.reduce.problem import ReduceProblem
 from codegen.problem import LARGEST_ELEMENTS
+from codegen.run_once import FAR
 
 Level = tuple[str, int]  # list, extent
 # Outputs side by side of a block of `combine` that has as many rows of threads as it can, and more slices than those.

@@ -44,6 +44,7 @@ class JobRow(Base):
     deadline: Mapped[float | None]  # set from the budget when the job starts running
     workspace_limit_bytes: Mapped[int | None] = mapped_column(BigInteger)
     deterministic: Mapped[bool] = mapped_column(default=False, server_default=false())
+    ptx: Mapped[str] = mapped_column(String(8), default="winners", server_default=text("'winners'"))  # or all
     created_at: Mapped[float] = mapped_column(index=True)
     started_at: Mapped[float | None]
     finished_at: Mapped[float | None]
@@ -186,6 +187,7 @@ class BuildRow(Base):
     resources: Mapped[dict[str, Any] | None]
     log: Mapped[str | None] = mapped_column(Text)
     imported: Mapped[dict[str, Any] | None]  # the verdict on what was built elsewhere: storage.transfer.imports
+    ptx_verdict: Mapped[dict[str, Any] | None]  # storage.entities.libraries.PtxVerdict, of jobs that ask for all
     created_at: Mapped[float]
 
 

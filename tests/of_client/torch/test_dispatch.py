@@ -155,6 +155,14 @@ def test_a_service_that_hangs_costs_one_wait_and_a_dead_one_none(tmp_path: Any) 
     timed(closed_port())
 
 
+def test_a_dead_service_is_dead_for_every_configuration_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    with silent_server() as (url, accepted):
+        for _ in range(6):
+            with ck.using(url=url, target="cpu", wait_seconds=30.0):
+                assert right(ck.matmul(A, B))
+        assert len(accepted) == 3
+
+
 def test_a_problem_that_the_service_refuses_is_said_once_and_does_not_harm_others(
     played: Played, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -249,6 +257,42 @@ def test_a_call_that_does_not_wait_is_pytorchs_own_until_the_kernel_is_there(pla
     go.set()
     assert ck.settle(60)
     assert right(ck.matmul(A, B)) and service.calls == 1
+
+
+def test_settling_waits_for_what_is_asked_again_too(played: Played, clock: Any) -> None:
+    go, missing = threading.Event(), True
+
+    class Slow(PlayedService):
+        def load(self, entry: Any, client: Any) -> ReferenceKernel:
+            go.wait(60)
+            return super().load(entry, client)
+
+    service = played(Slow(lacks=lambda problem: missing), retry_seconds=20.0)
+    assert right(ck.matmul(A, B)) and ck.settle(60)
+    missing = False
+    clock.now += 21
+    assert right(ck.matmul(A, B)) and service.calls == 0
+    assert not ck.settle(0.01)  # a graph that is captured now would meet the load
+    go.set()
+    assert ck.settle(60)
+    assert right(ck.matmul(A, B)) and service.calls == 1
+
+
+def test_an_unexpected_error_of_one_search_leaves_the_others_their_kernels(
+    played: Played, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(PlayedService):
+        def load(self, entry: Any, client: Any) -> ReferenceKernel:
+            kernel = super().load(entry, client)
+            if kernel.problem.model_dump()["n"] == 7:
+                raise RuntimeError("it is no fault of the service")
+            return kernel
+
+    service = played(Failing())
+    odd = torch.randn(16, 7)
+    torch.testing.assert_close(ck.matmul(A, odd), A @ odd)
+    assert right(ck.matmul(A, B)) and service.calls == 1 and ck.settle(0)
+    assert "it is no fault of the service" in caplog.text and "n 7" in caplog.text
 
 
 def test_a_child_of_a_fork_finds_kernels_itself(played: Played) -> None:

@@ -12,6 +12,7 @@ from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.plan.gpu_verification_plan import GpuCase, fresh_case, full_cases, reduced_cases
 from codegen.plan.verification_plan import FarCase, check_output, plan_cases
+from codegen.run_once import of_purpose
 from tests.support.fixtures.codegen import default_candidate, matmul
 from tests.support.kernels.kernel_in_numpy import computed
 
@@ -48,7 +49,7 @@ def test_a_gpu_runs_the_problems_and_launches_of_the_cpu(candidate: Candidate) -
     on_cpu = [(case.problem, case.kind) for case in plan if not isinstance(case, FarCase)]
     cases = reduced(candidate)
     assert [(case.problem, case.kind) for case in cases] == on_cpu
-    long = {problem: [tuple(values)] for problem, values in OP.long_problems(candidate.kernel)}
+    long = {once.problem: [once.launch] for once in of_purpose(OP.run_once(candidate.kernel), "long")}
     for case in cases:
         every = [tuple(values) for values in OP.test_launches(candidate.kernel, case.problem)]
         once = case.kind in ("positive", "special")
@@ -58,7 +59,7 @@ def test_a_gpu_runs_the_problems_and_launches_of_the_cpu(candidate: Candidate) -
 @pytest.mark.parametrize(("split", "repeatable"), [("workspace", True), ("stream", True), ("atomic", False)])
 def test_every_launch_runs_twice_and_repeats_its_bits_where_it_must(split: str, repeatable: bool) -> None:
     candidate = splitting(split)
-    long = {problem for problem, _ in OP.long_problems(candidate.kernel)}
+    long = {once.problem for once in of_purpose(OP.run_once(candidate.kernel), "long")}
     cases = [*reduced(candidate), full(candidate)[1]]
     assert {case.repeats for case in cases if case.problem not in long} == {2}
     assert {case.repeats for case in cases if case.problem in long} == {1}

@@ -96,6 +96,8 @@ BAD_JOBS: list[tuple[str, Any, str, str | None]] = [
     ("endless budget", {**job(), "budget": {"seconds": 1e300}}, "invalid-value", "budget.seconds"),
     ("negative limit", {**job(), "workspace_limit_bytes": -1}, "invalid-value", "workspace_limit_bytes"),
     ("determinism as a number", {**job(), "deterministic": 1}, "invalid-value", "deterministic"),
+    ("PTX of some", {**job(), "ptx": "some"}, "invalid-value", "ptx"),
+    ("PTX as a truth", {**job(), "ptx": True}, "invalid-value", "ptx"),
     ("fraction of a byte", {**job(), "workspace_limit_bytes": 0.5}, "invalid-value", "workspace_limit_bytes"),
     ("device class", {**job(), "device_class": "NVIDIA H100"}, "invalid-value", "device_class"),
     ("another's class", job(device_class="predicted:sm_75"), "invalid-value", f"{FIRST}.device_class"),
@@ -405,7 +407,7 @@ values = st.recursive(
     ),
     max_leaves=10,
 )
-JOB_FIELDS = ["target", "search", "priority", "budget", "workspace_limit_bytes", "device_class", "deterministic"]
+JOB_FIELDS = ["target", "search", "priority", "budget", "workspace_limit_bytes", "device_class", "deterministic", "ptx"]
 PROBLEM_FIELDS = ["m", "n", "k", "batch", "layout", "dtype", "epilogue", "lda", "stride_a", "name", "search", "target"]
 bad_problems = st.builds(
     lambda base, changes: {**base, **changes},

@@ -6,6 +6,7 @@ import hashlib
 import html
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -298,6 +299,24 @@ def test_a_job_that_is_not_there_is_a_404_in_words(shared_api: Api) -> None:
         response = shared_api.client.get(f"/jobs/{job}")
         assert response.status_code == 404
         assert "There is no job" in response.text and "<img" not in response.text
+
+
+def test_a_job_says_what_running_its_candidates_from_ptx_took(api: Api) -> None:
+    job = api.submit(ptx="all").json()
+    assert (job["ptx"], job["problems"][0]["ptx"]) == ("all", {"kernels": {}, "cpu_seconds": 0.0})
+    assert "PTX of 0 kernels: 0.0 CPU s" in api.client.get(f"/jobs/{job['job']}").text
+    other = api.submit().json()
+    assert (other["ptx"], other["problems"][0]["ptx"]) == ("winners", None)
+    assert "PTX of" not in api.client.get(f"/jobs/{other['job']}").text
+
+
+def test_a_service_that_runs_no_ptx_refuses_to_run_all_of_it(tmp_path: Path) -> None:
+    with serving(tmp_path, verify_ptx="none") as api:
+        refused = api.submit(ptx="all")
+        detail = refused.json()
+        assert (refused.status_code, detail["field"], detail["allowed"]) == (422, "ptx", ["winners"])
+        assert "CUKILN_VERIFY_PTX=none" in detail["detail"]
+        assert api.submit().status_code == 202
 
 
 def test_an_empty_service_has_a_page_and_a_queued_job_has_one(api: Api) -> None:

@@ -91,6 +91,10 @@ def test_a_cached_problem_is_done_at_once_beside_one_that_is_not(api: Api) -> No
         ({}, {"deterministic": True}, True),
         ({"deterministic": True}, {"deterministic": True}, True),
         ({"deterministic": True}, {}, False),
+        ({}, {"ptx": "winners"}, True),
+        ({}, {"ptx": "all"}, False),
+        ({"every_ptx": True}, {"ptx": "all"}, True),
+        ({"every_ptx": True}, {}, True),
         # Of a front that was not published whole only the fastest point is known to be there.
         ({"whole": False}, {}, True),
         ({"whole": False}, {"workspace_limit_bytes": 1024}, False),

@@ -131,12 +131,14 @@ def test_rows_of_an_older_release_are_found_too(database_url: str, clock: FakeCl
             "DROP TABLE job_labels",
             "DROP INDEX ix_libraries_ptx",
             "ALTER TABLE libraries DROP COLUMN ptx_verdict",
+            "ALTER TABLE jobs DROP COLUMN ptx",
+            "ALTER TABLE builds DROP COLUMN ptx_verdict",
             "UPDATE alembic_version SET version_num = '0015'",
         ):
             session.execute(text(statement))
     database.migrate()
     database.check()
-    assert sessions.HEAD == "0017"
+    assert sessions.HEAD == "0019"
     assert keys_near(database, 5) == ["old"]
     assert listed(database, ("team", "nlp")) == ["old"]
     database.dispose()

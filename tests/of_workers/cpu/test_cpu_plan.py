@@ -19,6 +19,7 @@ from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import all_steps
 from codegen.plan.verification_plan import EXACT_ORDERS, Case, FarCase, check_output, differing, plan_cases
+from codegen.run_once import of_purpose
 from storage.config import own_modules
 from storage.config import own_modules as plan_version
 from storage.config.own_modules import gpu_plans
@@ -46,7 +47,7 @@ def test_every_problem_is_run_exactly_and_approximately() -> None:
 
 def test_a_far_problem_is_run_once_exactly_at_the_end() -> None:
     kernel = matmul_kernel(split="workspace")
-    (far,) = MATMUL.far_problems(kernel)
+    (far,) = of_purpose(MATMUL.run_once(kernel), "far")
     *_, last = plan_cases(MATMUL, kernel, 1)
     assert isinstance(last, FarCase)
     assert (last.problem, last.part, last.kind, last.exact) == (far.problem, far.part, "integer", True)
@@ -75,10 +76,11 @@ def test_where_no_address_space_is_to_be_had_its_case_is_not_run_and_that_is_sai
 
 def test_a_long_problem_is_run_once_exactly_before_it() -> None:
     kernel = matmul_kernel(split="workspace")
-    ((problem, launch),) = MATMUL.long_problems(kernel)
+    (long,) = of_purpose(MATMUL.run_once(kernel), "long")
+    problem, launch = long.problem, long.launch
     *_, last, _ = plan_cases(MATMUL, kernel, 1)
     assert (last.problem, last.kind, last.exact) == (problem, "integer", True)
-    assert [(run.launch, run.watch) for run in last.runs] == [(tuple(launch), False)]
+    assert [(run.launch, run.watch) for run in last.runs] == [(launch, False)]
     assert launch[1] == 64
     assert isinstance(problem, MatmulProblem)
     assert k_steps(problem.k, int(kernel.tunables.as_dict()["tile_k"])) == 65

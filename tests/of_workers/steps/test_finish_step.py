@@ -94,9 +94,10 @@ def test_a_candidate_that_cannot_be_published_as_it_was_verified_gives_way_to_th
 
     monkeypatch.setattr(finish_step, "winner_library", library)
     monkeypatch.setattr(finish_step, "plan_launch", lambda *_: "launch")
-    ptx = SimpleNamespace(judge=lambda *_: None)
-    built, whole = _build_front(context, problem, [first, second], ptx)  # type: ignore[arg-type]
+    monkeypatch.setattr(finish_step, "judge_winner", lambda *_: None)
+    runs = SimpleNamespace()
+    built, whole = _build_front(context, problem, [first, second], runs)  # type: ignore[arg-type]
     assert [one.ranked for one in built] == [second]
     assert whole
     assert [one[:2] for one in refused] == ([(7, "first")] if fate == "other code" else [])
-    assert _build_front(context, problem, [first], ptx) == ([], True)  # type: ignore[arg-type]
+    assert _build_front(context, problem, [first], runs) == ([], True)  # type: ignore[arg-type]

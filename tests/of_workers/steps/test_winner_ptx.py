@@ -80,9 +80,9 @@ def test_another_job_with_the_same_winner_runs_nothing(line: Line, runs: list[bo
     )
     assert runs == []
     # What judges has changed: all of it is judged again.
-    winner_ptx = import_module("workers.steps.winner_ptx")
+    ptx_runs = import_module("workers.steps.ptx_runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(winner_ptx, "ptx_plans", lambda sums: {"probe": "another version"})
+        patch.setattr(ptx_runs, "ptx_plans", lambda sums: {"probe": "another version"})
         line.job(search("none"))
     assert runs == [True]
 

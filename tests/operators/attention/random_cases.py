@@ -57,7 +57,7 @@ def _draw(number: int, rng: random.Random, lengths: str) -> tuple[str, Candidate
 
 def _schedule(number: int, problem: AttentionProblem, rng: random.Random) -> Schedule:
     """Without those that most often break a rule: of warps without queries, and of more heads than there are."""
-    values = {tunable.name: rng.choice(tuple(tunable.allowed)) for tunable in TUNABLES}
+    values = {tunable.name: rng.choice(tunable.allowed) for tunable in TUNABLES}
     values["band"] = rng.choice([band for band in BANDS if band < side_by_side(problem, {})])
     values["warps"], values["tile_q"] = rng.choice(OF_QUERIES)
     parts = rng.choice(PARTS) if number // 2 % 2 else 1

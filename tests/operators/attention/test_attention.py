@@ -1055,23 +1055,14 @@ DECLARED = (
         job=declare.Job(
             problems={
                 "BERT": {"batch": 2, **OF_JOB, "lse": True},
-                "Llama": {
-                    **OF_JOB, "heads_q": 8, "heads_kv": 2, "head_dim_qk": 128, "dtype": "bfloat16", "causal": True,
-                },
-                "Gemma": {**OF_JOB, "head_dim_qk": 96, "causal": True, "window_left": 40, "softcap": 30.0},
                 "ragged": {
                     **OF_JOB, "lengths": "ragged", "batch": 3, "q_lengths": [96, 0, 7], "kv_lengths": [96, 0, 7],
                     "causal": True,
-                },
-                "paged": {
-                    **OF_JOB, "lengths": "paged", "page_size": 16, "batch": 3, "q_lengths": [96, 0, 7],
-                    "kv_lengths": [96, 0, 70], "causal": True, "lse": True,
                 },
                 "paged decode": {
                     **OF_JOB, "lengths": "paged", "page_size": 1, "batch": 3, "seq_q": 1, "seq_kv": 200,
                     "kv_lengths": [200, 1, 33], "dtype": "bfloat16",
                 },
-                "decode": {**OF_JOB, "seq_q": 1, "seq_kv": 300, "layout": "bhsd", "heads_q": 4, "heads_kv": 1},
                 "long decode": {**OF_JOB, "seq_q": 1, "seq_kv": 1500, "heads_q": 4, "heads_kv": 1, "lse": True},
             },
             failing=[

@@ -1,14 +1,16 @@
 """Every barrier, wait, commit, bounds check, swizzle and stage of an operator's text is needed, and other wrong texts
 are caught: the CPU execution notices.
 
-`make test` runs a mutant in kernels up to the first that shows it; that a missing barrier shows in every kernel which
-reaches it is `long`.
+`make test` draws some mutants of each operator, with a fresh seed each time (CUKILN_TEST_SEED repeats them), and runs
+each in kernels up to the first that shows it. All of them are `long`, and that a missing barrier shows in every kernel
+which reaches it.
 """
 
 from __future__ import annotations
 
+import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 
 import pytest
@@ -17,6 +19,7 @@ from codegen.operators import operator
 from tests.operators.harness.declarations import Declarations
 from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
 from tests.support.kernels.mutants import Mutant, Site, changed, find_sites, mutants, switched_operator
+from tests.support.kernels.random_cases import seed_of_this_run
 
 Verdicts = Mapping[str, list[MutantVerdict]]
 # Of a missing barrier: it must show in every kernel that reaches it.
@@ -57,15 +60,35 @@ def mutants_by_name(declared: Declarations) -> Mapping[str, Mutant | None]:
 
 
 TABLES = {"mutant": mutants_by_name}
+DRAWN = 25
+"""Mutants of an operator in `make test`."""
+
+
+def not_drawn(having: Sequence[Declarations]) -> set[tuple[str, str]]:
+    """Operators and names of mutants that this run's seed leaves to `make test-long`."""
+    left: set[tuple[str, str]] = set()
+    for declared in having:
+        names = list(mutants_by_name(declared))
+        random.Random(f"{seed_of_this_run()} {declared.operator}").shuffle(names)
+        left |= {(declared.operator, name) for name in names[DRAWN:]}
+    return left
+
+
+LONG = {"mutant": not_drawn}
 
 
 @pytest.fixture(scope="module")
 def verdicts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Verdicts:
-    """By operator: of every kernel as it is, and of the mutants in the kernels that reach them up to the first that
-    shows it; of a missing barrier in each, where this run has the test of that."""
-    selected = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    """By operator: of every kernel as it is, and of the mutants that this run's tests ask for in the kernels that reach
+    them up to the first that shows it; of a missing barrier in each, where this run has the test of that."""
+    selected = [
+        item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module
+    ]
     in_each = test_a_missing_barrier_wait_or_commit_is_caught_in_every_kernel_that_reaches_it.__name__
-    everywhere = any(item.module is request.module and item.originalname == in_each for item in selected)
+    everywhere = any(item.originalname == in_each for item in selected)
+    asked = {
+        item.callspec.params["mutant"] for item in selected if item.originalname == test_a_mutant_is_caught.__name__
+    }
     by_name = {}
     for declared in request.module.DECLARED:
         if declared.mutations is not None:
@@ -74,12 +97,14 @@ def verdicts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             class_name = type(declared.op).__name__
             with switched_operator(declared.operator, class_name, folder / "operator", name, sites_of(declared)):
                 kernels = list(declared.mutations.kernels(name).values())
-                once = {
-                    mutant.number
-                    for mutant in mutants_of(declared).values()
-                    if not (everywhere and mutant.kind in EVERYWHERE)
+                in_all = {
+                    mutant for mutant in mutants_of(declared).values() if everywhere and mutant.kind in EVERYWHERE
                 }
-                by_name[declared.operator] = judge_mutants(kernels, folder / "build", once)
+                run = {
+                    mutant.number: range(len(kernels)) for mutant in (asked | in_all) & {*mutants_of(declared).values()}
+                }
+                once = run.keys() - {mutant.number for mutant in in_all}
+                by_name[declared.operator] = judge_mutants(kernels, folder / "build", once, run)
     return by_name
 
 

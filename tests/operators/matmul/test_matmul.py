@@ -1,12 +1,7 @@
-"""Products of matrices, and the text that operators share (`codegen/device/gemm/`).
-
-The verdict of every mutant is written to `mutants.json` in the folder of test artifacts (CONTRIBUTING.md).
-"""
+"""Products of matrices, and the text that operators share (`codegen/device/gemm/`)."""
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
@@ -29,10 +24,9 @@ from codegen.text.render_group import operator_text
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, Fields, Rejection
-from tests.operators.harness.mutations import mutants_of, survived
+from tests.operators.harness.mutations import mutants_of
 from tests.support.fixtures.codegen import default_candidate, matmul
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
-from tests.support.kernels.mutant_runs import MutantVerdict
 from tests.support.kernels.mutants import KINDS, find_sites
 from tests.support.kernels.random_cases import (
     AMPERE_ONLY,
@@ -44,7 +38,6 @@ from tests.support.kernels.random_cases import (
     seed_of_this_run,
 )
 from tests.support.kernels.random_cases import KINDS as INPUTS
-from tests.support.run.places import ARTIFACTS
 
 OP = operator("matmul")
 
@@ -285,30 +278,6 @@ EXCUSED = {"every warp has read the last stage": ("fp16 nn, read ahead", "bf16 t
 def mutated(name: str) -> dict[str, Kernel]:
     simt = {config: matmul_kernel(operator=name, **words) for config, words in SIMT.items()}
     return simt | {config: tensor_kernel(operator=name, **words) for config, words in TENSOR.items()}
-
-
-def test_the_artifact_lists_every_mutant(verdicts: dict[str, list[MutantVerdict]]) -> None:
-    (declared,) = DECLARED
-    configs, records = mutated("matmul"), []
-    for mutant in mutants_of(declared).values():
-        runs = [
-            {"config": list(configs)[verdict.kernel], "verdict": verdict.verdict, "message": verdict.message}
-            for verdict in verdicts["matmul"]
-            if verdict.number == mutant.number
-        ]
-        caught = not all(survived(declared, verdicts, mutant.number).values())
-        records.append({
-            "site": mutant.name, "kind": mutant.kind, "file": mutant.file, "line": mutant.line, "text": mutant.old,
-            "becomes": mutant.new, "caught": caught, "runs": runs,
-        })  # fmt: skip
-    ARTIFACTS.mkdir(parents=True, exist_ok=True)
-    path = ARTIFACTS / "mutants.json"
-    asked = {config: kernel.to_json() for config, kernel in configs.items()}
-    path.write_text(json.dumps({"configs": asked, "mutants": records}, indent=1) + "\n")
-    sys.stdout.write(f"mutants and their verdicts: {path}\n")
-    written = json.loads(path.read_text())["mutants"]
-    assert [record["site"] for record in written] == list(mutants_of(declared))
-    assert all(record["runs"] and record["line"] > 0 and record["caught"] for record in written)
 
 
 def test_matmul_has_mutants_of_every_kind() -> None:

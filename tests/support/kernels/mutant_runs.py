@@ -49,9 +49,14 @@ class MutantVerdict:
     message: str
 
 
-def judge_mutants(kernels: Sequence[Kernel], folder: Path, once: Collection[int] = ()) -> list[MutantVerdict]:
+def judge_mutants(
+    kernels: Sequence[Kernel],
+    folder: Path,
+    once: Collection[int] = (),
+    asked: Mapping[int, Sequence[int]] | None = None,
+) -> list[MutantVerdict]:
     """The verdict of each kernel as it is and with each mutant that it reaches; a mutant of `once` is not run again
-    when one kernel has shown it.
+    when one kernel has shown it. `asked`: mutants, each in some of the kernels alone (default: all in all).
 
     The kernels' operator must be loaded. `folder` keeps the C++ files.
     """
@@ -68,6 +73,8 @@ def judge_mutants(kernels: Sequence[Kernel], folder: Path, once: Collection[int]
                 "operator": kernels[0].operator,
                 "folder": str(operator(kernels[0].operator).folder),
                 "once": list(once),
+                "asked": asked
+                and {kernels[i].id: [n for n, those in asked.items() if i in those] for i in range(len(kernels))},
             }
         )
     )
@@ -117,8 +124,9 @@ def run_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         unchanged = _in_a_fork(library, switches, kernel, tested, AS_IT_IS)
         reached = unchanged.pop("reached", [])
         yield {"kernel": kernel.id, "number": AS_IT_IS, **unchanged}
+        asked = reached if request["asked"] is None else request["asked"][kernel.id]
         for number in reached:
-            if number in once & shown:
+            if number not in asked or number in once & shown:
                 continue
             killed = _in_a_fork(library, switches, kernel, tested, number)
             killed.pop("reached", None)

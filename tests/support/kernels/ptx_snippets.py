@@ -29,10 +29,6 @@ from workers.cpu.ptx.ptx_check import PtxLibrary
 
 THREADS, INPUTS = 256, 4
 SHARED = "shared_bytes"
-OPERANDS = (
-    Operand("in", "int64", "in", (THREADS, INPUTS), (INPUTS, 1), 2),
-    Operand("out", "int64", "out", (THREADS,), (1,)),
-)
 _HEAD = f".version 9.2\n.target sm_80\n.address_size 64\n.extern .shared .align 16 .b8 {SHARED}[];\n"
 _LOAD = """
 	.reg .pred %p<24>; .reg .b16 %rs<24>; .reg .f32 %f<24>; .reg .b32 %r<24>; .reg .b64 %rd<24>;
@@ -53,22 +49,33 @@ _RESULTS = {
 
 @dataclass(frozen=True)
 class Snippet:
-    """`result`: the kind of register in which the body leaves it."""
+    """`result`: the kind of register in which the body leaves it. `more`: bodies that run after it with the same
+    inputs, each with the register of its own result."""
 
     body: str
     result: str = "r"
+    more: tuple[tuple[str, str], ...] = ()
 
     def text(self, name: str) -> str:
         parameters = f".param .u64 {name}_in,\n.param .u64 {name}_out\n"
-        store = f"{_RESULTS[self.result]} st.global.u64 [%rd6], %rd20;"
-        code = f"{_LOAD.replace('NAME', name)}{_NARROWED}{self.body}\n{store}\n"
+        bodies = "".join(
+            f"{body}\n{_RESULTS[result]} st.global.u64 [%rd6+{8 * THREADS * row}], %rd20;\n"
+            for row, (body, result) in enumerate(((self.body, self.result), *self.more))
+        )
+        code = f"{_LOAD.replace('NAME', name)}{_NARROWED}{bodies}"
         return f".visible .entry {name}(\n{parameters})\n{{\n{code}\tret;\n}}\n"
 
 
 @dataclass(frozen=True)
 class Ran:
+    """`rows`: the results of each body. `out`: those of the first."""
+
     outcome: Outcome
-    out: list[int]
+    rows: list[list[int]]
+
+    @property
+    def out(self) -> list[int]:
+        return self.rows[0]
 
     @property
     def message(self) -> str:
@@ -87,6 +94,11 @@ class Snippets:
         functions = [translate(module, entry, entry.name).text for entry in module.entries]
         parts += ["namespace cukiln { namespace ptx {\n", *functions, "}}\n"]
         parts += [_entry(name) for name in snippets]
+        rows = max(1 + len(each.more) for each in snippets.values())
+        self.operands = (
+            Operand("in", "int64", "in", (THREADS, INPUTS), (INPUTS, 1), 2),
+            Operand("out", "int64", "out", (rows * THREADS,), (1,)),
+        )
         (folder / "runtime.cpp").write_text(render_ptx_runtime())
         (folder / "snippets.cpp").write_text("".join(parts))
         warnings = ("-Wall", "-Wextra", "-Werror", "-Wno-unused-label", "-Wno-unused-but-set-variable")
@@ -110,7 +122,7 @@ class Snippets:
         watch: bool = False,
     ) -> Ran:
         """The results of as many threads as there are inputs; `inputs`: up to four words for each."""
-        source, out = tensors = self.library.allocate(OPERANDS)
+        source, out = tensors = self.library.allocate(self.operands)
         try:
             words = np.zeros((THREADS, INPUTS), np.uint64)
             for row, values in enumerate(inputs):
@@ -122,7 +134,8 @@ class Snippets:
                 name, tensors, None, integers=[], launch=[threads], scalars=[], order=order, seed=1, exact=False,
                 cpu_seconds=5.0, watch=watch,
             )  # fmt: skip
-            return Ran(outcome, [int(value) for value in out.view.view(np.uint64)][: len(inputs) or threads])
+            results = out.view.view(np.uint64).reshape(-1, THREADS)[:, : len(inputs) or threads]
+            return Ran(outcome, results.tolist())
         finally:
             del source, out, tensors
             self.library.free()

@@ -64,10 +64,8 @@ SPREAD_SEEDS = (2, 1, 3)
 
 
 def seed_of_this_run() -> int:
-    """From CUKILN_TEST_SEED, else fresh; printed, so that a failure can be had again."""
-    seed = int(os.environ.get("CUKILN_TEST_SEED") or random.SystemRandom().randrange(10**9))
-    sys.stdout.write(f"CUKILN_TEST_SEED={seed}\n")
-    return seed
+    """One in all processes of a run, and where a test is run again alone; fresh unless CUKILN_TEST_SEED is set."""
+    return int(os.environ["CUKILN_TEST_SEED"])
 
 
 def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:

@@ -18,6 +18,20 @@ static int fails(const char* name) {
   return asked && strcmp(asked, name) == 0 ? 209 : 0;
 }
 
+static _Thread_local int capture_mode = 0;
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  const int before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
+  say("mode", capture_mode, 0);
+  return 0;
+}
+// FAKE_CUDA_CAPTURED_ELSEWHERE: another thread captures, in the mode "global": what is unsafe there breaks its capture.
+static int breaks_a_capture(void) {
+  if (getenv("FAKE_CUDA_CAPTURED_ELSEWHERE") == NULL || capture_mode == 2) return 0;
+  say("a capture is broken", 0, 0);
+  return 900;
+}
 int cuInit(unsigned flags) { return (void)flags, fails("cuInit"); }
 int cuDeviceGet(int* device, int ordinal) {
   if (ordinal > 1) return 101;
@@ -57,7 +71,7 @@ int cuCtxPopCurrent_v2(void** out) {
 int cuModuleLoadData(void** module, const void* image) {
   say("load", context, memcmp(image, "\177ELF", 4));
   *module = (void*)7;
-  return fails("cuModuleLoadData");
+  return breaks_a_capture() ? 900 : fails("cuModuleLoadData");
 }
 int cuModuleGetFunction(void** function, void* module, const char* name) {
   static intptr_t next = 1000;
@@ -88,19 +102,11 @@ int cuStreamGetCaptureInfo_v2(void* stream, int* status, uint64_t* number, void*
   *number = capture ? strtoull(capture, NULL, 10) : 99;  // 99: what the driver leaves there without a capture
   return fails("cuStreamGetCaptureInfo_v2");
 }
-int cuThreadExchangeStreamCaptureMode(int* mode) {
-  static _Thread_local int current = 0;
-  const int before = current;
-  current = *mode;
-  *mode = before;
-  say("mode", current, 0);
-  return 0;
-}
 int cuMemAlloc_v2(uint64_t* address, size_t bytes) {
   static uint64_t next = 0x50000000;
   *address = __atomic_fetch_add(&next, 0x10000, __ATOMIC_SEQ_CST);
   say("alloc", (long)*address, (long)bytes);
-  return fails("cuMemAlloc_v2");
+  return breaks_a_capture() ? 900 : fails("cuMemAlloc_v2");
 }
 int cuMemFree_v2(uint64_t address) {
   say("free", (long)address, 0);

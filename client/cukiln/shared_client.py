@@ -1,0 +1,24 @@
+"""Clients that cukiln makes itself, for a call that was given none: connections and breaker are the process's."""
+
+import functools
+from pathlib import Path
+
+from cukiln.client import Client
+from cukiln.settings import ClientSettings
+from cukiln.transport import Transport
+
+
+def shared_client(url: str | None = None, *, cache_dir: Path | str | None = None) -> Client:
+    """As `Client(url, cache_dir=…)`; a service that was found dead by one of them is dead for all. It is not closed."""
+    settings = ClientSettings.from_environment()
+    return Client(transport=_transport(url or settings.url, settings.api_key, settings.offline), cache_dir=cache_dir)
+
+
+@functools.lru_cache(maxsize=64)
+def _transport(url: str, api_key: str | None, offline: bool) -> Transport:
+    return Transport(url, api_key, offline=offline)
+
+
+def forget_transports() -> None:
+    """The next client has a new one: of tests."""
+    _transport.cache_clear()

@@ -1,0 +1,57 @@
+"""What launch code must say before anything runs is asked by the plan: how much workspace it takes, and no to extents
+beyond what it indexes."""
+
+from __future__ import annotations
+
+import pytest
+
+from codegen.kernel import Kernel
+from tests.mutants.changes import Change, changes
+from tests.mutants.judge import Bench
+from tests.mutants.twin import runtime
+from tests.operators.rows.kernels import kernel as row_kernel
+from tests.support.kernels.cpu_helpers import matmul_kernel
+
+NORM, SPLIT = row_kernel("layer_norm", "registers, a warp"), matmul_kernel(split="workspace")
+BEYOND = "= 4611686018427387905, which it cannot index"
+# Of a kernel a file's line, what becomes of what there, and what has to be said of it.
+WRONG = {
+    "rows in their last 32 bits": (NORM, "rows.cuh", "const bool fits =", "&&", "||", f"takes rows {BEYOND}"),
+    "all refused": (NORM, "rows.cuh", "const bool fits =", ">=", "<", "the number of launches is 0"),
+    "workspace of no use": (NORM, "layer_norm/kernel.cuh", "return 0;", "0", "1", "asks for 1 bytes of workspace"),
+    "k in its last 32 bits": (
+        SPLIT,
+        "gemm/launch.cuh",
+        "as_extent(int64_t value)",
+        "||",
+        "&&",
+        f"takes batch {BEYOND}",
+    ),
+    "one slice": (
+        SPLIT,
+        "gemm/launch.cuh",
+        "const int64_t copies =",
+        "kernel.split == split_atomic",
+        "true",
+        "bytes of workspace, its schedule for",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def benches(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bench]:
+    folder = tmp_path_factory.mktemp("launch_code")
+    of = runtime(folder)
+    return {kernel.id: Bench(kernel.id, kernel, folder / str(n), 1, of) for n, kernel in enumerate((NORM, SPLIT))}
+
+
+def wrong(kernel: Kernel, file: str, text: str, old: str, new: str) -> Change:
+    of_line = (each for each in changes(kernel) if each.file == file and text in each.text)
+    return next(each for each in of_line if old in each.old and new in each.new)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_launch_code_is_caught_before_it_runs(name: str, benches: dict[str, Bench]) -> None:
+    kernel, *change, words = WRONG[name]
+    judged = benches[kernel.id].judge(wrong(kernel, *change))
+    assert judged.outcome == "caught" and words in judged.how, judged

@@ -1,0 +1,53 @@
+"""What the launch code of a kernel must say of a call before anything runs: how much workspace it takes, and that it
+takes no extents beyond what it indexes."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from codegen.kernel import Kernel
+from codegen.operator import Operator
+from codegen.plan.verification_plan import Case
+from codegen.problem import Problem
+from codegen.run_once import LastBlocks
+from codegen.search.schedule import Schedule
+from workers.cpu.library import CpuLibrary, Tensor
+
+# An extent that no memory has, and of which the last 32 bits are 1.
+BEYOND = 2**62 + 1
+# How the emulation says that there is nothing to launch.
+REFUSED = "invalid launch: the number of launches is 0,"
+CPU_SECONDS = 1.0  # of a block of what should have been refused
+
+
+@dataclass(frozen=True)
+class LaunchCode:
+    kernel: Kernel
+    operator: Operator
+
+    def wrong_workspace(self, problem: Problem, asked: Mapping[tuple[int, ...], int]) -> str:
+        """What is wrong with the bytes that it asks for, by launch values; nothing where they are those of the
+        schedule's cost, by which searches keep to a limit."""
+        for launch, size in asked.items():
+            chosen = dict(zip(self.operator.launch_tunables, launch, strict=False))
+            schedule = Schedule.of({**self.kernel.tunables.as_dict(), **chosen})
+            if size != (needed := self.operator.cost(problem, schedule).workspace_bytes):
+                where = f"extents {self.operator.extents(problem)}, launch {list(launch)}"
+                return f"asks for {size} bytes of workspace, its schedule for {needed} [{where}]"
+        return ""
+
+    def taken(self, library: CpuLibrary, case: Case, tensors: Sequence[Tensor]) -> str:
+        """What it takes and must refuse; nothing where it refuses each extent that is too large."""
+        integers, run = self.operator.integers(case.problem), case.runs[0]
+        for place, name in enumerate(self.operator.extent_names):
+            if name in self.operator.unlimited_extents:
+                continue
+            outcome = library.run(
+                self.kernel.namespace, tensors, None,
+                integers=[*integers[:place], BEYOND, *integers[place + 1 :]], launch=run.launch,
+                scalars=self.operator.scalars(case.problem), order="ascending", seed=0, exact=case.exact,
+                cpu_seconds=CPU_SECONDS, last=(LastBlocks(1),),
+            )  # fmt: skip
+            if not outcome.message.startswith(REFUSED):
+                said = f"{outcome.status}, {outcome.message}" if outcome.message else outcome.status
+                return f"its launch code takes {name} = {BEYOND}, which it cannot index; then: {said}"
+        return ""
