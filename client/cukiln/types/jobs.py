@@ -134,12 +134,16 @@ class MeasuredOn(RunOn):
 
 
 class RunnerUp(Answer):
-    """The best of the others. `margin`: how much longer it takes, as a share of the winner's time."""
+    """The best of the others. `margin`: how much longer it takes, as a share of the winner's time. `low`, `high`: the
+    ends of its 95 % interval, of samples of the same rounds; null where they are of no comparison, or neither is the
+    fastest of it, to which its ratios are."""
 
     candidate: str
     us: float
     margin: float
     tie: bool
+    low: float | None = None
+    high: float | None = None
 
 
 class PtxMark(Answer):
