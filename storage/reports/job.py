@@ -135,6 +135,7 @@ def _summary(record: dict[str, Any], entry: dict[str, Any]) -> WinnerSummary:
             "vendor_library": vendor.get("library"),
             "vendor_max_error": vendor.get("max_error"),
             "vendor_error_bound": vendor.get("error_bound"),
+            "vendor_missing": measured_on.get("vendor_missing"),
             "unsteady": measured_on.get("unsteady", []),
             "limited_by": measured_on.get("limited_by", []),
             "vendor_ratio": (entry.get("measurement") or {}).get("vendor_ratio"),

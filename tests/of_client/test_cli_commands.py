@@ -123,6 +123,7 @@ def test_tune_json_ends_with_one_object_of_the_promised_form(cukiln: Run, script
         "vendor_max_error",
         "vendor_error_bound",
         "vendor_ratio",
+        "vendor_missing",
         "unsteady",
         "limited_by",
         "runner_up",

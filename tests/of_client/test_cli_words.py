@@ -394,6 +394,20 @@ def test_a_winner_of_a_gpu_that_changed_or_was_held_back_is_marked_and_the_legen
     assert "steady" not in steady and "limited" not in steady
 
 
+@pytest.mark.parametrize(("tie", "words"), [(False, "+2.4 % (1.9–2.8)"), (True, "tie (1.9–2.8)")])
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_runner_up_has_its_interval(tie: bool, words: str, width: int) -> None:
+    job = measured_job(runner_up={**RUNNER_UP, "tie": tie, "low": 0.0189, "high": 0.0281})
+    assert words in printed(job, width) and max(map(len, printed(job, width).splitlines())) <= width
+
+
+def test_a_legend_says_why_no_vendor_was_compared() -> None:
+    job = measured_job(vendor_us=None, vendor_library=None, vendor_missing="the vendor's library failed: no cuDNN")
+    (note,) = (line for line in notes(Job.model_validate(job)) if line.startswith("no vendor"))
+    assert note == "no vendor: its library was not compared: the vendor's library failed: no cuDNN (ffn1)"
+    assert not [line for line in notes(Job.model_validate(measured_job())) if line.startswith("no vendor")]
+
+
 def test_a_legend_names_three_problems_of_each_reason() -> None:
     job = measured_job(limited_by=["sw_power_cap"])
     job["problems"] = [{**job["problems"][0], "name": f"p{number}"} for number in range(5)]

@@ -9,6 +9,7 @@ from codegen.kernel import Candidate
 from codegen.operator import Operator
 from cukiln.types import Comparison, Contender, MeasuredOn, Measurement, RunnerUp
 from storage.entities.pareto_front import Point, pareto, thinned
+from workers.gpu.sampling import Interval
 
 MOST_CONTENDERS = 8  # of a comparison: each takes its turn in every round, and a finish publishes no more points
 NEAR = 0.05  # of the best time: two runs of one kernel have been seen to differ by less, so any of these may be best
@@ -87,7 +88,27 @@ def runner_up(winner: str, best: Timed, times: Mapping[str, Timed], comparison: 
     else:
         first, other = best.measurement, second.measurement
         tie = bool(first and other and first.low_us <= other.high_us and other.low_us <= first.high_us)
-    return RunnerUp(candidate=name, us=second.us, margin=second.us / best.us - 1, tie=tie)
+    ratio = _ratio(best.measurement, second.measurement, comparison) if best.compared and second.compared else None
+    margin = second.us / best.us - 1 if ratio is None else ratio.median - 1
+    ends = {} if ratio is None else {"low": ratio.low - 1, "high": ratio.high - 1}
+    return RunnerUp(candidate=name, us=second.us, margin=margin, tie=tie, **ends)
+
+
+def _ratio(
+    best: Measurement | Contender | None, second: Measurement | Contender | None, comparison: Comparison | None
+) -> Interval | None:
+    """Of the second one's time over the best one's, where one of them is what the comparison's ratios are to."""
+    if comparison is None or not isinstance(best, Contender) or not isinstance(second, Contender):
+        return None
+    first = comparison.contenders[0]
+    if first.ratio_low != 1.0 or first.ratio_high != 1.0:  # the one that the ratios are to was taken out
+        return None
+    base = first.candidate
+    if best.candidate == base:
+        return Interval(second.ratio, second.ratio_low, second.ratio_high)
+    if second.candidate == base:
+        return Interval(1 / best.ratio, 1 / best.ratio_high, 1 / best.ratio_low)
+    return None
 
 
 def without(comparison: Comparison, candidates: Iterable[str]) -> Comparison:

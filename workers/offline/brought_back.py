@@ -22,8 +22,8 @@ from typing import Any
 
 from workers.gpu.interface import Device
 from workers.offline.ceilings import CEILINGS_FILE
-from workers.offline.measured import JOURNAL_FILE, RESULTS_FILE, count_all, write_whole
-from workers.offline.parts import CONFIRMED_FILE, PARTS_FILE, Part, Progress
+from workers.offline.measured import JOURNAL_FILE, RESULTS_FILE, count_all, lines_in, write_whole
+from workers.offline.parts import CONFIRMED_FILE, PARTS_FILE, Part, Progress, card_of
 
 BACK = "back"
 MOST_FILES, MOST_BYTES = 8, 16 * 2**20
@@ -93,11 +93,11 @@ def restore(back: Path, into: Path, card: Device) -> str:
 
 
 def _last_card(parts: bytes, path: Path) -> Device | None:
-    try:
-        cards = [line["card"] for line in map(json.loads, parts.splitlines()) if "card" in line]
-        return Device.from_dict(cards[-1]) if cards else None
-    except (ValueError, TypeError, LookupError) as error:
-        raise StateDamaged(f"{path} is damaged: {PARTS_FILE} in it names no card ({error}); {THEN}") from error
+    lines = list(lines_in(parts.splitlines()))
+    if parts and not lines:
+        raise StateDamaged(f"{path} is damaged: {PARTS_FILE} in it names no card; {THEN}")
+    cards = [card for line in lines if (card := card_of(line)) is not None]
+    return cards[-1] if cards else None
 
 
 def _state(path: Path) -> dict[str, bytes]:

@@ -248,6 +248,8 @@ def _words(problems: Sequence[Mapping[str, Any]]) -> list[str]:
         comparison = problem["comparison"] or {}
         if changes := comparison.get("unsteady"):
             lines.append(f"{problem['name']}: unsteady while the best took turns: {'; '.join(changes)}"[:300])
+        if missing := comparison.get("vendor_missing"):
+            lines.append(f"{problem['name']}: the vendor's library was not compared: {missing}"[:300])
         if reasons := comparison.get("limited_by"):
             lines.append(f"{problem['name']}: limited throughout by {', '.join(reasons)}"[:300])
         if off := vendor_off(problem):

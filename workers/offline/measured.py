@@ -12,7 +12,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -210,13 +210,18 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.is_file():
         return
     with path.open("rb") as lines:
-        for line in lines:
-            try:
-                read = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(read, dict):
-                yield read
+        yield from lines_in(lines)
+
+
+def lines_in(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
+    """As `read_lines`."""
+    for line in lines:
+        try:
+            read = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(read, dict):
+            yield read
 
 
 def append_line(path: Path, value: Mapping[str, Any]) -> None:

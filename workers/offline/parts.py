@@ -81,10 +81,10 @@ def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, secon
 
 def cards_of(folder: Path) -> list[Device]:
     """Those that the folder's results are of, in their order: the last one has it now."""
-    return [card for line in read_lines(folder / PARTS_FILE) if (card := _card_of(line)) is not None]
+    return [card for line in read_lines(folder / PARTS_FILE) if (card := card_of(line)) is not None]
 
 
-def _card_of(line: Mapping[str, Any]) -> Device | None:
+def card_of(line: Mapping[str, Any]) -> Device | None:
     """None where the line names none, or is damaged."""
     try:
         return Device.from_dict(line["card"])

@@ -1,4 +1,5 @@
-"""How it is written that a GPU changed while the best kernels took turns, or was held back throughout."""
+"""How it is written that a GPU changed while the best kernels took turns, or was held back throughout, and why the
+vendor's library was not among them."""
 
 from collections.abc import Iterable
 
@@ -7,6 +8,7 @@ from cukiln.types import MeasuredOn, WinnerSummary
 Compared = WinnerSummary | MeasuredOn | None
 _UNSTEADY = "unsteady: the GPU changed while the best took turns, also when they did once more; ratios hardly suffer: "
 _LIMITED = "limited: something held the GPU back before and after, the same for all; times are of a GPU so limited: "
+_MISSING = "no vendor: its library was not compared: "
 _MOST_NAMES = 3
 
 
@@ -23,9 +25,10 @@ def steadiness_notes(compared: Iterable[tuple[str, Compared]]) -> list[str]:
     rows = [(name, entry) for name, entry in compared if entry is not None]
     unsteady = [(name, "; ".join(entry.unsteady)) for name, entry in rows if entry.unsteady]
     limited = [(name, ", ".join(entry.limited_by)) for name, entry in rows if entry.limited_by]
+    missing = [(name, entry.vendor_missing) for name, entry in rows if entry.vendor_missing]
     return [
         head + "; ".join(_told(words, pairs) for words in dict.fromkeys(words for _, words in pairs))
-        for head, pairs in ((_UNSTEADY, unsteady), (_LIMITED, limited))
+        for head, pairs in ((_UNSTEADY, unsteady), (_LIMITED, limited), (_MISSING, missing))
         if pairs
     ]
 

@@ -2,7 +2,7 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +47,7 @@ _VENDOR_OFF = (
     "them, which explains a small excess and no large one"
 )
 _KEEP = "keep"  # a request's option, counted among the rules' rejections
-_RUNNER_UP = "runner-up: how much longer the next best candidate takes"
+_RUNNER_UP = "runner-up: how much longer the next best candidate takes; in brackets, the 95 % interval"
 _TIE = "tie: the next best candidate is not certainly slower, or by less than counts as a difference"
 _SECONDS = (
     "seconds: wall time, summed over the processes that worked; the time of a kernel that problems share is split "
@@ -122,7 +122,7 @@ def _compared_part(job: Job) -> list[_Part]:
             rows.append(["-", "-"])
         else:
             rows.append([_beside(vendor_of(winner)), _runner_up(winner.runner_up)])
-    return [_Part(["vendor", "runner-up"], rows, _vendor_width(row[0] for row in rows))]
+    return [_compared_columns(rows)]
 
 
 def _seconds_part(job: Job) -> _Part:
@@ -186,15 +186,20 @@ def _beside(theirs: Vendor | None) -> str:
     return f"{microseconds(theirs.us)}, {theirs.words}"
 
 
-def _vendor_width(cells: Iterable[str]) -> int:
-    """Of the vendor's column with the runner-up's."""
-    return max(len(line) for cell in [*cells, "vendor"] for line in cell.splitlines()) + GAP + len("runner-up") + GAP
+def _compared_columns(rows: Sequence[Sequence[str]]) -> _Part:
+    """The vendor's, and the runner-up's where the rows have it."""
+    headings = ["vendor", "runner-up"][: len(rows[0])]
+    width = sum(max(len(name), _width(rows, place)) + GAP for place, name in enumerate(headings))
+    return _Part(headings, rows, width)
 
 
 def _runner_up(runner_up: RunnerUp | None) -> str:
     if runner_up is None:
         return "-"
-    return "tie" if runner_up.tie else f"+{100 * runner_up.margin:.1f} %"
+    words = "tie" if runner_up.tie else f"{100 * runner_up.margin:+.1f} %"
+    if runner_up.low is None or runner_up.high is None:
+        return words
+    return f"{words} ({100 * runner_up.low:.1f}–{100 * runner_up.high:.1f})"
 
 
 def _dtype(problem: ProblemReport) -> str:
@@ -326,7 +331,7 @@ def print_lookups(console: Console, results: Sequence[LookupResult]) -> None:
     behind = ["verified", "ranked by", "device class"]
     parts = _schedule_parts([], [row[:1] for row in rows], behind, [row[1:4] for row in rows], console.width)
     if any(result.record is not None and result.record.vendor is not None for result in results):
-        parts.append(_Part(["vendor"], [row[4:] for row in rows], _vendor_width(row[4] for row in rows)))
+        parts.append(_compared_columns([row[4:] for row in rows]))
     _print_parts(console, names, parts)
     if any("\n" in row[4] for row in rows):
         console.print(Text(_VENDOR_OFF, style="dim"))

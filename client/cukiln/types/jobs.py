@@ -128,17 +128,22 @@ class MeasuredOn(RunOn):
     """Where a time comes from."""
 
     rounds: int | None = None  # of a comparison, with interleaved runs of all contenders; null: it was measured alone
-    unsteady: list[str] = []  # as in Comparison; so is the next
+    unsteady: list[str] = []  # as in Comparison; so are the next two
     limited_by: list[str] = []
+    vendor_missing: str | None = None
 
 
 class RunnerUp(Answer):
-    """The best of the others. `margin`: how much longer it takes, as a share of the winner's time."""
+    """The best of the others. `margin`: how much longer it takes, as a share of the winner's time. `low`, `high`: the
+    ends of its 95 % interval, of samples of the same rounds; null where they are of no comparison, or neither is the
+    fastest of it, to which its ratios are."""
 
     candidate: str
     us: float
     margin: float
     tie: bool
+    low: float | None = None
+    high: float | None = None
 
 
 class PtxMark(Answer):
@@ -171,7 +176,8 @@ class WinnerSummary(Answer):
     vendor_library: str | None = None  # its name
     vendor_max_error: float | None = None  # as in VendorResult
     vendor_error_bound: float | None = None
-    vendor_ratio: VendorRatio | None = None  # of the comparison that the winner was in; so are the next two
+    vendor_ratio: VendorRatio | None = None  # of the comparison that the winner was in; so are the next three
+    vendor_missing: str | None = None  # why there was no vendor in it
     unsteady: list[str] = []
     limited_by: list[str] = []
     runner_up: RunnerUp | None = None

@@ -160,10 +160,10 @@ class WinnerRecord(Answer):
     def vendor_won(self, entry: FrontEntry) -> bool:
         """Whether the vendor's library, which frameworks call, was measured to be faster than this kernel; a tie is not
         enough."""
-        if self.vendor is None or entry.measured_us is None:
-            return False
         if (compared := entry.vendor_ratio) is not None:
             return compared.ratio < 1 and not compared.tie
+        if self.vendor is None or entry.measured_us is None:
+            return False
         return self.vendor.median_us < entry.measured_us
 
     def usable(self, workspace_limit_bytes: int | None = None, deterministic: bool = False) -> list[FrontEntry]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from cukiln.cli.elsewhere import import_results, parts_of, read_results, result_files
 from cukiln.client import Client
@@ -26,6 +27,8 @@ from tests.support.fixtures.elsewhere import REQUEST, results_in
 from workers.supervisor.serve import embedded
 
 CHANGED = {"unsteady": ["the clock went from 1980 to 1700 MHz"], "limited_by": ["sw_power_cap"]}
+
+MISSING = "the vendor's library failed: no cuDNN"
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -44,9 +47,14 @@ def client(settings: Settings) -> Iterator[Client]:
 
 @pytest.fixture(scope="module")
 def measured(measured: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """On a GPU that changed while the first problem's best took turns, and had a cap throughout."""
+    """On a GPU that changed while the first problem's best took turns, and had a cap throughout; no vendor has the
+    second problem."""
     content = results_in(measured)
-    content["problems"][0]["comparison"] |= CHANGED
+    first, second = (problem["comparison"] for problem in content["problems"])
+    first |= CHANGED
+    second |= {"vendor": None, "vendor_missing": MISSING}
+    for contender in second["contenders"]:
+        contender["vendor_ratio"] = None
     folder = tmp_path_factory.mktemp("changed")
     (folder / "results.json").write_text(json.dumps(content))
     return folder
@@ -91,8 +99,8 @@ def test_a_record_is_of_the_device_that_measured(
     for problem, sent in zip(job.problems, results["problems"], strict=True):
         record = records[problem.name]
         assert (record.device_class, record.ranked_by) == (results["device"]["name"], "measured")
-        assert record.vendor is not None
-        assert record.vendor.median_us == sent["comparison"]["vendor"]["median_us"]
+        median_us = record.vendor.median_us if record.vendor else None
+        assert median_us == (sent["comparison"]["vendor"] or {}).get("median_us")
         by_id = {one["candidate"]: one for one in sent["candidates"]}
         for entry in record.front:
             assert entry.verified == "gpu"
@@ -101,11 +109,13 @@ def test_a_record_is_of_the_device_that_measured(
         best = min(sent["comparison"]["contenders"], key=lambda contender: contender["median_us"])
         assert record.front[0].measured_us == best["median_us"]
         ratio = record.front[0].vendor_ratio
-        assert ratio is not None and ratio.model_dump() == best["vendor_ratio"]
+        assert (ratio.model_dump() if ratio else None) == best["vendor_ratio"]
         assert problem.winner is not None and problem.winner.vendor_ratio == ratio
         where = record.front[0].measured_on
         assert where is not None and where.unsteady == problem.winner.unsteady == sent["comparison"]["unsteady"]
         assert where.limited_by == problem.winner.limited_by == sent["comparison"]["limited_by"]
+        assert where.vendor_missing == problem.winner.vendor_missing == sent["comparison"]["vendor_missing"]
+    assert [record.vendor is None for record in records.values()] == [False, True]
 
 
 def test_the_page_of_a_job_shows_the_vendor_beside_the_winner_and_what_became_of_the_gpu(
@@ -113,9 +123,10 @@ def test_the_page_of_a_job_shows_the_vendor_beside_the_winner_and_what_became_of
 ) -> None:
     page = urllib.request.urlopen(f"{client._transport.url}/jobs/{job.job}").read().decode()
     cells = re.findall(r'<small class="vendor">vendor ([^<]*)</small>', page)
-    vendors = [vendor_of_record(record) for record in records.values()]
-    assert [cell.partition(": ")[2] for cell in cells] == [vendor.words for vendor in vendors if vendor]
-    assert len(cells) == 2 and all(re.fullmatch(r".* µs: .*NumPy \([0-9.]+–[0-9.]+\)", cell) for cell in cells)
+    vendors = [vendor for record in records.values() if (vendor := vendor_of_record(record))]
+    assert [cell.partition(": ")[2] for cell in cells] == [vendor.words for vendor in vendors]
+    assert f'<small class="vendor-missing">vendor not compared: {escape(MISSING)}</small>' in page
+    assert len(cells) == 1 and all(re.fullmatch(r".* µs: .*NumPy \([0-9.]+–[0-9.]+\)", cell) for cell in cells)
     assert page.count('<small class="unsteady">unsteady: the clock went from 1980 to 1700 MHz</small>') == 1
     assert page.count('<small class="limited">limited throughout by sw_power_cap</small>') == 1
 

@@ -9,7 +9,7 @@ from codegen.lower import lower
 from codegen.operators import operator
 from codegen.search.search import Search
 from codegen.targets import target
-from cukiln.types import RunnerUp, VendorResult
+from cukiln.types import MeasuredOn, RunnerUp, VendorResult
 from storage.database.session import Database
 from storage.database.tables import CandidateRow, TaskRow
 from storage.entities.candidates import candidates_of_problem
@@ -202,6 +202,20 @@ def test_what_the_cpu_verified_is_not_called_verified_on_a_gpu_that_found_it_wro
     assert (on_gpu.verdict, on_gpu.verified) == ("incorrect", None)
 
 
+MEASURED_ON = MeasuredOn(
+    device=GPU_CLASS,
+    uuid="GPU-0",
+    driver="580.1",
+    cold=True,
+    before={},
+    after={},
+    measured_at=0.0,
+    unsteady=["u"],
+    limited_by=["l"],
+    vendor_missing="m",
+)
+
+
 def test_a_winner_is_summed_up_with_the_vendors_time_and_the_runner_up(database: Database) -> None:
     job = add(database, GPU_CLASS)
     plan_next(database, "a")
@@ -224,12 +238,15 @@ def test_a_winner_is_summed_up_with_the_vendors_time_and_the_runner_up(database:
         problem = load_problem(session, int(lease.ref))
         assert problem is not None
         published = winner_record(problem.key, "c-a", vendor=vendor, runner_up=runner_up, ranked_by="measured")
+        entry = published.front[0].model_copy(update={"measured_on": MEASURED_ON})
+        published = published.model_copy(update={"front": [entry]})
         publish_winner(session, published, attempt=lease.token)
         finish_problem(session, lease, winner="c-a", error=None)
         report = job_report(session, job.id)
     assert report is not None
     winner = report.problems[0].winner
     assert winner is not None and (winner.vendor_us, winner.runner_up) == (8.5, runner_up)
+    assert (winner.unsteady, winner.limited_by, winner.vendor_missing) == (["u"], ["l"], "m")
 
 
 def test_candidates_of_cancelled_jobs_are_not_measured(database: Database) -> None:

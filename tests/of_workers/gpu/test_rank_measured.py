@@ -137,6 +137,36 @@ def test_the_runner_up_is_the_fastest_of_the_other_finalists(
     assert found is not None
     assert (found.candidate, found.tie) == (second, tie)
     assert found.margin == pytest.approx(margin)
+    assert (found.low, found.high) == (pytest.approx(margin), pytest.approx(margin))
+
+
+def interval(candidate: str, us: float, ratio: float, low: float, high: float) -> Contender:
+    times = {"median_us": us, "low_us": us, "high_us": us}
+    ratios = {"ratio": ratio, "ratio_low": low, "ratio_high": high}
+    return Contender(candidate=candidate, **times, **ratios, tie=False)
+
+
+@pytest.mark.parametrize(
+    ("winner", "margin", "ends"),
+    # `b` is slower by samples of the same rounds; the medians of all samples lie farther apart.
+    [("a", 0.02, (0.015, 0.03)), ("b", 1 / 1.02 - 1, (1 / 1.03 - 1, 1 / 1.015 - 1)), ("c", None, (None, None))],
+)
+def test_the_margin_has_the_interval_of_samples_of_the_same_rounds(
+    winner: str, margin: float | None, ends: tuple[float | None, float | None]
+) -> None:
+    three = [
+        interval("a", 10.0, 1.0, 1.0, 1.0),
+        interval("b", 10.4, 1.02, 1.015, 1.03),
+        interval("c", 11, 1.1, 1.1, 1.1),
+    ]
+    compared = comparison(("a", 10.0, False)).model_copy(update={"contenders": three})
+    if winner == "c":
+        compared = without(compared, ["a"])  # what the ratios are to
+    times = timed(alone(a=10.0, b=10.4, c=11.0), compared)
+    found = runner_up(winner, times[winner], times, compared)
+    assert found is not None
+    assert found.margin == pytest.approx(10.4 / 11 - 1 if margin is None else margin)
+    assert (found.low, found.high) == pytest.approx(ends)
 
 
 @pytest.mark.parametrize(("low", "tie"), [(10.5, True), (10.6, False)])

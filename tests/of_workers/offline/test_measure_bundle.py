@@ -246,6 +246,8 @@ def test_the_table_says_a_tie_with_the_vendor_and_shows_medians_of_an_older_rele
     assert "wide: limited throughout by sw_power_cap" in told
     first, second = told[2:4]
     assert "tie (0.995–1.004)" in first and "(" not in second
+    results["problems"][1]["comparison"] |= {"vendor": None, "vendor_missing": "no cuDNN"}
+    assert "small: the vendor's library was not compared: no cuDNN" in table(results).splitlines()
 
 
 def bench(elsewhere: Elsewhere, *words: str | Path) -> subprocess.CompletedProcess[str]:

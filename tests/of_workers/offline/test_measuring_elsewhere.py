@@ -551,6 +551,20 @@ def test_a_card_of_the_same_product_continues_what_was_brought_back(earlier: Pat
     assert (journal.counted, journal.others) == ({CARD.uuid}, set())
 
 
+def test_a_line_of_the_parts_that_a_kill_cut_short_does_not_keep_a_run_from_being_continued(
+    tmp_path: Path,
+) -> None:
+    first = tmp_path / "first"
+    first.mkdir()
+    progress = Progress(first, "", CARD)
+    (first / "parts.jsonl").write_bytes((first / "parts.jsonl").read_bytes() + b'{"part": "che')
+    progress.begin(CHECK)
+    progress.end(CHECK, Ended(0, 1.0, 2.0, False))
+    bring_back(first, progress, [CHECK])
+    assert restore(first / "back", tmp_path / "second", CARD) == "continues what Simulated GPU, GPU-1, began"
+    assert Progress(tmp_path / "second", "", CARD).ended.keys() == {"check"}
+
+
 @pytest.mark.parametrize("change", [{"name": "Another"}, {"driver": "2.0"}])
 def test_nothing_of_another_product_or_driver_is_continued(
     change: dict[str, str], earlier: Path, tmp_path: Path
