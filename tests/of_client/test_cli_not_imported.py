@@ -25,7 +25,7 @@ def back(tmp_path: Path) -> Path:
     folder.mkdir()
     for name, content in (("confirmed", CONFIRMED), ("ceilings", CEILINGS), ("report", {"parts": PARTS})):
         (folder / f"{name}.json").write_text(json.dumps(content))
-    results = {"problems": [{"name": "ffn1", "candidates": [{"verdict": "ok"}]}]}
+    results = {"schema": 1, "problems": [{"name": "ffn1", "candidates": [{"verdict": "ok"}]}]}
     (folder / "results-1.json.gz").write_bytes(gzip.compress(json.dumps(results).encode()))
     return folder
 
