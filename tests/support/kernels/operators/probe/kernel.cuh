@@ -47,9 +47,10 @@ template <class C>
 Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
   static_assert(C::fault != 4, "fault 4: the host compiler refuses this kernel");
   static_assert(sizeof(typename C::Element) == 4, "elements are floats");
+  const int n = extents[0] > INT32_MAX ? 0 : static_cast<int>(extents[0]);  // of none `plan` has a launch
   return Arguments{static_cast<const float*>(pointers[0]), static_cast<float*>(pointers[1]),
-                   static_cast<float*>(workspace), static_cast<int>(extents[0]), static_cast<float>(scalars[0]),
-                   static_cast<float>(C::factor), launch[0]};
+                   static_cast<float*>(workspace), n, static_cast<float>(scalars[0]), static_cast<float>(C::factor),
+                   launch[0]};
 }
 
 template <class C>
@@ -61,7 +62,7 @@ template <class C>
 int plan(const Arguments& arguments, Launch* out) {
   const uint32_t grid = static_cast<uint32_t>(ceil_div(arguments.n, C::threads));
   const uint32_t slices = static_cast<uint32_t>(arguments.slices);
-  if (arguments.slices < 1) return 0;
+  if (arguments.slices < 1 || arguments.n < 1) return 0;
   if (C::way == 0) {
     out[0] = Launch{0, {grid, 1, 1}, {C::threads, 1, 1}, 0};
     return 1;
