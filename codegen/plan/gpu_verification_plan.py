@@ -7,7 +7,8 @@ A case is a set of inputs and the launches made with it, whose outputs are compa
    exact sums and random normals, positive numbers and NaN where the CPU's plan has them; no orders of warps: the GPU's
    scheduler chooses them;
 2. `full_cases`: the candidate's own problem and launch, integers and random normals;
-3. `fresh_case`: random normals from another seed, for the check after timing.
+3. `fresh_case`: random normals from another seed, for the check after timing;
+4. `promised_cases`: the inputs of `codegen.plan.promised`, of whose outputs the SHA-256 is kept.
 
 Every launch runs `repeats` times on the same inputs; each output is compared, and all have equal bits with `same_bits`:
 a race does not show in every run.
@@ -25,11 +26,12 @@ import numpy as np
 
 from codegen.kernel import Candidate, Kernel
 from codegen.operator import Operator
+from codegen.plan.promised import promised_inputs
 from codegen.plan.verification_plan import Inputs, Kind
 from codegen.run_once import Purpose, of_purpose
 
 # Raised when the cases change: old verdicts then no longer count.
-PLAN_SCHEMA = 3
+PLAN_SCHEMA = 4
 REPEATS = 2
 
 # Of the seeds that one seed gives: what they are for.
@@ -54,6 +56,17 @@ class GpuCase(Inputs):
 
     def describe(self, extents: Sequence[int]) -> dict[str, Any]:
         return self.described(extents, launches=[list(launch) for launch in self.launches], repeats=self.repeats)
+
+
+@dataclass(frozen=True)
+class PromisedGpuCase(GpuCase):
+    """A case whose output's digest is kept: the PTX of the kernel gives it on the CPU, where it promises one."""
+
+
+def promised_cases(operator: Operator, kernel: Kernel) -> Iterator[PromisedGpuCase]:
+    same_bits = operator.deterministic(kernel)
+    for own in promised_inputs(operator, kernel):
+        yield PromisedGpuCase(own.problem, own.kind, own.exact, own.seed, (own.launch,), 1, same_bits)
 
 
 def reduced_cases(operator: Operator, kernel: Kernel, seed: int) -> Iterator[GpuCase]:

@@ -12,19 +12,23 @@ from codegen.ptx.rules import translation
 
 FAMILIES = (floats, integers, memory, warps)  # whose import fills the table of rules
 _NAME = re.compile(r"[\w$]+\Z")
+_FLOAT_MATRICES = re.compile(r"mma\..*\.(?:f16|bf16|tf32)\..*")
 _WRITES_NOTHING = re.compile(r"(?:st|red|bar|bra|ret|exit|cp)\b.*")
 
 
 @dataclass(frozen=True)
 class Translation:
     """`text`: of the function `name`, which takes `const void* arguments`. `fusible`: pairs of product and sum that
-    ptxas may fuse; `approximate`: instructions whose results the manual gives with an error."""
+    ptxas may fuse; `approximate`: instructions whose results the manual gives with an error; `loose`: products, and
+    sums, without a rounding in their names; `tensor`: products of matrices of floats."""
 
     name: str
     text: str
     fusible: int
     approximate: int
     instructions: int
+    loose: tuple[int, int]
+    tensor: int
 
 
 def translate(module: Module, entry: Entry, name: str) -> Translation:
@@ -48,7 +52,12 @@ class _Translating:
         lines = "\n".join(f"  {line}" for line in body)
         head = f"check_threads({self.entry.max_threads});"
         text = f"static void {name}(const void* const arguments) {{\n  {head}\n{lines}\n}}\n"
-        return Translation(name, text, self.fusible, self.approximate, self.instructions)
+        loose = self._count(FUSIBLE_PRODUCT), self._count(FUSIBLE_SUM)
+        tensor = self._count(_FLOAT_MATRICES)
+        return Translation(name, text, self.fusible, self.approximate, self.instructions, loose, tensor)
+
+    def _count(self, opcodes: re.Pattern[str]) -> int:
+        return sum(bool(opcodes.fullmatch(each.opcode)) for each in self._instructions())
 
     def _declarations(self) -> Iterator[str]:
         """Registers begin with all bits set, as memory does: what is never written shows."""

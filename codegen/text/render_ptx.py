@@ -45,6 +45,15 @@ class PtxText:
     def approximate(self) -> int:
         return sum(function.approximate for function in self.functions)
 
+    @property
+    def is_loose(self) -> bool:
+        """Whether it has products and sums without a rounding in their names."""
+        return all(sum(function.loose[place] for function in self.functions) for place in (0, 1))
+
+    @property
+    def tensor(self) -> int:
+        return sum(function.tensor for function in self.functions)
+
 
 def render_ptx_runtime(sums: int = TURING_SUMS) -> str:
     """The C++ text that runs them. `sums`: whose tensor cores add (`Target.tensor_sums`)."""

@@ -14,7 +14,7 @@ from codegen.canonical import digest
 from codegen.identity import PlanVersions
 from codegen.operator import Operator
 from codegen.operators import operators
-from codegen.plan import gpu_verification_plan, verification_plan
+from codegen.plan import gpu_verification_plan, promised, verification_plan
 
 OURS = ("codegen", "storage", "workers", "service", "cukiln")
 # Packages of pure Python that are small enough to be carried along.
@@ -130,7 +130,9 @@ def gpu_plans(names: Iterable[str] | None = None) -> PlanVersions:
 
 @cache
 def _gpu_plans(modules: tuple[tuple[str, str], ...]) -> PlanVersions:
-    shared = {module.__name__: inspect.getsource(module) for module in (gpu_verification_plan, verification_plan)}
+    shared = {
+        module.__name__: inspect.getsource(module) for module in (gpu_verification_plan, promised, verification_plan)
+    }
     shared |= texts_of(CHILD, DRIVEN_BY, packages=("workers",))
     schema, output_check = gpu_verification_plan.PLAN_SCHEMA, verification_plan.PLAN_SCHEMA
     return {

@@ -1,7 +1,7 @@
 """The libraries of winners: one kernel built alone, so that another problem with the same kernel need not build it."""
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from sqlalchemy import select
@@ -21,7 +21,7 @@ PUBLISHED_AS = ("ok", "untranslated")
 @dataclass(frozen=True)
 class PtxVerdict:
     """What a library's PTX showed on the CPU. `verdict`: `workers.cpu.ptx.verify.PtxOutcome`; `plan_version`: of what
-    judged it; seconds are g++'s and the run's."""
+    judged it; seconds are g++'s and the run's; `promised`: `cukiln.types.PromisedOutput` as JSON."""
 
     verdict: str
     message: str
@@ -29,6 +29,7 @@ class PtxVerdict:
     seed: int
     wall_seconds: float
     cpu_seconds: float
+    promised: list[dict[str, Any]] = field(default_factory=list)
 
     @property
     def is_published(self) -> bool:

@@ -125,7 +125,7 @@ def _ptx_mark(verdict: dict[str, Any] | None) -> dict[str, Any] | None:
     """As a record has it: of what may be published."""
     if verdict is None or verdict["verdict"] not in PUBLISHED_AS:
         return None
-    return {**verdict, "message": verdict["message"] or None}
+    return {**verdict, "message": verdict["message"] or None, "promised": None}
 
 
 def _verified(row: RowMapping, proof: Verdict) -> Verified:

@@ -130,6 +130,7 @@ def _summary(record: dict[str, Any], entry: dict[str, Any]) -> WinnerSummary:
     return WinnerSummary.model_validate(
         {
             **entry,
+            "ptx": {**entry["ptx"], "promised": None} if entry.get("ptx") else None,
             "ranked_by": record["ranked_by"],
             "vendor_us": vendor.get("median_us"),
             "vendor_library": vendor.get("library"),

@@ -158,12 +158,16 @@ class KernelTest:
                 if (gap := out.broken_gap()) is not None:
                     words = f"wrote between the rows of {out.operand.name}, at element {gap}"
                     return Failure("incorrect", f"{words} [{_where(described, run)}]")
+            self._note(case, outs, described)
             bits = [out.view.copy() for out in outs]
             first = first or bits
             if repeats and (changed := sum(map(differing, first, bits))):
                 words = f"{changed} of {sum(map(np.size, bits))} elements differ between two runs on the same inputs"
                 return Failure("incorrect", f"{words} [{_where(described, run)}]")
         return None
+
+    def _note(self, case: Case, outs: Sequence[Tensor], described: dict[str, Any]) -> None:
+        """What else a right run of a case is to leave in its description."""
 
     def _count(self, accesses: Iterable[SharedAccess]) -> None:
         for access in accesses:

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 from codegen.kernel import Candidate
 from codegen.operator import Operator
 from codegen.operators import operator
-from codegen.plan.gpu_verification_plan import fresh_case, full_cases, reduced_cases
+from codegen.plan.gpu_verification_plan import fresh_case, full_cases, promised_cases, reduced_cases
 from codegen.search.schedule import Schedule
 from workers.gpu.interface import Device, Gpu, GpuError, GpuFault, LaunchRefused
 from workers.gpu.leftovers import belongings, leftover
@@ -168,16 +169,16 @@ class MeasureTask:
         return None
 
     def _verify_reduced(self, path: str, own: Operator, candidate: Candidate, verifier: Verifier) -> Wrong | None:
-        """Once per kernel in this process; where it is wrong, each of its candidates has the cases."""
+        """Once per kernel in this process; each of its candidates has the digests, and all cases where it is wrong."""
         kernel = candidate.kernel
         if (path, kernel.id) not in self._reduced:
             library = self._libraries.load(path)
-            wrong = verifier.run(library, reduced_cases(own, kernel, self._task.seed), keep=False)
+            planned = chain(reduced_cases(own, kernel, self._task.seed), promised_cases(own, kernel))
+            wrong = verifier.run(library, planned, keep=False)
             self._reduced[path, kernel.id] = wrong, list(verifier.cases)
             return wrong
         wrong, cases = self._reduced[path, kernel.id]
-        if wrong is not None:
-            verifier.cases += cases
+        verifier.cases += [case for case in cases if wrong is not None or "sha256" in case]
         return wrong
 
     def _beat(self, what: str) -> None:

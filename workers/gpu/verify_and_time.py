@@ -15,7 +15,8 @@ from codegen.arrays import Array, Float64
 from codegen.kernel import Kernel
 from codegen.operator import Operator
 from codegen.operators import operator
-from codegen.plan.gpu_verification_plan import GpuCase
+from codegen.plan.gpu_verification_plan import GpuCase, PromisedGpuCase
+from codegen.plan.promised import digest_of
 from codegen.plan.verification_plan import check_output, differing
 from codegen.problem import Problem
 from cukiln.types import Measurement
@@ -129,6 +130,8 @@ class Verifier:
                     wrong = Wrong(f"{changed} of {bits.size} elements differ between two runs on the same inputs")
             if wrong is not None:
                 return wrong.at(where(case, call))
+            if isinstance(case, PromisedGpuCase):
+                described["sha256"] = digest_of([self._gpu.to_host(operands.out.bits())])
         return None
 
 

@@ -39,7 +39,7 @@ from workers.steps.context import GiveUp, HandBack, StepContext
 from workers.steps.ptx_runs import PtxRuns
 from workers.steps.rank import Measured, Ranked, rank, verdict_of, write_predictions
 from workers.steps.winner_library import WinnerNotBuilt, plan_launch, winner_library
-from workers.steps.winner_ptx import judge_winner, mark_of
+from workers.steps.winner_ptx import broken_promise, judge_winner, mark_of
 
 log = logging.getLogger("cukiln.finish")
 
@@ -214,6 +214,9 @@ def _build(context: StepContext, problem: JobProblem, ranked: Ranked, runs: PtxR
     verdict = judge_winner(runs, ranked.candidate, library)
     if verdict is not None and not verdict.is_published:
         _refuse(context, problem, ranked, WRONG.format(message=verdict.message), verdict.verdict)
+        return None
+    if (broken := broken_promise(verdict, ranked.stored.proof)) is not None:
+        _refuse(context, problem, ranked, broken, "incorrect")
         return None
     return Built(ranked, library, launch, cpu_seconds, target.tensor_sums, mark_of(verdict))
 

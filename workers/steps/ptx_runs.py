@@ -1,7 +1,8 @@
 """Kernels run from their PTX on the CPU for a problem: the verdicts, and what they took."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from codegen.kernel import Kernel
 from codegen.ptx.module import SOURCE
@@ -79,5 +80,13 @@ def _judged(shown: verify.PtxVerdict, plan: str, seed: int) -> Judged:
         seed=seed,
         wall_seconds=shown.wall_seconds,
         cpu_seconds=shown.cpu_seconds,
+        promised=[
+            promise(case, case["runs"][0]["launch"]) for case in shown.details.get("cases", []) if "sha256" in case
+        ],
     )
     return Judged(verdict, shown.verdict not in OF_LIMITS and "limit" not in shown.details)
+
+
+def promise(case: Mapping[str, Any], launch: Sequence[int]) -> dict[str, Any]:
+    """`cukiln.types.PromisedOutput` of a verdict's case that has a digest of its output."""
+    return {**{name: case[name] for name in ("extents", "kind", "seed", "sha256")}, "launch": list(launch)}

@@ -1,12 +1,16 @@
 """A winner's own PTX, run on the CPU before it is published; what it showed is remembered beside its library."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from codegen.kernel import Candidate, Kernel
 from cukiln.types import PtxMark
 from storage.entities.libraries import Library, PtxVerdict, ptx_verdict, write_ptx_verdict
+from storage.entities.verdicts import GPU, Verdict
 from storage.errors import BlobCorrupt, BlobMissing
 from storage.maintenance.damage import repair
 from workers.steps.context import HandBack
-from workers.steps.ptx_runs import PtxRuns
+from workers.steps.ptx_runs import PtxRuns, promise
 from workers.steps.winner_library import once_at_a_time
 
 
@@ -44,5 +48,29 @@ def mark_of(verdict: PtxVerdict | None) -> PtxMark | None:
     if verdict is None:
         return None
     return PtxMark.model_validate(
-        {"verdict": verdict.verdict, "message": verdict.message or None, "cpu_seconds": verdict.cpu_seconds}
+        {
+            "verdict": verdict.verdict,
+            "message": verdict.message or None,
+            "cpu_seconds": verdict.cpu_seconds,
+            "promised": verdict.promised,
+        }
     )
+
+
+def broken_promise(verdict: PtxVerdict | None, proof: Verdict | None) -> str | None:
+    """The first output of a GPU's verification that is not what the PTX gives on the same inputs; null where none is,
+    or nothing is promised."""
+    if verdict is None or proof is None or proof.venue != GPU:
+        return None
+    given = [promise(case, case["launches"][0]) for case in proof.details.get("cases", []) if "sha256" in case]
+    digests = {_inputs(of): of["sha256"] for of in given}
+    for of in verdict.promised:
+        got = digests.get(_inputs(of), of["sha256"])
+        if got != of["sha256"]:
+            where = f"{of['kind']} inputs, extents {of['extents']}, launch {of['launch']}, seed {of['seed']}"
+            return f"its output on the GPU has SHA-256 {got}, its PTX promises {of['sha256']} [{where}]"
+    return None
+
+
+def _inputs(of: Mapping[str, Any]) -> tuple[object, ...]:
+    return tuple(of["extents"]), of["kind"], of["seed"], tuple(of["launch"])

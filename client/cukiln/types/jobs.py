@@ -146,6 +146,17 @@ class RunnerUp(Answer):
     high: float | None = None
 
 
+class PromisedOutput(Answer):
+    """What a GPU must give to the bit: the SHA-256 of a kernel's output elements, row by row, on inputs of a kind that
+    `seed` makes (`Operator.make_inputs`). `launch`: the launch-time values."""
+
+    extents: list[int]
+    kind: Literal["integer", "normal"]
+    seed: int
+    launch: list[int]
+    sha256: str
+
+
 class PtxMark(Answer):
     """What the PTX that nvcc made of the kernel showed, run on the CPU before it was published. `untranslated`:
     something has no translation, as `message` says, so it was not run; that says nothing of the kernel.
@@ -154,6 +165,8 @@ class PtxMark(Answer):
     verdict: Literal["ok", "untranslated"]
     message: str | None = None
     cpu_seconds: float  # g++ and the run; a library that was there already has those of then
+    # Empty where some rounding is left to ptxas or the GPU. Null: of an older record, and in what a job says.
+    promised: list[PromisedOutput] | None = None
 
 
 class PtxCost(Answer):

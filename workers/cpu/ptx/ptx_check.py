@@ -1,11 +1,14 @@
 """One kernel's PTX under test on the CPU: the plan of `codegen.plan.ptx_plan` in the memory of any other test."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from numpy import uint8
 from numpy.typing import NDArray
 
-from codegen.plan.ptx_plan import PtxRun
+from codegen.plan.promised import digest_of
+from codegen.plan.ptx_plan import PromisedCase, PtxRun
 from codegen.plan.verification_plan import Case, Run
 from workers.cpu.cpu_check import KernelTest
 from workers.cpu.library import CpuLibrary, Outcome, Tensor
@@ -22,6 +25,10 @@ class PtxLibrary(CpuLibrary):
 @dataclass
 class PtxTest(KernelTest):
     """All runs are `PtxRun`s, the library is one of PTX."""
+
+    def _note(self, case: Case, outs: Sequence[Tensor], described: dict[str, Any]) -> None:
+        if isinstance(case, PromisedCase):
+            described["sha256"] = digest_of(out.view for out in outs)
 
     def _run(self, case: Case, run: Run, tensors: list[Tensor], workspace: NDArray[uint8] | None) -> Outcome:
         assert isinstance(self.library, PtxLibrary) and isinstance(run, PtxRun), "only ptx_plan makes cases of PTX"

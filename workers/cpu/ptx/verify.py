@@ -131,7 +131,8 @@ def _verdict_of(
         request.part,
         None,
     )
-    children.more = {"ptx": asdict(Ways(text.fusible > 0, text.approximate > 0))}
+    ways = Ways(text.fusible > 0, text.approximate > 0, text.is_loose, text.tensor > 0)
+    children.more = {"ptx": asdict(ways)}
     for verdict in children.verify(library, [kernel]):
         return _of_run(verdict, counts, builder)
     return None

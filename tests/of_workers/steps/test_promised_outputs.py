@@ -1,0 +1,138 @@
+"""What a winner's PTX gives on the CPU is promised to the bit; a GPU that gives anything else is refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from codegen.kernel import Candidate
+from codegen.plan.ptx_plan import Ways
+from codegen.targets import target
+from storage.entities.libraries import PtxVerdict
+from storage.entities.verdicts import GPU, Verdict
+from tests.gpu import check_promises
+from tests.support.fixtures.gpu_line import GpuLine, probe, search
+from tests.support.fixtures.line import Line
+from tests.support.gpu.gpu_tasks import LIMITS, Gpu, matmul_candidate, matmul_problem
+from tests.support.kernels.cpu_helpers import toolchain
+from tests.support.kernels.ptx_mutants import ptx_of, verdict_of
+from workers.compile.compile_group import compile_group
+from workers.processes.processes import Processes
+from workers.steps.ptx_runs import promise
+from workers.steps.winner_ptx import broken_promise
+
+SMALL = matmul_problem()
+PLAIN, SPLIT = matmul_candidate(SMALL), matmul_candidate(SMALL, split="workspace", split_k=2)
+GELU = matmul_candidate(matmul_problem(epilogue=[{"op": "gelu"}]))
+COPIES = {"way": ["copy"], "slices": [1], "fault": ["none"]}
+
+
+def promised_by(candidate: Candidate) -> list[dict[str, Any]]:
+    verdict = verdict_of(candidate.kernel, ptx_of((candidate.kernel,)))
+    assert verdict.verdict == "ok", verdict.message
+    return [promise(case, case["runs"][0]["launch"]) for case in verdict.details["cases"] if "sha256" in case]
+
+
+def stored(promised: list[dict[str, Any]]) -> PtxVerdict:
+    return PtxVerdict("ok", "", "p", 1, 1.0, 1.0, promised)
+
+
+def proof(cases: list[dict[str, Any]], venue: str = GPU) -> Verdict:
+    return Verdict(venue=venue, details={"cases": cases})
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    processes = Processes()
+    kernels = [PLAIN.kernel, SPLIT.kernel]
+    made = compile_group(kernels, target("sm_90a"), toolchain(), processes, LIMITS)
+    processes.close()
+    assert made.artifact is not None, made.why
+    path = tmp_path_factory.mktemp("group") / "group.so"
+    path.write_bytes(made.artifact.library)
+    yield path
+
+
+def test_what_no_rounding_is_left_open_for_is_promised() -> None:
+    promised = promised_by(PLAIN)
+    assert [of["kind"] for of in promised] == ["integer", "normal"] * 2
+    assert len({of["sha256"] for of in promised}) == 4
+    assert promised == promised_by(PLAIN)
+    assert promised_by(GELU) == []
+    assert not Ways(fusible=False, approximate=False, loose=True, tensor=False).is_settled
+
+
+def test_the_simulated_gpu_gives_what_is_promised(gpu: Gpu, library: Path) -> None:
+    outcome = gpu.run(gpu.task([(PLAIN, library), (SPLIT, library)], proven=False))
+    for candidate, result in zip((PLAIN, SPLIT), outcome.results, strict=True):
+        assert (result.verdict, result.message) == ("ok", "")
+        assert sum("sha256" in case for case in result.details["cases"]) == 4
+        assert broken_promise(stored(promised_by(candidate)), proof(result.details["cases"])) is None
+
+
+def test_a_wrong_bit_of_a_gpu_is_refused_by_name_though_it_is_within_the_bound(gpu: Gpu, library: Path) -> None:
+    gpu.configure(nudged={PLAIN.kernel.id: 2})
+    [result] = gpu.run(gpu.task([(PLAIN, library)], proven=False)).results
+    assert result.verdict == "ok", result.message
+    promised = promised_by(PLAIN)
+    words = broken_promise(stored(promised), proof(result.details["cases"]))
+    normal = next(of for of in promised if of["kind"] == "normal")
+    assert words is not None and f"its PTX promises {normal['sha256']} [normal inputs, extents" in words
+    assert words.startswith("its output on the GPU has SHA-256 ") and f"seed {normal['seed']}]" in words
+
+
+def test_nothing_is_broken_where_nothing_is_promised_or_no_gpu_has_looked() -> None:
+    case = {"extents": [8], "kind": "normal", "seed": 1, "launches": [[1]], "sha256": "a" * 64}
+    own = {"extents": [8], "kind": "normal", "seed": 1, "launch": [1], "sha256": "b" * 64}
+    assert broken_promise(stored([own]), proof([case])) is not None
+    assert broken_promise(stored([]), proof([case])) is None
+    assert broken_promise(stored([own]), proof([])) is None
+    assert broken_promise(stored([own]), proof([{**case, "seed": 2}])) is None
+    assert broken_promise(stored([own]), proof([case], "cpu")) is None
+    assert broken_promise(None, proof([case])) is None and broken_promise(stored([own]), None) is None
+
+
+def test_a_record_says_what_its_kernels_promise(line: Line) -> None:
+    job = line.job({"tunables": {**COPIES, "factor": [1]}})
+    [entry] = line.record().front
+    assert entry.ptx is not None and entry.ptx.promised is not None
+    assert [of.kind for of in entry.ptx.promised] == ["integer", "normal"] * 2
+    assert all(len(of.sha256) == 64 for of in entry.ptx.promised)
+    winner = job.problems[0].winner
+    assert winner is not None and winner.ptx is not None and winner.ptx.promised is None  # a record says it
+
+
+def test_a_candidate_whose_gpu_broke_its_promise_gives_way_to_the_next(gpu_line: GpuLine, line: Line) -> None:
+    line.job({"tunables": {**COPIES, "factor": [1]}})
+    mark = line.record().front[0].ptx
+    assert mark is not None and mark.promised is not None
+    promised = mark.promised  # of the same kernel as the GPU's first
+
+    def cases(schedule: Mapping[str, Any]) -> list[dict[str, Any]]:
+        given = [{**of.model_dump(exclude={"launch"}), "launches": [of.launch]} for of in promised]
+        return [{**of, "sha256": "0" * 64} for of in given] if schedule["way"] == "copy" else []
+
+    gpu_line.gpu.cases = cases
+    gpu_line.gpu.alone = lambda schedule: {"copy": 100.0, "workspace": 200.0}[schedule["way"]]
+    job = gpu_line.job((probe(), search(factor=[1], way=["copy", "workspace"])))
+    assert job.problems[0].winner is not None and job.problems[0].winner.schedule["way"] == "workspace"
+    [refused] = [of for of in gpu_line.candidates(job.job) if of.verdict == "incorrect"]
+    assert refused.schedule["way"] == "copy"
+    words = f"its output on the GPU has SHA-256 {'0' * 64}, its PTX promises {promised[0].sha256} [integer inputs"
+    assert str(refused.message).startswith(words)
+
+
+def test_make_test_gpu_compares_them_and_names_what_is_broken(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_promises, "PROBLEMS", {"float32": check_promises.PROBLEMS["float32"]})
+    simulated = ["--module", "tests.support.gpu.fake_gpu"]
+    assert check_promises.main(simulated) == check_promises.RIGHT
+    assert "ok     float32: 4 outputs with the promised SHA-256" in capsys.readouterr().out
+    kernel = check_promises.candidates_of(target("sm_90a"))["float32"].kernel
+    gpu.configure(nudged={kernel.id: 2})
+    assert check_promises.main(simulated) == check_promises.WRONG
+    assert "WRONG  float32: its output on the GPU has SHA-256 " in capsys.readouterr().out
