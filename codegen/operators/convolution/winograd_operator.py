@@ -28,6 +28,7 @@ from codegen.operators.convolution.operator import ConvolutionOperator
 from codegen.operators.convolution.problem import AllowsWinograd
 from codegen.operators.convolution.ring_forms import forms_of_others
 from codegen.operators.matmul import ring_space
+from codegen.operators.matmul.far import launch
 from codegen.problem import Problem
 from codegen.run_once import RunOnce
 from codegen.search.joined_space import Kind
@@ -185,8 +186,8 @@ class WinogradOperator(ConvolutionOperator):
         as_product = not winograd.computes(t) and t["algorithm"] != "direct"
         whole = s["layout"] == "nhwc" or t["algorithm"] == "direct"
 
-        def launch(problem: Any) -> tuple[int, ...]:
-            return far.launch(t, self.product(problem)) if as_product else (0, 1, 0)
+        def launch_of(problem: Any) -> tuple[int, ...]:
+            return launch(t, self.product(problem)) if as_product else (0, 1, 0)
 
         def within(problem: Any) -> bool:
             return self.index_rule(problem, whole=whole) is None
@@ -194,7 +195,7 @@ class WinogradOperator(ConvolutionOperator):
         reach, problems = far.Reach(as_product and bool(s["pointwise"]), whole, within), self.test_problems(kernel)
         if winograd.computes(t):  # the smallest: its transforms and the products of all places take long
             problems.sort(key=lambda problem: self.own(problem).pixels * self.own(problem).c * self.own(problem).k)
-        return far.last_images(problems, reach, last, launch)
+        return far.last_images(problems, reach, last, launch_of)
 
     def _last_blocks(self, kernel: Kernel) -> far.Last | None:
         """Of each launch; None where they do not compute the last images."""

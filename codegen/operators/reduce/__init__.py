@@ -71,7 +71,7 @@ class Reduce(Operator):
     extent_names = (
         *(f"extent_{i}" for i in range(MAX_AXES)), *(f"stride_{i}" for i in range(MAX_AXES)), "outputs",
     )  # fmt: skip
-    unlimited_extents = extent_names[MAX_AXES:-1]
+    unlimited = extent_names[MAX_AXES:-1]
     attribute_names = ("reduced",)
 
     def signature(self, problem: Problem) -> dict[str, Any]:
