@@ -37,11 +37,10 @@ class LaunchCode:
 
     def taken(self, library: CpuLibrary, case: Case, tensors: Sequence[Tensor]) -> str:
         """What it takes and must refuse; nothing where it refuses each number of a call that is too large."""
-        for name in (*self.operator.extent_names, *self.operator.attribute_names):
-            if name not in self.operator.unlimited:
-                said = self.said_of(library, case, tensors, {name: BEYOND})
-                if not said.startswith(REFUSED):
-                    return f"its launch code takes {name} = {BEYOND}, which it cannot index; then: {said}"
+        for name in self.operator.limited:
+            said = self.said_of(library, case, tensors, {name: BEYOND})
+            if not said.startswith(REFUSED):
+                return f"its launch code takes {name} = {BEYOND}, which it cannot index; then: {said}"
         return ""
 
     def said_of(self, library: CpuLibrary, case: Case, tensors: Sequence[Tensor], changed: Mapping[str, int]) -> str:

@@ -69,7 +69,7 @@ class Attention(Operator):
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("batch", "position", "head")),
     )  # fmt: skip
     attribute_names = ("window_left", "window_right")
-    unlimited = (*extent_names[7:], *attribute_names)
+    limited = extent_names[:7]
 
     def parse(self, fields: Mapping[str, Any]) -> Problem:
         """The problem; raises pydantic.ValidationError, also for what other definitions have, by name."""

@@ -54,6 +54,7 @@ class ConvolutionOperator(ProductOperator):
     shared: ClassVar[tuple[str, ...]] = (*GEMM, *CONV)
     extent_names = ("n", "h", "w", "c", "k", "r", "s", "p", "q", "groups")
     attribute_names = ("stride_h", "stride_w", "top", "bottom", "left", "right", "dilation_h", "dilation_w")
+    limited = (*extent_names, *attribute_names)
     # Of the signature, what the Config has beside layout and algorithm, and the classes of what is read and written.
     flags: ClassVar[tuple[str, ...]] = ("pointwise", "depthwise")
     align_names: ClassVar[tuple[str, str, str]] = ("align_x", "align_w", "align_out")

@@ -42,7 +42,7 @@ class Matmul(ProductOperator):
     tunables = spaces.TUNABLES
     folder = packaged_files("codegen.operators.matmul")
     extent_names = ("batch", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c")
-    unlimited = extent_names[4:]
+    limited = extent_names[:4]
 
     @staticmethod
     def product(p: MatmulProblem) -> MatmulProblem:

@@ -58,7 +58,7 @@ class Mla(Operator):
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("outer", "inner")),
     )  # fmt: skip
     attribute_names = ("causal",)
-    unlimited = (*extent_names[3:], *attribute_names)
+    limited = extent_names[:3]
 
     def parse(self, fields: Mapping[str, Any]) -> Problem:
         """The problem; raises pydantic.ValidationError, also for a call's tables, by name."""
