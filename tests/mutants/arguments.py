@@ -16,7 +16,6 @@ ORDER = "another order of tiles, each of which is computed once"
 UNUSED = "where it differs, nothing is made of the value"
 MASKED = "a mask where none is needed, or keys that it hides"
 SLOWER = "the general way, of which the one that is left is a case"
-SYMMETRIC = "factors that change places"
 EMPTY = "work on nothing: blocks, copies or steps without an element"
 NARROW, MOST = "32-bit offset: .*", 2**31 - 1
 FITS = "a number that 32 bits hold, or launch code refuses the call"
@@ -42,8 +41,6 @@ class Argument:
 ARGUMENTS = (
     Argument("gemm/tile.cuh", "const int band_rows = arguments.raster == 1 ? tiles_m : arguments.raster;", ".*", ORDER),
     Argument("gemm/tile.cuh", "whole_rows", "case: whole_rows -> false", SLOWER),
-    Argument("gemm/simt.cuh", "fma(a.data[i], b.data[j], ", "operand: .* -> b.data.j., a.data.i., .*", SYMMETRIC),
-    Argument("attention/merge_rows.cuh", "maximum(greatest, own)", "operand: .* -> own, greatest", SYMMETRIC),
     Argument("gemm/simt.cuh", "const bool more = k_left > C::tile_k;", "(case|initial value): .*", EMPTY),
     Argument("rows.cuh", "const int64_t grid = arguments.rows ?", "initial value: .*", EMPTY),
     Argument("reduce/kernel.cuh", "vectors ? list.extent[i] / vector", "case: vectors -> (true|false)", UNUSED),
@@ -53,7 +50,6 @@ ARGUMENTS = (
     ),
     Argument("masked_activation/kernel.cuh", "unsigned bits = 0;", "(constant|initial value): .*", UNUSED),
     Argument("attention/block.cuh", "const int first_query = packs_heads<C> ?", ".*", MASKED),
-    Argument("mla/kernel.cuh", "if (tile < tiles) {", "case: .* -> true", EMPTY),
     Argument("mla/block.cuh", "if (tile < tiles) {", "case: .* -> true", EMPTY),
     Argument("mla/block.cuh", "sequence.end_seen(arguments, last < sequence.rows ? last", ".*", MASKED),
     Argument("mla/block.cuh", "float most = scores[i][0][half * 2];", "initial value: .*", ORIGIN, rounds=True),
@@ -61,6 +57,13 @@ ARGUMENTS = (
     # Without elements there is no workspace, and there are no places.
     Argument(
         "masked_activation/kernel.cuh", "kernel.gather_scatter && workspace != nullptr", ".* -> [|]{2}", SAME_THERE
+    ),
+    # Of a single slice the end is that of all steps.
+    Argument(
+        "reduce/kernel.cuh",
+        "return {begin, arguments.steps - begin < arguments.chunk ?",
+        "case: begin < arguments.chunk -> true",
+        SAME_THERE,
     ),
     # Its rows say already that a call is refused.
     Argument("rows.cuh", "arguments.columns = fits ? static_cast<int>(extents[1]) : -1;", "operator: .*", UNUSED),
@@ -125,7 +128,10 @@ OF_MERGES = "2^31 partial rows (batches, heads, queries, splits): the last heads
 OPEN = (
     Open("attention/merge_rows.cuh", "const int64_t ", OF_MERGES),
     Open("attention/merge.cuh", "const int64_t head = int64_t(blockIdx.y)", OF_MERGES),
-    Open("mla/kernel.cuh", "const int64_t first = blockIdx.y * rows", OF_MERGES),
+    Open("mla/kernel.cuh", "const int64_t first = blockIdx.y * rows", "2^31 partial rows of 512 floats, 4 TiB"),
+    Open(
+        "mla/block.cuh", "return int64_t(first_q) * arguments.heads + row;", "2^31 rows of out of 512 elements, 2 TiB"
+    ),
     Open("conv/direct.cuh", "int64_t(filter) * output.pitch", "one image alone with 2^31 outputs, with channels first"),
     Open(
         "conv2d/gather.cuh",
