@@ -193,8 +193,8 @@ class Operator(ABC):
     # Of the launch ABI's integers: extents, and what no tensor shows, such as stride and padding.
     extent_names: ClassVar[tuple[str, ...]]
     attribute_names: ClassVar[tuple[str, ...]] = ()
-    # Of the extents those that launch code takes however large they are.
-    unlimited_extents: ClassVar[tuple[str, ...]] = ()
+    # Of these, what launch code refuses where it is too large to index.
+    limited: ClassVar[tuple[str, ...]] = ()
     # Where the files lie: the folder of a packaged operator, or one from outside.
     folder: ClassVar[Traversable]
 

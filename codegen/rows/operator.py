@@ -78,7 +78,7 @@ class RowOperator(Operator):
     problem_type: ClassVar[type[RowProblem]]
     tunables = together(KNOBS.values(), "algorithm", _MEANING)
     shared = ("reduce.cuh", "rows.cuh")
-    extent_names = ("rows", "columns")
+    extent_names = limited = ("rows", "columns")
     flops: ClassVar[int]
 
     def signature(self, problem: Problem) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def judged_again(result: Mapping[str, Any], folder: Path) -> list[dict[str, Any]
         if change is None:
             sys.stdout.write(f"{name}: no such line any more: {row['change']['text'].strip()}\n")
             continue
-        judged = settled(benches.of(name).judge(change), benches.others(name))
+        judged = settled(benches.of(name), change, benches.others(name))
         rows.append(asdict(replace(judged, seconds=judged.seconds + row["seconds"])))
         _say(judged)
     return rows

@@ -6,7 +6,9 @@ differ, all outputs have to be right in each of these cases."""
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tests.mutants.changes import Change
 
@@ -14,8 +16,9 @@ ORDER = "another order of tiles, each of which is computed once"
 UNUSED = "where it differs, nothing is made of the value"
 MASKED = "a mask where none is needed, or keys that it hides"
 SLOWER = "the general way, of which the one that is left is a case"
-SYMMETRIC = "factors that change places"
 EMPTY = "work on nothing: blocks, copies or steps without an element"
+NARROW, MOST = "32-bit offset: .*", 2**31 - 1
+FITS = "a number that 32 bits hold, or launch code refuses the call"
 SAME_THERE = "where the choice differs, both sides are the same"
 TIMES_ZERO = "a number whose partner is 0"
 WHOLE_VECTORS = "an end of whole vectors: where a vector's first element exists, so does the one behind it"
@@ -24,20 +27,20 @@ ORIGIN = "another origin of exponentials, by which sums and weights are divided 
 
 @dataclass(frozen=True)
 class Argument:
-    """`text`: a part of the line; `change`: a pattern of `rule: old -> new`; `rounds`: only roundings differ."""
+    """`text`: a part of the line; `change`: a pattern of `rule: old -> new`; `rounds`: only roundings differ.
+    `refuses`: by a problem, numbers of a call beyond which the argument does not hold: launch code must refuse it."""
 
     file: str
     text: str
     change: str
     reason: str
     rounds: bool = False
+    refuses: Callable[[Any], Mapping[str, int]] | None = None
 
 
 ARGUMENTS = (
     Argument("gemm/tile.cuh", "const int band_rows = arguments.raster == 1 ? tiles_m : arguments.raster;", ".*", ORDER),
     Argument("gemm/tile.cuh", "whole_rows", "case: whole_rows -> false", SLOWER),
-    Argument("gemm/simt.cuh", "fma(a.data[i], b.data[j], ", "operand: .* -> b.data.j., a.data.i., .*", SYMMETRIC),
-    Argument("attention/merge_rows.cuh", "maximum(greatest, own)", "operand: .* -> own, greatest", SYMMETRIC),
     Argument("gemm/simt.cuh", "const bool more = k_left > C::tile_k;", "(case|initial value): .*", EMPTY),
     Argument("rows.cuh", "const int64_t grid = arguments.rows ?", "initial value: .*", EMPTY),
     Argument("reduce/kernel.cuh", "vectors ? list.extent[i] / vector", "case: vectors -> (true|false)", UNUSED),
@@ -47,7 +50,6 @@ ARGUMENTS = (
     ),
     Argument("masked_activation/kernel.cuh", "unsigned bits = 0;", "(constant|initial value): .*", UNUSED),
     Argument("attention/block.cuh", "const int first_query = packs_heads<C> ?", ".*", MASKED),
-    Argument("mla/kernel.cuh", "if (tile < tiles) {", "case: .* -> true", EMPTY),
     Argument("mla/block.cuh", "if (tile < tiles) {", "case: .* -> true", EMPTY),
     Argument("mla/block.cuh", "sequence.end_seen(arguments, last < sequence.rows ? last", ".*", MASKED),
     Argument("mla/block.cuh", "float most = scores[i][0][half * 2];", "initial value: .*", ORIGIN, rounds=True),
@@ -55,6 +57,13 @@ ARGUMENTS = (
     # Without elements there is no workspace, and there are no places.
     Argument(
         "masked_activation/kernel.cuh", "kernel.gather_scatter && workspace != nullptr", ".* -> [|]{2}", SAME_THERE
+    ),
+    # Of a single slice the end is that of all steps.
+    Argument(
+        "reduce/kernel.cuh",
+        "return {begin, arguments.steps - begin < arguments.chunk ?",
+        "case: begin < arguments.chunk -> true",
+        SAME_THERE,
     ),
     # Its rows say already that a call is refused.
     Argument("rows.cuh", "arguments.columns = fits ? static_cast<int>(extents[1]) : -1;", "operator: .*", UNUSED),
@@ -64,7 +73,92 @@ ARGUMENTS = (
     # Of gathered operands the other one: what it meets behind the last product of a sum is 0.
     Argument("gemm/simt.cuh", "held[i].data[j] = T(0);", "(constant|initial value): 0 -> .*", TIMES_ZERO),
     Argument("gemm/simt.cuh", "in_bounds(k, k_left);  // bounds: load k", "extent: k -> .k [+] 1.", WHOLE_VECTORS),
+    Argument(
+        "rows.cuh", "const int64_t row = int64_t(blockIdx.x) * C::rows", NARROW, FITS, refuses=lambda p: {"rows": MOST}
+    ),
+    Argument(
+        "masked_activation/kernel.cuh",
+        "const int64_t tile = int64_t(blockIdx.x) * (C::threads * word_bits);",
+        NARROW,
+        FITS,
+        refuses=lambda p: {"elements": MOST + 1},
+    ),
+    # Rows of all images with channels last, each of at least a column.
+    Argument(
+        "conv/winograd.cuh",
+        "const int64_t first_pixel = C::channels_last ? int64_t(tile.image)",
+        NARROW,
+        FITS,
+        refuses=lambda p: {"n": MOST // (p.p * p.q) + 1},
+    ),
+    Argument(
+        "conv/winograd.cuh",
+        "const int64_t pitch = C::channels_last ? arguments.ldb : arguments.lda;",
+        NARROW,
+        FITS,
+        refuses=lambda p: {"c": MOST, "k": MOST},
+    ),
+    Argument(
+        "conv2d_dgrad/planes.cuh",
+        "const int64_t filter = int64_t(rows) * taps, within = item % filter",
+        NARROW,
+        FITS,
+        refuses=lambda p: {"k": (MOST // (p.r * p.s * p.group_channels) + 1) * p.groups},
+    ),
+    Argument(
+        "conv2d_dgrad/phases.cuh",
+        "const int64_t tap = number % along.tap_step, behind",
+        NARROW,
+        FITS,
+        refuses=lambda p: {"dilation_h": MOST, "dilation_w": MOST},
+    ),
 )
+
+
+@dataclass(frozen=True)
+class Open:
+    """Lines of which a wrong one is not seen, and what it would take."""
+
+    file: str
+    text: str
+    takes: str
+
+
+OF_MERGES = "2^31 partial rows (batches, heads, queries, splits): the last heads of many, as a part"
+OPEN = (
+    Open("attention/merge_rows.cuh", "const int64_t ", OF_MERGES),
+    Open("attention/merge.cuh", "const int64_t head = int64_t(blockIdx.y)", OF_MERGES),
+    Open("mla/kernel.cuh", "const int64_t first = blockIdx.y * rows", "2^31 partial rows of 512 floats, 4 TiB"),
+    Open(
+        "mla/block.cuh", "return int64_t(first_q) * arguments.heads + row;", "2^31 rows of out of 512 elements, 2 TiB"
+    ),
+    Open("conv/direct.cuh", "int64_t(filter) * output.pitch", "one image alone with 2^31 outputs, with channels first"),
+    Open(
+        "conv2d/gather.cuh",
+        "const int64_t stride = C::channels_last ?",
+        "several groups, each with 2^31 elements of filters",
+    ),
+    Open(
+        "gemm/split.cuh",
+        "const int64_t pitch = workspace_pitch(arguments.n), slice_elements",
+        "of depthwise filters' gradients a slice with 2^31 sums; their image is gathered by 32 bits",
+    ),
+    Open(
+        "gemm/tile.cuh",
+        "const int64_t rows = int64_t(arguments.batch)",
+        "2^31 rows in several matrices: their last rows, as a part",
+    ),
+    Open(
+        "reduce/kernel.cuh",
+        "arguments.workspace + (int64_t(i) * arguments.slices",
+        "2^31 states of slices: the last outputs, as a part",
+    ),
+)
+
+
+def takes(file: str, text: str) -> str:
+    """What it would take to see that such a line is wrong; nothing where that is not written down."""
+    return next((each.takes for each in OPEN if each.file == file and each.text in text), "")
 
 
 def argument_of(change: Change) -> Argument | None:

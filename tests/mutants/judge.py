@@ -14,7 +14,7 @@ import signal
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,12 +22,14 @@ from typing import Any, Literal, TextIO
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
+from codegen.plan.verification_plan import plan_cases
 from tests.mutants.arguments import argument_of
 from tests.mutants.changes import Change, changes
 from tests.mutants.equivalence import launch_code, ptx
 from tests.mutants.rules import RULES
 from tests.mutants.twin import compiled, lines_of, runtime
 from tests.support.kernels.mutant_runs import Remembered
+from workers.cpu.launch_code import REFUSED, LaunchCode
 from workers.cpu.library import CpuLibrary, Outcome, Tensor
 from workers.cpu.run import plan_test
 
@@ -74,20 +76,22 @@ def judge(kernels: Mapping[str, Kernel], wanted: int, seed: int) -> Iterator[Jud
                 if not share:
                     break
                 tried.add(change)
-                judged = settled(bench.judge(change), (each for each in benches if each is not bench))
+                judged = settled(bench, change, (each for each in benches if each is not bench))
                 share -= judged.outcome != "no mutant"
                 yield judged
 
 
-def settled(judged: Judged, others: Iterable[Bench]) -> Judged:
+def settled(own: Bench, change: Change, others: Iterable[Bench]) -> Judged:
     """A survivor is asked of the other kernels that have its line, then for an argument."""
+    judged = own.judge(change)
     if judged.outcome != "survived":
         return judged
     for bench in others:
         if bench.has(judged.change) and (elsewhere := bench.judge(judged.change)).outcome == "caught":
             return replace(elsewhere, first=judged.kernel)
-    argument = argument_of(judged.change)
-    if argument and (judged.how == SAME or (judged.how == RIGHT and argument.rounds)):
+    argument = argument_of(change)
+    holds = argument is not None and (argument.refuses is None or own.refuses(argument.refuses))
+    if argument and holds and (judged.how == SAME or (judged.how == RIGHT and argument.rounds)):
         return replace(judged, outcome="equivalent", how=f"{ARGUED}{argument.reason}")
     return judged
 
@@ -173,6 +177,17 @@ class Bench:
         if all(self._bits(library, at) == self._bits_as_it_is(at) for at in seeds):
             return "survived", SAME
         return "survived", RIGHT if all(self._run(library, at) == "" for at in seeds) else OTHER
+
+    def refuses(self, numbers: Callable[[Any], Mapping[str, int]]) -> bool:
+        """Whether the kernel as it is refuses a call of its first problem with other numbers."""
+        case = next(iter(plan_cases(operator(self.kernel.operator), self.kernel, self.seed)))
+        library = CpuLibrary(self.folder / "as_it_is" / "mutant.so")
+        asked = LaunchCode(self.kernel, operator(self.kernel.operator))
+        tensors = library.allocate(asked.operator.operands(case.problem))
+        said = asked.said_of(library, case, tensors, numbers(case.problem))
+        tensors.clear()
+        library.free()
+        return said.startswith(REFUSED)
 
     def _bits_as_it_is(self, seed: int) -> str:
         if seed not in self._known:

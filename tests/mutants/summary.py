@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from tests.mutants.arguments import takes
 from tests.mutants.judge import ARGUED
 from tests.mutants.rules import WIDE
 from tests.mutants.subjects import SUBJECTS
@@ -26,21 +27,27 @@ def summarised(subjects: Sequence[Mapping[str, Any]], date: str) -> dict[str, An
     """Of what `tests.mutants.run` wrote of each subject, in the order of SUBJECTS."""
     names = [subject.name for subject in SUBJECTS]
     subjects = sorted(subjects, key=lambda subject: names.index(subject["subject"]))
+    of_subject = {
+        name: [s for s in subjects if s["subject"] == name] for name in dict.fromkeys(s["subject"] for s in subjects)
+    }
     mutants = [mutant for subject in subjects for mutant in subject["mutants"] if mutant["outcome"] != "no mutant"]
     return {
         "date": date,
         "seeds": sorted({subject["seed"] for subject in subjects}),
         "cpu_seconds": round(sum(mutant["seconds"] for subject in subjects for mutant in subject["mutants"])),
         "refused": sum(len(subject["mutants"]) for subject in subjects) - len(mutants),
-        "subjects": {subject["subject"]: counted(subject["mutants"]) for subject in subjects},
+        "subjects": {
+            name: counted(mutant for subject in of_each for mutant in subject["mutants"])
+            for name, of_each in of_subject.items()
+        },
         "rules": {
             rule: counted(mutant for mutant in mutants if mutant["change"]["rule"] == rule)
             for rule in sorted({mutant["change"]["rule"] for mutant in mutants})
         },
         "caught_by": dict(Counter(way(mutant["how"]) for mutant in mutants if mutant["outcome"] == "caught")),
         "by_another_kernel": sum(bool(mutant["first"]) for mutant in mutants),
-        "argued": _words(subjects, lambda mutant: mutant["how"].startswith(ARGUED)),
-        "survived": _words(subjects, lambda m: m["outcome"] == "survived" and m["change"]["rule"] != WIDE),
+        "argued": _words(subjects, lambda mutant: _column(mutant) == "by argument"),
+        "survived": _words(subjects, lambda mutant: _column(mutant) in ("survived", "of 32-bit offsets")),
     }
 
 
@@ -50,11 +57,20 @@ def counted(mutants: Iterable[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _column(mutant: Mapping[str, Any]) -> str:
-    if mutant["outcome"] == "survived":
-        return "of 32-bit offsets" if mutant["change"]["rule"] == WIDE else "survived"
-    if mutant["outcome"] == "equivalent":
-        return "by argument" if mutant["how"].startswith(ARGUED) else "same code"
-    return "caught"
+    """Offsets of 32 bits are counted apart, whether they are not seen or can be no other."""
+    argued = mutant["how"].startswith(ARGUED)
+    if mutant["outcome"] == "no mutant":
+        return ""
+    if mutant["outcome"] == "caught":
+        return "caught"
+    if mutant["outcome"] == "equivalent" and not argued:
+        return "same code"
+    return "of 32-bit offsets" if mutant["change"]["rule"] == WIDE else "by argument" if argued else "survived"
+
+
+def nothing(how: str) -> str:
+    """What it would take to see a change that an argument says is none."""
+    return f"nothing does: {how.removeprefix(ARGUED)}" if how.startswith(ARGUED) else ""
 
 
 def way(message: str) -> str:
@@ -75,8 +91,16 @@ def _words(subjects: Sequence[Mapping[str, Any]], taken: Any) -> list[dict[str, 
             key = (change["file"], change["rule"], change["text"].strip(), change["old"], change["new"])
             row = by_change.setdefault(
                 key,
-                {**dict(zip(("file", "rule", "text", "old", "new"), key, strict=True)), "how": mutant["how"], "of": []},
+                {
+                    **dict(zip(("file", "rule", "text", "old", "new"), key, strict=True)),
+                    "line": change["line"],
+                    "how": mutant["how"],
+                    "takes": takes(change["file"], change["text"]) or nothing(mutant["how"]),
+                    "of": [],
+                    "kernels": [],
+                },
             )
-            if subject["subject"] not in row["of"]:
-                row["of"].append(subject["subject"])
+            for column, value in (("of", subject["subject"]), ("kernels", mutant["first"] or mutant["kernel"])):
+                if value not in row[column]:
+                    row[column].append(value)
     return sorted(by_change.values(), key=lambda row: (row["file"], row["text"], row["new"]))

@@ -44,8 +44,8 @@ def tables(summary: Mapping[str, Any]) -> str:
         + "".join(f"| {way} | {n} |\n" for way, n in sorted(summary["caught_by"].items(), key=lambda row: -row[1])),
         "**Equivalent by argument** (`tests/mutants/arguments.py`):\n",
         _list(summary["argued"]),
-        "**Survived**:\n",
-        _list(summary["survived"]),
+        "**Survived**, with the kernels that were asked, and what it would take:\n",
+        _list(summary["survived"], survived=True),
     ]
     return "\n".join(parts)
 
@@ -68,10 +68,11 @@ def _table(first: str, rows: Mapping[str, Mapping[str, int]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _list(rows: Sequence[Mapping[str, Any]]) -> str:
+def _list(rows: Sequence[Mapping[str, Any]], *, survived: bool = False) -> str:
     return "".join(
-        f"- `{row['file']}`, {row['rule']}: `{row['old']}` → `{row['new'] or ' '}` in `{row['text']}` "
-        f"({', '.join(row['of'])}): {row['how']}\n"
+        f"- `{row['file']}:{row['line']}`, {row['rule']}: `{row['old']}` → `{row['new'] or ' '}` in `{row['text']}` "
+        f"({', '.join(row['of'])}{': ' + '; '.join(row['kernels']) if survived else ''}): "
+        f"{row['takes'] or 'not explained yet' if survived else row['how']}\n"
         for row in rows
     )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 
 from codegen.operators import operators
+from tests.mutants.arguments import takes
 from tests.mutants.subjects import SUBJECTS
-from tests.mutants.summary import operator_of
+from tests.mutants.summary import nothing, operator_of
 from tests.repo.mutants_page import PAGE, last_summary, with_tables
 
 SUMMARY = json.loads(last_summary().read_text(encoding="utf-8"))
@@ -27,3 +28,15 @@ def test_every_operator_has_at_least_forty_mutants() -> None:
 def test_at_most_five_of_a_hundred_are_equivalent_by_argument() -> None:
     rows = SUMMARY["subjects"].values()
     assert 100 * sum(row["by argument"] for row in rows) <= 5 * sum(row["mutants"] for row in rows)
+
+
+def test_each_survivor_says_what_it_would_take_to_see_it() -> None:
+    for row in SUMMARY["survived"]:
+        assert row["kernels"] and row["takes"], row
+        assert row["takes"] == (takes(row["file"], row["text"]) or nothing(row["how"])), row
+
+
+def test_the_counts_of_survivors_are_those_of_the_list() -> None:
+    rows = SUMMARY["subjects"].values()
+    survived = sum(row["survived"] + row["of 32-bit offsets"] for row in rows)
+    assert len(SUMMARY["survived"]) <= survived and (survived == 0) == (SUMMARY["survived"] == [])

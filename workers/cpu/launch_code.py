@@ -36,18 +36,21 @@ class LaunchCode:
         return ""
 
     def taken(self, library: CpuLibrary, case: Case, tensors: Sequence[Tensor]) -> str:
-        """What it takes and must refuse; nothing where it refuses each extent that is too large."""
-        integers, run = self.operator.integers(case.problem), case.runs[0]
-        for place, name in enumerate(self.operator.extent_names):
-            if name in self.operator.unlimited_extents:
-                continue
-            outcome = library.run(
-                self.kernel.namespace, tensors, None,
-                integers=[*integers[:place], BEYOND, *integers[place + 1 :]], launch=run.launch,
-                scalars=self.operator.scalars(case.problem), order="ascending", seed=0, exact=case.exact,
-                cpu_seconds=CPU_SECONDS, last=(LastBlocks(1),),
-            )  # fmt: skip
-            if not outcome.message.startswith(REFUSED):
-                said = f"{outcome.status}, {outcome.message}" if outcome.message else outcome.status
+        """What it takes and must refuse; nothing where it refuses each number of a call that is too large."""
+        for name in self.operator.limited:
+            said = self.said_of(library, case, tensors, {name: BEYOND})
+            if not said.startswith(REFUSED):
                 return f"its launch code takes {name} = {BEYOND}, which it cannot index; then: {said}"
         return ""
+
+    def said_of(self, library: CpuLibrary, case: Case, tensors: Sequence[Tensor], changed: Mapping[str, int]) -> str:
+        """What becomes of the first block of each launch of a call with these numbers."""
+        names = (*self.operator.extent_names, *self.operator.attribute_names)
+        numbers = zip(names, self.operator.integers(case.problem), strict=True)
+        outcome = library.run(
+            self.kernel.namespace, tensors, None,
+            integers=[changed.get(name, own) for name, own in numbers],
+            launch=case.runs[0].launch, scalars=self.operator.scalars(case.problem), order="ascending", seed=0,
+            exact=case.exact, cpu_seconds=CPU_SECONDS, last=(LastBlocks(1),),
+        )  # fmt: skip
+        return outcome.message or outcome.status

@@ -68,8 +68,8 @@ class Attention(Operator):
         "batch", "seq_q", "seq_kv", "heads_q", "heads_kv", "head_dim_qk", "head_dim_vo",
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("batch", "position", "head")),
     )  # fmt: skip
-    unlimited_extents = extent_names[7:]
     attribute_names = ("window_left", "window_right")
+    limited = extent_names[:7]
 
     def parse(self, fields: Mapping[str, Any]) -> Problem:
         """The problem; raises pydantic.ValidationError, also for what other definitions have, by name."""

@@ -127,11 +127,10 @@ class Conv2dWgrad(ConvolutionOperator):
         return direct.launches_to_test(_all_filters(self.own(problem)), t)
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        """A NaN of dy meets the zeros of the padding too, which the reference leaves out."""
         s, t = kernel.signature_dict, self.values(kernel.tunables)
         product, t = (_all_filters, direct.of_product(t)) if is_direct(t) else (self.product, t)
         of_filters = last_filters(map(self.own, self.test_problems(kernel)), t, product, int(s["align_dw"]))
-        return [*(once for once in super().run_once(kernel) if once.purpose != "special"), *of_filters]
+        return [*super().run_once(kernel), *of_filters]
 
     def spread(self, p: Conv2dWgradProblem, factors: Array) -> Array:
         by_pixel = factors.reshape(p.n, p.p, p.q)

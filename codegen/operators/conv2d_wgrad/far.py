@@ -6,7 +6,7 @@ There is no such problem of depthwise kernels: dy has about as many elements as 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from codegen.operators.convolution import far
+from codegen.operators.matmul import far
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
 from codegen.run_once import FAR, RunOnce

@@ -11,15 +11,13 @@ from typing import Any
 
 from codegen.operators.convolution import winograd
 from codegen.operators.convolution.problem import Convolution
-from codegen.operators.matmul import split
-from codegen.operators.matmul.grid import k_steps
+from codegen.operators.matmul import far
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
 from codegen.run_once import FAR, LastBlocks, RunOnce
 
 # Of images: words of a packed mask then begin with the first of the last ones.
 IMAGES, WORD = 2, 32
-SLICES = 3
 # Odd numbers of channels of what is written for each that there was: alignment classes stay.
 WIDER = (1, 3, 5, 9, 17)
 Fields = Mapping[str, Any]
@@ -54,40 +52,13 @@ def of_product(t: Fields, product: Callable[[Any], MatmulProblem], phases: Calla
     def last(few: Any, many: Any) -> tuple[LastBlocks, ...]:
         part, whole = product(few), product(many)
         if few.channels_last:
-            return of_rows(t, part, whole, width)
-        down, across = _tiles(part, t)
+            return far.of_rows(t, part, whole, width)
+        down, across = far.tiles(part, t)
         images, all_images = part.batch // phases(few), whole.batch // phases(many)
         run = LastBlocks(images * down * across, all_images * down * across)
-        return _of_launches(t, part, run, (part.batch * part.m, part.batch * down * across), width)
+        return far.of_launches(t, part, run, (part.batch * part.m, part.batch * down * across), width)
 
     return last
-
-
-def of_rows(t: Fields, part: MatmulProblem, whole: MatmulProblem, width: int) -> tuple[LastBlocks, ...]:
-    """Of the last rows of each matrix."""
-    (down, across), (all_down, _) = _tiles(part, t), _tiles(whole, t)
-    run = LastBlocks((down + 1) * across, all_down * across)
-    return _of_launches(t, part, run, (part.m, (down + 1) * across), width)
-
-
-def _of_launches(
-    t: Fields, part: MatmulProblem, run: LastBlocks, rows_and_tiles: tuple[int, int], width: int
-) -> tuple[LastBlocks, ...]:
-    rows, tiles = rows_and_tiles
-    items = rows * part.n
-    if t["split"] == "stream":
-        run = LastBlocks(run.count * k_steps(part.k, int(t["tile_k"])))
-        items = tiles * int(t["tile_m"]) * int(t["tile_n"])
-    of_each = {
-        "clear": of_items(rows * split.workspace_pitch(part.n) // 4),
-        "run": run,
-        "reduce": of_items(items // width),
-    }
-    return tuple(of_each[name] for name in split.functions(t))
-
-
-def _tiles(p: MatmulProblem, t: Fields) -> tuple[int, int]:
-    return -(-p.m // int(t["tile_m"])), -(-p.n // int(t["tile_n"]))
 
 
 def of_blocks(blocks: Callable[[Any], int]) -> Last:
@@ -109,25 +80,14 @@ def of_winograd(t: Fields, layer: Callable[[Any], Any]) -> Last:
         down, all_down = (-(-p.m // int(as_product["tile_m"])) for p in (part, whole))
         across, rows = -(-part.n // int(as_product["tile_n"])), part.m + winograd.UNIT
         run = LastBlocks((down + 1) * across, all_down * across)
-        return LastBlocks(0), of_items(rows * 2 * part.k), run, of_items(rows * part.n)
+        return LastBlocks(0), far.of_items(rows * 2 * part.k), run, far.of_items(rows * part.n)
 
     return last
 
 
 def with_nodes(last: Last, nodes: int) -> Last:
     """With so many launches of nodes behind it, each of all outputs."""
-    return lambda few, many: (*last(few, many), *[of_items(math.prod(few.shape_of(few.writes)))] * nodes)
-
-
-def launch(t: Fields, product: MatmulProblem) -> tuple[int, ...]:
-    """Of an implicit product: a few slices, or a step for each block of stream-K."""
-    if t["split"] == "stream":
-        return 0, 1, split.all_steps(product, t)
-    return 0, 1 if t["split"] == "none" else min(SLICES, k_steps(product.k, int(t["tile_k"]))), 0
-
-
-def of_items(count: int) -> LastBlocks:
-    return LastBlocks(-(-count // split.REDUCE_THREADS) + 1)
+    return lambda few, many: (*last(few, many), *[far.of_items(math.prod(few.shape_of(few.writes)))] * nodes)
 
 
 def _pairs(p: Convolution, reach: Reach) -> Iterator[tuple[Convolution, Convolution]]:

@@ -43,7 +43,8 @@ def make_inputs(
     p = problem
     of_product = dict(zip(p.reads, "ab", strict=True))
     renamed = [replace(operand, name=of_product.get(operand.name, operand.name)) for operand in operands]
-    drawn, terms = draw_inputs(product, renamed, kind, rng)
+    # NaN in what is gathered: in dy beside an image it would also meet the zeros of the padding.
+    drawn, terms = draw_inputs(product, renamed, kind, rng, "a" if p.reads[0] == p.gathered else "b")
     made = {o.name: drawn[of_product.get(o.name, o.name)] for o in operands if o.role == "in"}
     if product.k > terms:
         (thinned,) = set(p.reads) - {p.gathered}

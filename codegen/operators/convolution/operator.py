@@ -18,7 +18,7 @@ from codegen.fixed_point import over_ring, shift_of
 from codegen.kernel import Kernel
 from codegen.operand import packed_strides
 from codegen.operator import CONV, GEMM, Array, Constants, Cost, Float64, InputKind, LaunchBounds, Operand, Work
-from codegen.operators.convolution import channel_planes, implicit, inputs, reference
+from codegen.operators.convolution import implicit, inputs, reference
 from codegen.operators.convolution.direct import LARGEST_INDEX, Direct
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.convolution.reduced import GEOMETRIES, Reduced, as_matmul
@@ -54,6 +54,7 @@ class ConvolutionOperator(ProductOperator):
     shared: ClassVar[tuple[str, ...]] = (*GEMM, *CONV)
     extent_names = ("n", "h", "w", "c", "k", "r", "s", "p", "q", "groups")
     attribute_names = ("stride_h", "stride_w", "top", "bottom", "left", "right", "dilation_h", "dilation_w")
+    limited = (*extent_names, *attribute_names)
     # Of the signature, what the Config has beside layout and algorithm, and the classes of what is read and written.
     flags: ClassVar[tuple[str, ...]] = ("pointwise", "depthwise")
     align_names: ClassVar[tuple[str, str, str]] = ("align_x", "align_w", "align_out")
@@ -289,10 +290,6 @@ class ConvolutionOperator(ProductOperator):
         if not is_direct(t) and (matmul := long_product(self._as_matmul(s), t)):
             problem = self._tolerant(self.reduced.of_product(self.problem_type, s, len(GEOMETRIES) - 1, matmul), t)
             once.append(RunOnce("long", problem, tuple(split.most_parts(t, self.product(self.own(problem))))))
-        if channel_planes.ahead(t):
-            of_planes = channel_planes.grouped(reduced_products(self._as_matmul(s), t)[0])
-            problem = self._tolerant(self.reduced.of_product(self.problem_type, s, 1, of_planes), t)
-            once.append(RunOnce("long", problem, tuple(self.test_launches(kernel, problem)[0])))
         return once
 
     def _as_matmul(self, s: Fields) -> dict[str, Any]:

@@ -35,7 +35,9 @@ def reference(
     start = Bounded(multiply(first, second), bounded(first, second))
     final = stored(p.out_dtype, apply_chain(chain, start, tensors, exact, p.out_dtype))
     if chain:
-        reached = multiply(nans[0] * 1.0, xp.zeros_like(second) + 1.0)
+        reached = multiply(nans[0] * 1.0, xp.zeros_like(second) + 1.0) + multiply(
+            xp.zeros_like(first) + 1.0, nans[1] * 1.0
+        )
         final = with_nans(final, reached > 0.0, chain, tensors)
     return _as_laid_out(p, final.value), _as_laid_out(p, final.error)
 

@@ -28,6 +28,8 @@ from codegen.operators.convolution.operator import ConvolutionOperator
 from codegen.operators.convolution.problem import AllowsWinograd
 from codegen.operators.convolution.ring_forms import forms_of_others
 from codegen.operators.matmul import ring_space
+from codegen.operators.matmul.far import launch
+from codegen.operators.matmul.reduced import reduced_problems as reduced_products
 from codegen.problem import Problem
 from codegen.run_once import RunOnce
 from codegen.search.joined_space import Kind
@@ -176,7 +178,13 @@ class WinogradOperator(ConvolutionOperator):
         return [self.of_layer(layer) for layer in winograd_plan.reduced_problems(self.layer_type, s, t, row)]
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        return [*([] if winograd.is_winograd(kernel) else super().run_once(kernel)), *self._far(kernel)]
+        once = [] if winograd.is_winograd(kernel) else super().run_once(kernel)
+        s, t = kernel.signature_dict, self.values(kernel.tunables)
+        if channel_planes.ahead(t):
+            of_planes = channel_planes.grouped(reduced_products(self._as_matmul(s), t)[0])
+            problem = self._tolerant(self.reduced.of_product(self.problem_type, s, 1, of_planes), t)
+            once.append(RunOnce("long", problem, tuple(self.test_launches(kernel, problem)[0])))
+        return [*once, *self._far(kernel)]
 
     def _far(self, kernel: Kernel) -> list[RunOnce]:
         s, t, last = kernel.signature_dict, self.values(kernel.tunables), self._last_blocks(kernel)
@@ -185,8 +193,8 @@ class WinogradOperator(ConvolutionOperator):
         as_product = not winograd.computes(t) and t["algorithm"] != "direct"
         whole = s["layout"] == "nhwc" or t["algorithm"] == "direct"
 
-        def launch(problem: Any) -> tuple[int, ...]:
-            return far.launch(t, self.product(problem)) if as_product else (0, 1, 0)
+        def launch_of(problem: Any) -> tuple[int, ...]:
+            return launch(t, self.product(problem)) if as_product else (0, 1, 0)
 
         def within(problem: Any) -> bool:
             return self.index_rule(problem, whole=whole) is None
@@ -194,7 +202,7 @@ class WinogradOperator(ConvolutionOperator):
         reach, problems = far.Reach(as_product and bool(s["pointwise"]), whole, within), self.test_problems(kernel)
         if winograd.computes(t):  # the smallest: its transforms and the products of all places take long
             problems.sort(key=lambda problem: self.own(problem).pixels * self.own(problem).c * self.own(problem).k)
-        return far.last_images(problems, reach, last, launch)
+        return far.last_images(problems, reach, last, launch_of)
 
     def _last_blocks(self, kernel: Kernel) -> far.Last | None:
         """Of each launch; None where they do not compute the last images."""

@@ -88,7 +88,7 @@ class MaskedActivation(Operator):
     tunables = together(KNOBS.values(), "algorithm", _MEANING)
     folder = packaged_files("codegen.operators.masked_activation")
     shared = ("gemm/ring.cuh",)
-    extent_names = ("elements",)
+    extent_names = limited = ("elements",)
 
     def signature(self, problem: Problem) -> dict[str, Any]:
         p = self.own(problem)
@@ -179,7 +179,8 @@ class MaskedActivation(Operator):
             once.append(RunOnce("special", problem, tuple(self.test_launches(kernel, problem)[0])))
         if _is_vectorised(t):
             block = _block(t)
-            elements, before = block + block // 2 + 3, -(-FAR // block) * block
+            # So many that the number of a vector is beyond 32 bits, too.
+            elements, before = block + block // 2 + 3, -(-FAR * int(t["vector"]) // block) * block
             part = of_elements(s, elements)
             once.append(RunOnce("far", of_elements(s, before + elements), part=part, last=(LastBlocks(2),)))
         return once

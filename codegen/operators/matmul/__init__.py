@@ -20,6 +20,7 @@ from codegen.operators.matmul import (
     traffic,
 )
 from codegen.operators.matmul import space as spaces
+from codegen.operators.matmul.far import last_rows
 from codegen.operators.matmul.kernel_family import Stored, aligns
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.product import Fields, ProductOperator, family, product_fields, rules
@@ -41,7 +42,7 @@ class Matmul(ProductOperator):
     tunables = spaces.TUNABLES
     folder = packaged_files("codegen.operators.matmul")
     extent_names = ("batch", "m", "n", "k", "lda", "ldb", "ldc", "stride_a", "stride_b", "stride_c")
-    unlimited_extents = extent_names[4:]
+    limited = extent_names[:4]
 
     @staticmethod
     def product(p: MatmulProblem) -> MatmulProblem:
@@ -99,7 +100,7 @@ class Matmul(ProductOperator):
             launches = self.test_launches(kernel, far)
             launch = next((values for values in launches if values[1] != 1), launches[0])
             once.append(RunOnce("far", far, tuple(launch), far))
-        return once
+        return [*once, *last_rows(map(self.own, self.test_problems(kernel)), t, int(s["align_c"]))]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = self.own(problem)

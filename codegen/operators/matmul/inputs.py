@@ -12,7 +12,7 @@ the other.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +31,7 @@ SUM_QUANTA = 2**22
 # Quanta of a typical sum: as a power of two, and as how many more bits than a narrow type of an output or a cast has.
 # Some sums then fit the narrow type, others are halfway between two of its values, others elsewhere between.
 WIDE_BITS, BITS_TO_ROUND = 17, 4
-# Of a sum's elements of A in `special` inputs: about a quarter of the sums have one.
+# Of a sum's elements of A, or of B, in `special` inputs: about a quarter of the sums have one.
 NANS = 0.3
 # Above so many elements a block is repeated, of the first of these lengths that no extent is a multiple of: primes.
 LARGEST_DRAWN = 2**22
@@ -83,9 +83,14 @@ def kept_products(k: int, terms: int, element: Any, rng: np.random.Generator) ->
 
 
 def draw_inputs(
-    problem: MatmulProblem, operands: Sequence[Operand], kind: InputKind, rng: np.random.Generator
+    problem: MatmulProblem,
+    operands: Sequence[Operand],
+    kind: InputKind,
+    rng: np.random.Generator,
+    special: Literal["a", "b"] = "a",
 ) -> tuple[dict[str, npt.NDArray[Any]], int]:
-    """The arrays, whatever their shapes, and how many products a sum may have to be exact, where integers must be."""
+    """The arrays, whatever their shapes, and how many products a sum may have to be exact, where integers must be.
+    `special`: which operand has NaN in inputs of that kind."""
     if over_ring(problem):
         return ring_inputs.draw_inputs(problem, operands, kind, rng)
     integers = _integers(problem, wide_a=bool(rng.integers(2)))
@@ -97,7 +102,10 @@ def draw_inputs(
                 extent if stride else 1 for extent, stride in zip(operand.shape, operand.strides, strict=True)
             )
             block = _block(shape)
-            drawn = _draw(problem, operand, block or shape, integers, kind, rng).astype(dtype(operand.dtype).numpy)
+            drawn = _draw(problem, operand, block or shape, integers, kind, rng)
+            if kind == "special" and operand.name == special:
+                drawn[rng.random(drawn.shape) < NANS / problem.k] = np.nan
+            drawn = drawn.astype(dtype(operand.dtype).numpy)
             made[operand.name] = np.broadcast_to(np.resize(drawn, shape) if block else drawn, operand.shape)
     return made, integers.terms if kind == "integer" else problem.k
 
@@ -125,8 +133,6 @@ def _draw(
     if kind != "integer":
         if operand.dtype != "int8":
             normals = rng.standard_normal(shape, dtype=np.float32)
-            if kind == "special" and operand.name == "a":
-                normals[rng.random(shape) < NANS / problem.k] = np.nan
             return np.abs(normals) if kind == "positive" and operand.name in ("a", "b") else normals
         limit = int(min(LARGEST["int8"], max(2.0, math.sqrt(_spread(problem) * _int8_limit(problem)))))
         return rng.integers(-limit - (limit == LARGEST["int8"]), limit, size=shape, dtype=np.int32, endpoint=True)

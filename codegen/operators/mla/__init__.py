@@ -57,8 +57,8 @@ class Mla(Operator):
         "batch", "tokens", "heads_q", "listed_positions",
         *(f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("outer", "inner")),
     )  # fmt: skip
-    unlimited_extents = extent_names[3:]
     attribute_names = ("causal",)
+    limited = extent_names[:3]
 
     def parse(self, fields: Mapping[str, Any]) -> Problem:
         """The problem; raises pydantic.ValidationError, also for a call's tables, by name."""

@@ -71,8 +71,8 @@ class Reduce(Operator):
     extent_names = (
         *(f"extent_{i}" for i in range(MAX_AXES)), *(f"stride_{i}" for i in range(MAX_AXES)), "outputs",
     )  # fmt: skip
-    unlimited_extents = extent_names[MAX_AXES:-1]
     attribute_names = ("reduced",)
+    limited = (*extent_names[:MAX_AXES], extent_names[-1], *attribute_names)
 
     def signature(self, problem: Problem) -> dict[str, Any]:
         p = self.own(problem)

@@ -47,8 +47,8 @@ def test_every_problem_is_run_exactly_and_approximately() -> None:
 
 def test_a_far_problem_is_run_once_exactly_at_the_end() -> None:
     kernel = matmul_kernel(split="workspace")
-    (far,) = of_purpose(MATMUL.run_once(kernel), "far")
-    *_, last = plan_cases(MATMUL, kernel, 1)
+    far, _ = of_purpose(MATMUL.run_once(kernel), "far")
+    *_, last, _ = plan_cases(MATMUL, kernel, 1)
     assert isinstance(last, FarCase)
     assert (last.problem, last.part, last.kind, last.exact) == (far.problem, far.part, "integer", True)
     assert [run.launch for run in last.runs] == [far.launch]
@@ -78,7 +78,7 @@ def test_a_long_problem_is_run_once_exactly_before_it() -> None:
     kernel = matmul_kernel(split="workspace")
     (long,) = of_purpose(MATMUL.run_once(kernel), "long")
     problem, launch = long.problem, long.launch
-    *_, last, _ = plan_cases(MATMUL, kernel, 1)
+    *_, last, _, _ = plan_cases(MATMUL, kernel, 1)
     assert (last.problem, last.kind, last.exact) == (problem, "integer", True)
     assert [(run.launch, run.watch) for run in last.runs] == [(launch, False)]
     assert launch[1] == 64
