@@ -243,7 +243,7 @@ def _abandon_after_fork(engine: Engine) -> None:
 
 
 MIGRATIONS = Path(__file__).parents[1] / "migrations"
-HEAD = "0019"
+HEAD = "0018"
 """The last of `storage/migrations/versions`."""
 
 # As Alembic makes it.
