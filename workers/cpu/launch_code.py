@@ -12,8 +12,8 @@ from codegen.run_once import LastBlocks
 from codegen.search.schedule import Schedule
 from workers.cpu.library import CpuLibrary, Tensor
 
-# An extent that no memory has, and of which the last 32 bits are 1.
-BEYOND = 2**62 + 1
+# Beyond what launch code indexes; its last 32 bits are 1, and products with it do not overflow 64.
+BEYOND = 2**32 + 1
 # How the emulation says that there is nothing to launch.
 REFUSED = "invalid launch: the number of launches is 0,"
 CPU_SECONDS = 1.0  # of a block of what should have been refused

@@ -88,7 +88,7 @@ class MaskedActivation(Operator):
     tunables = together(KNOBS.values(), "algorithm", _MEANING)
     folder = packaged_files("codegen.operators.masked_activation")
     shared = ("gemm/ring.cuh",)
-    extent_names = limited = ("elements",)
+    extent_names = ("elements",)
 
     def signature(self, problem: Problem) -> dict[str, Any]:
         p = self.own(problem)
