@@ -1,10 +1,13 @@
 """Problems of a kernel's plan that are run once, each for a purpose of its own."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from codegen.problem import Problem
+if TYPE_CHECKING:  # the plan of a recorded kernel is checked where no operator is known
+    from codegen.problem import Problem
 
 # `long`: as many parts as candidates have, more steps than a pipeline remembers, extents that are too short for more.
 # `positive`: numbers on which roundings in one direction add up. `special`: normals with some NaN. `far`: on the CPU

@@ -75,7 +75,7 @@ def _cpu_plans(modules: tuple[tuple[str, str], ...], sanitize: bool, sums: int) 
     emulation = resources.files("codegen") / "device" / "cpu"
     shared = {p.name: p.read_text(encoding="utf-8") for p in emulation.iterdir() if p.name.endswith(".h")}
     shared |= {module.__name__: inspect.getsource(module) for module in (verification_plan, render_cpu)}
-    for name in ("run.py", "cpu_check.py", "library.py"):
+    for name in ("run.py", "cpu_check.py", "launch_code.py", "library.py"):
         shared[name] = Path(__file__).with_name(name).read_text(encoding="utf-8")
     flags = [*CPU_FLAGS, *(SANITIZE_FLAGS if sanitize else BOUNDS_FLAGS), f"tensor sums {sums}"]
     schema = verification_plan.PLAN_SCHEMA

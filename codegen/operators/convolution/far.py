@@ -1,8 +1,8 @@
 """The last images of so many that their elements lie beyond 32 bits, and the blocks that compute them.
 
-There is no such problem of a kernel that splits limbs ahead, or that transforms images for Winograd ahead with channels
-first: what the last images take are not the last blocks of a launch. Nor of one that gathers whole images by 32 bits
-(`index_rule`) and writes no more than it gathers."""
+There is no such problem of a kernel that splits limbs ahead, that transforms images for Winograd ahead with channels
+first, or that divides sums of groups or phases: what the last images take are not the last blocks of a launch. Nor of
+one that gathers whole images by 32 bits (`index_rule`) and writes no more than it gathers."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -38,19 +38,25 @@ class Reach:
 def last_images(
     problems: Iterable[Any], reach: Reach, last: Last, launch: Callable[[Any], tuple[int, ...]]
 ) -> list[RunOnce]:
-    """`last`: of each launch, by the last images and all of them, the blocks; `launch`: its values, by all of them."""
+    """`last`: of each launch, by the last images and all of them, the blocks (none: they are not the last ones of a
+    launch); `launch`: its values, by all of them."""
     for problem in problems:
         for few, many in _pairs(problem, reach):
-            return [RunOnce("far", many, launch(many), few, last(few, many))]
+            if blocks := last(few, many):
+                return [RunOnce("far", many, launch(many), few, blocks)]
     return []
 
 
 def of_product(t: Fields, product: Callable[[Any], MatmulProblem], phases: Callable[[Any], int], width: int) -> Last:
     """Of an implicit product, of phases one behind the other: with channels last tiles follow each other along the
-    pixels of all images, of each group, with channels first along the images. `width`: elements of a store."""
+    pixels of all images, of each group, with channels first along the images. Partial sums of groups, or of phases, lie
+    one behind the other with all images of each: the last images are at several places then. `width`: elements of a
+    store."""
 
     def last(few: Any, many: Any) -> tuple[LastBlocks, ...]:
         part, whole = product(few), product(many)
+        if t["split"] != "none" and (part.batch if few.channels_last else phases(few)) > 1:
+            return ()
         if few.channels_last:
             return far.of_rows(t, part, whole, width)
         down, across = far.tiles(part, t)

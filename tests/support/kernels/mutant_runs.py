@@ -73,8 +73,12 @@ def judge_mutants(
                 "operator": kernels[0].operator,
                 "folder": str(operator(kernels[0].operator).folder),
                 "once": list(once),
-                "asked": asked
-                and {kernels[i].id: [n for n, those in asked.items() if i in those] for i in range(len(kernels))},
+                "asked": None
+                if asked is None
+                else {
+                    kernel.id: [number for number, those in asked.items() if place in those]
+                    for place, kernel in enumerate(kernels)
+                },
             }
         )
     )
