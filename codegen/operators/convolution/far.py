@@ -94,7 +94,12 @@ def of_winograd(t: Fields, layer: Callable[[Any], Any]) -> Last:
 
 def with_nodes(last: Last, nodes: int) -> Last:
     """With so many launches of nodes behind it, each of all outputs."""
-    return lambda few, many: (*last(few, many), *[far.of_items(math.prod(few.shape_of(few.writes)))] * nodes)
+
+    def with_them(few: Any, many: Any) -> tuple[LastBlocks, ...]:
+        blocks = last(few, many)
+        return blocks and (*blocks, *[far.of_items(math.prod(few.shape_of(few.writes)))] * nodes)
+
+    return with_them
 
 
 def _pairs(p: Convolution, reach: Reach) -> Iterator[tuple[Convolution, Convolution]]:
