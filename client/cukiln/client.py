@@ -18,6 +18,7 @@ from cukiln.operations.service import ServiceOperations
 from cukiln.operations.state import FRESH_SECONDS
 from cukiln.operations.steps import Ask, Follow, Listing, Operation, Pause, Step, job_path
 from cukiln.settings import ClientSettings
+from cukiln.tasks import cancel_all
 from cukiln.transport import ATTEMPTS, CALL_SECONDS, CONNECT_SECONDS, LOOKUP_SECONDS, AsyncTransport, Transport
 
 _P = ParamSpec("_P")
@@ -227,7 +228,9 @@ class AsyncClient(JobOperations, ServiceOperations, FileOperations, LookupOperat
             offline=settings.offline if offline is None else offline,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._gathered = GatheredLookups(lambda prepared, missed: self._run(self._ask(prepared, missed, patient=False)))
+        self._gathered = GatheredLookups(
+            lambda prepared, missed: self._run(self._ask(prepared, missed, patient=False)), lookup_budget
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -238,10 +241,10 @@ class AsyncClient(JobOperations, ServiceOperations, FileOperations, LookupOperat
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. What is known stays in the cache."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Close the connections; lookups that are not answered yet raise `RuntimeError`. What is known stays in the
+        cache."""
+        await cancel_all(self._tasks)
+        await self._gathered.close()
         await self._transport.close()
 
     tune = _awaited(JobOperations._tune)

@@ -79,7 +79,7 @@ class _Reader:
     def broke(self, error: Exception) -> float | None:
         """Seconds to wait before the stream is opened again; None: at once, to look at the deadline. Raises the error
         of the transport after its attempts in a row without an event."""
-        if isinstance(error, httpx2.SSEError):
+        if isinstance(error, httpx2.SSEError | httpx2.DecodingError):
             url = f"{self._transport.url}{self._path}"
             raise UnexpectedAnswer(
                 f"{url} did not answer with an event stream ({error})", method="GET", url=url
@@ -123,7 +123,7 @@ def _messages(response: httpx2.Response, reader: _Reader) -> httpx2.EventSource:
 
 
 _LOST = "the event stream ended before the job did"
-_BREAKS = (ServiceBusy, httpx2.TransportError)
+_BREAKS = (ServiceBusy, httpx2.TransportError, httpx2.DecodingError)
 
 
 def read_events(

@@ -157,11 +157,12 @@ class Kernel:
         when it is queued. `tensors`: as of a call; the others are not read. Raises what a call does, and
         `UsageError`."""
         transform, numbers = self.function("transform"), self._numbers(attributes, None)
-        stream = _cupys_stream(tensors[0] if tensors else None) if stream is None else stream
+        like = tensors[0] if tensors else None
+        stream = _cupys_stream(like) if stream is None else stream
         try:
             if stream is not None:
                 tensors = tuple(map(_own_tensor, tensors))
-            with _on_stream(tensors, stream):
+            with self._loading(like), _on_stream(tensors, stream):
                 transform(*tensors, transformed, *numbers)
         except RuntimeError as error:
             raise DeviceError(f"the transform could not run: {_reason(error)}") from error

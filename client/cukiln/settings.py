@@ -47,9 +47,7 @@ class ClientSettings:
         values = os.environ if environment is None else environment
         warn_of_misspelt(values)
         config = _config_file(values)
-        if values.get("CUKILN_CONFIG") and not config.exists():
-            raise UsageError(f"CUKILN_CONFIG names {config}, where there is no file: correct or unset it")
-        configured = _read_config(config)
+        configured = _read_config(config, is_named=bool(values.get("CUKILN_CONFIG")))
         named = {name: values.get(f"CUKILN_{name.upper()}") or configured.get(name) for name in _KINDS}
         of_file = str(config) if named["url"] else BY_DEFAULT
         return cls(
@@ -78,10 +76,12 @@ def _config_file(values: Mapping[str, str]) -> Path:
     return Path(named) if named else _home(values, "XDG_CONFIG_HOME", ".config") / "cukiln" / "config.toml"
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path, *, is_named: bool) -> dict[str, Any]:
     try:
         read = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if is_named:
+            raise UsageError(f"CUKILN_CONFIG names {path}, where there is no file: correct or unset it") from error
         return {}
     except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"the configuration file {path} cannot be read ({error}); mend or remove it") from error

@@ -7,6 +7,8 @@ from cukiln.client import Client
 from cukiln.settings import ClientSettings
 from cukiln.transport import Transport
 
+MOST_TRANSPORTS = 64
+
 
 def shared_client(url: str | None = None, *, cache_dir: Path | str | None = None) -> Client:
     """As `Client(url, cache_dir=…)`; a service that was found dead by one of them is dead for all. It is not closed."""
@@ -14,11 +16,6 @@ def shared_client(url: str | None = None, *, cache_dir: Path | str | None = None
     return Client(transport=_transport(url or settings.url, settings.api_key, settings.offline), cache_dir=cache_dir)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=MOST_TRANSPORTS)  # one that is dropped is closed with the last client that has it
 def _transport(url: str, api_key: str | None, offline: bool) -> Transport:
     return Transport(url, api_key, offline=offline)
-
-
-def forget_transports() -> None:
-    """The next client has a new one: of tests."""
-    _transport.cache_clear()

@@ -7,6 +7,7 @@
 import asyncio
 import random
 import ssl
+import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -216,6 +217,12 @@ class Transport(_Rules):
         with self._lock:
             client, self._client = self._client, None
         if client is not None:
+            client.close()
+
+    def __del__(self) -> None:
+        # Nobody has it any more. Not where the interpreter ends, which closes the connections itself.
+        client = getattr(self, "_client", None)
+        if client is not None and not sys.is_finalizing():
             client.close()
 
     def send(self, call: Call) -> Any:

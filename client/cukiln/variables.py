@@ -1,7 +1,8 @@
 """Variables of the environment that begin as cukiln's and are no settings: misspelt ones, which are said once."""
 
 import logging
-from collections.abc import Iterable
+import re
+from collections.abc import Collection
 
 from cukiln.printable import printable
 
@@ -20,13 +21,17 @@ VERIFY_MEMORY_BYTES VERIFY_OUTPUT_BYTES VERIFY_PTX VERIFY_SANITIZE VERIFY_WALL_S
 """
 _NAMES = (*_OF_CLIENT.split(), *_OF_SERVICE.split())
 VARIABLES = frozenset(_PREFIX + name for name in _NAMES)
+# What Kubernetes sets in every container for a service whose name begins as cukiln's (docs: "Environment variables").
+_OF_KUBERNETES = re.compile(r"CUKILN_(.+_)?(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
 _SAID: set[str] = set()  # in this process
 
 
-def warn_of_misspelt(environment: Iterable[str]) -> None:
+def warn_of_misspelt(environment: Collection[str]) -> None:
     """Name each variable that has no effect, with the setting that it is nearest to."""
     for name in environment:
-        if not name.startswith(_PREFIX) or name in VARIABLES or name in _SAID or name.startswith(_OF_TESTS):
+        if not name.startswith(_PREFIX) or name in VARIABLES or name in _SAID:
+            continue
+        if name.startswith(_OF_TESTS) or _is_of_kubernetes(name, environment):
             continue
         from difflib import get_close_matches  # a program without misspelt variables does not pay for it
 
@@ -34,3 +39,9 @@ def warn_of_misspelt(environment: Iterable[str]) -> None:
         nearest = get_close_matches(name.removeprefix(_PREFIX).upper(), _NAMES, 1)
         hint = f"the nearest one is {_PREFIX}{nearest[0]}" if nearest else "none is called nearly so"
         LOG.warning("%s is set, and is no setting of cukiln, so that it has no effect: %s", printable(name), hint)
+
+
+def _is_of_kubernetes(name: str, environment: Collection[str]) -> bool:
+    of_service = name.removesuffix("_PORT")  # CUKILN_API_PORT, of a service cukiln-api
+    is_port = of_service != name and f"{of_service}_SERVICE_HOST" in environment
+    return is_port or _OF_KUBERNETES.fullmatch(name) is not None

@@ -121,7 +121,8 @@ class GpuMemory:
                 made = torch.empty(size, dtype=torch.uint8, device=f"cuda:{device}")
             return Buffer(made.data_ptr(), size, made)
         if cupy is not None and isinstance(tensor, cupy.ndarray):
-            with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device):
+            # PyTorch's allocator sees to captures of other threads itself.
+            with cupy.cuda.Device(device), cupy.cuda.ExternalStream(stream, device), outside_captures():
                 pointer = cupy.cuda.alloc(size)
             return Buffer(pointer.ptr, size, pointer)
         return self.of_driver(device, size)

@@ -133,6 +133,20 @@ def test_an_event_beyond_its_limit_is_an_error_that_names_it(scripted: ScriptedS
         next(client.events("job1"))
 
 
+def test_events_in_a_broken_encoding_are_an_error_that_says_so(scripted: ScriptedService) -> None:
+    broken = Response(b"no gzip", headers={"Content-Encoding": "gzip"}, media_type="text/event-stream")
+    scripted.on("GET", "/v1/jobs/job1/events", broken)
+    with Client(scripted.url) as client, pytest.raises(UnexpectedAnswer, match="did not answer with an event stream"):
+        next(client.events("job1"))
+
+    async def read() -> None:
+        async with AsyncClient(scripted.url) as client:
+            await anext(client.events("job1"))
+
+    with pytest.raises(UnexpectedAnswer, match="did not answer with an event stream"):
+        asyncio.run(read())
+
+
 def test_comments_without_an_end_do_not_put_off_a_deadline(scripted: ScriptedService, client_of: Clients) -> None:
     async def comments() -> AsyncIterator[bytes]:
         while True:
@@ -159,6 +173,17 @@ def test_a_list_whose_page_is_followed_by_itself_has_an_end(scripted: ScriptedSe
     with pytest.raises(UnexpectedAnswer, match="a page is followed by itself"):
         list(client_of(scripted.url).jobs())
     assert len(scripted.seen) == 2
+
+
+def test_a_list_whose_pages_go_round_has_an_end(scripted: ScriptedService, client_of: Clients) -> None:
+    def answer(request: Request) -> Response:
+        following = {None: "a", "a": "b", "b": "c", "c": "a"}
+        return JSONResponse({"jobs": [], "next_cursor": following[request.query_params.get("cursor")]})
+
+    scripted.on("GET", "/v1/jobs", answer)
+    with pytest.raises(UnexpectedAnswer, match="a page is followed by itself, or by one before it"):
+        list(client_of(scripted.url).jobs())
+    assert len(scripted.seen) == 4
 
 
 def test_a_bundle_that_is_none_is_no_answer_of_cukilns(

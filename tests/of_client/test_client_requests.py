@@ -27,6 +27,7 @@ from cukiln import (
     ServiceUnreachable,
     UnexpectedAnswer,
     UsageError,
+    shared_client,
 )
 from cukiln.client import Client
 from cukiln.operations import record_memory
@@ -403,3 +404,21 @@ def test_an_odd_id_stays_one_part_of_the_path(
         BY_ID[call](client_of(scripted.url), id)
     for seen in scripted.seen:
         assert f"/{id}" in seen.path and seen.path.startswith("/v1/")
+
+
+def test_a_shared_client_that_is_dropped_closes_its_connections_once_nobody_has_it(scripted: ScriptedService) -> None:
+    scripted.on("GET", "/v1/operators", {"operators": []})
+
+    def connected(key: str) -> Client:
+        client = Client(transport=shared_client._transport(scripted.url, key, False))
+        client.operators()
+        return client
+
+    held, dropped = connected("held"), connected("dropped")
+    connections = dropped._transport._client
+    del dropped
+    for number in range(shared_client.MOST_TRANSPORTS):
+        assert connections is not None and not connections.is_closed
+        shared_client.shared_client(f"http://127.0.0.1:{number + 1}")
+    assert connections is not None and connections.is_closed
+    held.operators()

@@ -136,6 +136,13 @@ def test_a_configuration_that_is_named_and_not_there_is_an_error(tmp_path: Path)
         ClientSettings.from_environment({"CUKILN_CONFIG": str(tmp_path / "confg.toml")})
 
 
+def test_a_configuration_file_that_the_system_refuses_to_look_at_is_an_error_that_names_it(tmp_path: Path) -> None:
+    for folder in (tmp_path / ("x" * 300), tmp_path / "file"):  # longer than a name may be, and no folder
+        (tmp_path / "file").touch()
+        with pytest.raises(UsageError, match=r"the configuration file .*config\.toml cannot be read"):
+            ClientSettings.from_environment({"CUKILN_CONFIG": str(folder / "config.toml")})
+
+
 def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")

@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import pytest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from cukiln.client import AsyncClient
-from cukiln.errors import BadRequest, NotAuthorised
+from cukiln.errors import BadRequest, NotAuthorised, UnexpectedAnswer
 from cukiln.types import LookedUp
-from tests.support.fixtures.client import MATMUL, ScriptedService, closed_port, problem_json, record_json
+from tests.support.fixtures.client import MATMUL, ScriptedService, closed_port, problem_json, record_json, silent_server
 
 _T = TypeVar("_T")
 
@@ -67,6 +67,70 @@ def test_a_refused_one_is_refused_for_its_caller_alone(scripted: ScriptedService
     refused = answers.pop(2)
     assert isinstance(refused, BadRequest) and "m 3 is wrong" in str(refused)
     assert answers == [1, 2, 4, 5, 6, 7, 8]
+
+
+def test_which_one_is_refused_is_asked_no_longer_than_the_budget(scripted: ScriptedService) -> None:
+    async def never() -> AsyncIterator[bytes]:
+        await asyncio.sleep(20)
+        yield b""
+
+    scripted.on("POST", "/v1/lookups", by_m(frozenset({3})), lambda request: StreamingResponse(never()))
+
+    async def ask(client: AsyncClient) -> Any:
+        answers = await gathered(*range(1, 5))(client)
+        return answers, client._transport.breaker.open
+
+    answers, is_open = looked_up(scripted.url, ask, lookup_budget=0.5)
+    assert all("refused, and the time was over" in answer[0].unanswered for answer in answers)
+    assert len(scripted.seen) == 3 and not is_open
+
+
+def test_a_record_that_is_none_is_a_miss_of_its_caller_alone(scripted: ScriptedService) -> None:
+    def answer(request: Request) -> Response:
+        body = json.loads(bytes(by_m()(request).body))
+        for result in body["results"]:
+            if int(result["key"]) == 3:
+                result["record"] = {"front": "none"}
+        return JSONResponse(body)
+
+    scripted.on("POST", "/v1/lookups", answer)
+    answers: Any = looked_up(scripted.url, gathered(*range(1, 5)), lookup_budget=30.0)
+    assert keys(answers) == [1, 2, -1, 4] and len(scripted.seen) == 1
+    assert "did not answer as cukiln does (record.key: Field required)" in answers[2][0].unanswered
+    with pytest.raises(UnexpectedAnswer):
+        looked_up(scripted.url, lambda client: client.lookup([{**MATMUL, "m": m} for m in (1, 3)], refresh=True))
+
+
+def test_a_client_that_is_closed_keeps_no_caller_waiting(scripted: ScriptedService) -> None:
+    async def run(url: str, accepted: list[Any]) -> Any:
+        client = AsyncClient(url, lookup_budget=60.0)
+        waiting = asyncio.gather(*[client.lookup([{**MATMUL, "m": m}]) for m in (1, 2)], return_exceptions=True)
+        while not accepted:
+            await asyncio.sleep(0.005)
+        unsent = asyncio.ensure_future(client.lookup([{**MATMUL, "m": 3}]))
+        await asyncio.sleep(0)
+        await client.close()
+        return [*await waiting, *await asyncio.gather(unsent, return_exceptions=True)], asyncio.all_tasks()
+
+    with silent_server() as (url, accepted):
+        answers, tasks = asyncio.run(asyncio.wait_for(run(url, accepted), 50))
+    assert all(isinstance(answer, RuntimeError) and "closed" in str(answer) for answer in answers)
+    assert not any("_answer" in repr(task) for task in tasks)
+
+
+def test_a_loop_that_ends_before_it_sends_is_let_go(scripted: ScriptedService) -> None:
+    scripted.on("POST", "/v1/lookups", by_m())
+    client = AsyncClient(scripted.url, lookup_budget=30.0)
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(client.lookup([MATMUL]))  # type: ignore[arg-type]
+    task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's warning is what is played here
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert [key[0] for key in client._gathered._waiting] == [loop]
+    loop.close()
+    assert keys(asyncio.run(gathered(1)(client))) == [1]
+    assert not client._gathered._waiting
+    asyncio.run(client.close())
 
 
 def test_a_key_that_is_refused_is_refused_for_all_at_once(scripted: ScriptedService) -> None:

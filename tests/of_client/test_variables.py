@@ -43,6 +43,19 @@ def test_a_misspelt_variable_of_the_service_is_said_where_it_starts(
     assert [message.rpartition(" ")[2] for message in said(caplog)] == ["CUKILN_WORKERS"]
 
 
+def test_what_kubernetes_sets_for_a_service_of_this_name_is_not_said(caplog: pytest.LogCaptureFixture) -> None:
+    port = ["", "_PROTO", "_PORT", "_ADDR"]
+    of_services = [
+        f"CUKILN_{name}{end}"
+        for name in ("", "API_")
+        for end in ("SERVICE_HOST", "SERVICE_PORT", "SERVICE_PORT_HTTP", "PORT", *[f"PORT_8765_TCP{of}" for of in port])
+    ]
+    variables.warn_of_misspelt(of_services)
+    assert said(caplog) == []
+    variables.warn_of_misspelt(["CUKILN_SERVICE_PROT", "CUKILN_API_PORT"])
+    assert [message.split()[0] for message in said(caplog)] == ["CUKILN_SERVICE_PROT", "CUKILN_API_PORT"]
+
+
 @pytest.mark.checkout
 def test_settings_of_client_and_service_are_not_said(caplog: pytest.LogCaptureFixture) -> None:
     from storage.config.settings import Settings

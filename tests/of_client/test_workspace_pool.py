@@ -235,6 +235,28 @@ def test_a_kernel_is_loaded_while_another_thread_captures_without_breaking_that(
     assert modes == ["mode 2 0", "mode 0 0"] * 5  # one module prepared, two loaded by calls, two workspaces
 
 
+def test_cupys_memory_is_taken_while_another_thread_captures_without_breaking_that(run: Any) -> None:
+    body = """
+    import contextlib, ctypes, sys, types
+    class ndarray(T):
+        data = types.SimpleNamespace(device_id=0)
+        def __dlpack__(self, stream=None):
+            return super().__dlpack__()
+    def alloc(size):
+        address = ctypes.c_uint64()
+        assert ctypes.CDLL("libcuda.so.1").cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(size)) == 0
+        return types.SimpleNamespace(ptr=address.value)
+    entered = lambda *_: contextlib.nullcontext()
+    current = lambda device: types.SimpleNamespace(ptr=66)
+    cuda = types.SimpleNamespace(get_current_stream=current, Device=entered, ExternalStream=entered, alloc=alloc)
+    sys.modules["cupy"] = types.SimpleNamespace(ndarray=ndarray, cuda=cuda)
+    call(kind=ndarray)
+    """
+    _, log = run(body, FAKE_CUDA_CAPTURED_ELSEWHERE="1")
+    assert [word for word, *_ in memory(log)] == ["alloc"] and len(launches(log)) == 2
+    assert "a capture is broken 0 0" not in log
+
+
 def test_without_the_drivers_leave_a_load_would_break_the_capture(run: Any) -> None:
     body = """
     import contextlib, cukiln.load_kernel

@@ -14,9 +14,13 @@ def parse(response: httpx2.Response, kind: type[_Answer]) -> _Answer:
     try:
         return kind.model_validate_json(response.content)
     except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or "the whole"
-        raise unexpected(response, f"{place}: {first['msg']}") from error
+        raise not_valid(response, error) from error
+
+
+def not_valid(response: httpx2.Response, error: ValidationError) -> UnexpectedAnswer:
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"])) or "the whole"
+    return unexpected(response, f"{place}: {first['msg']}")
 
 
 def json_object(response: httpx2.Response) -> dict[str, Any]:

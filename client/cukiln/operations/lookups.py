@@ -8,13 +8,14 @@ from functools import partial
 from typing import Any, TypeVar
 
 import httpx2
+from pydantic import ValidationError
 
 from cukiln.bodies import largest_lookup
 from cukiln.counted import counted
-from cukiln.errors import CukilnError
+from cukiln.errors import CukilnError, UnexpectedAnswer
 from cukiln.gpu import local_target
 from cukiln.job_request import encode
-from cukiln.operations.answers import parse, unexpected
+from cukiln.operations.answers import json_object, not_valid, parse, unexpected
 from cukiln.operations.state import NO_ANSWER, ClientState
 from cukiln.operations.steps import Ask, Operation
 from cukiln.transport import Call
@@ -192,7 +193,7 @@ class LookupOperations(ClientState):
         for shared, part in _requests(prepared):
             body = encode({**shared, **missed.fields, "problems": [dict(one.problem) for one in part]})
             seconds = self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS)
-            read = partial(_results, asked=part)
+            read = partial(_results if patient else _results_of_each, asked=part)
             try:
                 most = largest_lookup(len(part))
                 results = yield Call(
@@ -206,8 +207,10 @@ class LookupOperations(ClientState):
                 continue
             now = time.time()
             for one, result in zip(part, results, strict=True):
-                answers[one.digest] = LookedUp(
-                    name=None, key=result.key, record=result.record, tuning=result.tuning, at=now
+                answers[one.digest] = (
+                    LookedUp(name=None, key="", record=None, unanswered=str(result))
+                    if isinstance(result, UnexpectedAnswer)
+                    else LookedUp(name=None, key=result.key, record=result.record, tuning=result.tuning, at=now)
                 )
         self._memory.keep(answers, self.url)
         return answers
@@ -233,6 +236,26 @@ class LookupOperations(ClientState):
 
 def _results(response: httpx2.Response, asked: Sequence[Prepared]) -> list[LookupResult]:
     return _as_many(response, parse(response, Lookups).results, asked)
+
+
+def _results_of_each(response: httpx2.Response, asked: Sequence[Prepared]) -> Sequence[LookupResult | UnexpectedAnswer]:
+    """`_results`, but where some of them alone are not cukiln's, these are the errors that say so."""
+    try:
+        return _results(response, asked)
+    except UnexpectedAnswer:
+        given = json_object(response).get("results")
+        results = [_result(response, each) for each in given] if isinstance(given, list) else []
+        wrong = sum(isinstance(result, UnexpectedAnswer) for result in results)
+        if len(results) != len(asked) or wrong in (0, len(asked)):
+            raise
+        return results
+
+
+def _result(response: httpx2.Response, value: Any) -> LookupResult | UnexpectedAnswer:
+    try:
+        return LookupResult.model_validate(value)
+    except ValidationError as error:
+        return not_valid(response, error)
 
 
 def _as_many(response: httpx2.Response, results: list[_T], asked: Sequence[Prepared]) -> list[_T]:

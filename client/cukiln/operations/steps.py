@@ -2,7 +2,7 @@
 
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
@@ -51,12 +51,13 @@ Operation = Generator[Step, Any, _T]
 
 @dataclass(frozen=True)
 class Listing(Generic[_Page, _Item]):
-    """Something that the service answers in pages."""
+    """Something that the service answers in pages, which are read once."""
 
     path: str
     page: type[_Page]
     items: Callable[[_Page], Sequence[_Item]]
     options: Mapping[str, Any]
+    _read: set[str] = field(default_factory=set, init=False, repr=False, compare=False)  # cursors
 
     def read(self, cursor: str | None) -> Operation[_Page]:
         """The page at `cursor`, None: the first."""
@@ -64,8 +65,10 @@ class Listing(Generic[_Page, _Item]):
         query = urlencode({name: value for name, value in parameters.items() if value is not None})
         response = yield Call("GET", f"{self.path}?{query}")
         page = parse(response, self.page)
-        if cursor is not None and page.next_cursor == cursor:
-            raise unexpected(response, "a page is followed by itself")
+        if cursor is not None:
+            self._read.add(cursor)
+        if page.next_cursor in self._read:
+            raise unexpected(response, "a page is followed by itself, or by one before it")
         return page
 
 

@@ -57,11 +57,14 @@ class _Counting(Dispatcher):
     def has_kernel(self, operator: Operator, tensors: Tensors, options: Hashable) -> bool:
         return self._of.has_kernel(operator, tensors, options)  # of a compiler: no call
 
-    def wait(self, entry: Entry, seconds: float | None = None) -> None:
-        self._of.wait(entry, seconds)
+    def wait(self, entry: Entry) -> None:
+        self._of.wait(entry)
 
     def again(self, entry: Entry) -> None:
         self._of.again(entry)
+
+    def misses_are_due(self) -> None:
+        self._of.misses_are_due()
 
     def settle(self, seconds: float | None) -> bool:
         return self._of.settle(seconds)

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from math import inf
 from typing import Any, TypeAlias, Unpack
 
 import torch
@@ -28,6 +29,7 @@ class Dispatcher:
         self.table: dict[Key, Entry] = {}
         self.of_gpus = False  # whether tensors of a CPU stand for those of a GPU
         self._finder = Finder(options, load)
+        self._late_until = 0.0  # calls waited in vain, and do not wait again until then
         self._lock = threading.Lock()
 
     def first(self, key: Key, plan: Plan | None, device: torch.device) -> Entry:
@@ -45,22 +47,25 @@ class Dispatcher:
         return kept
 
     def has_kernel(self, operator: "Operator", tensors: Tensors, options: Hashable) -> bool:
-        """Whether calls of tensors like these, which have no data, run a kernel. It is looked up and waited for, longer
-        than by a call: what asks here compiles."""
+        """Whether calls of tensors like these, which have no data, run a kernel. It is looked up, again where its time
+        has come, and waited for, longer than by a call: what asks here compiles."""
         key = (operator.name, options, *[(t.shape, t.stride(), t.dtype, t.device, 0, t.is_neg()) for t in tensors])
         entry = self.table.get(key)
         if entry is None:
             plan = None if _unlike(tensors) else operator.plan(tensors, options)
             entry = self.first(key, plan, tensors[0].device)
-        if not entry.ready.is_set():
-            self.wait(entry, max(self.options.wait_seconds, COMPILER_SECONDS))
+        elif entry.until <= time.monotonic():
+            self.again(entry)
+        # A call that came too early says nothing of what a compiler may wait for: only a service without answers does.
+        if time.monotonic() >= self._finder.failed_until:
+            self._finder.wait(entry, max(self.options.wait_seconds, COMPILER_SECONDS))
         return entry.call is not None
 
-    def wait(self, entry: Entry, seconds: float | None = None) -> None:
+    def wait(self, entry: Entry) -> None:
         """Wait for an entry that is being filled in, as long as the options say, unless that was in vain lately."""
-        seconds = self.options.wait_seconds if seconds is None else seconds
-        if time.monotonic() >= self._finder.failed_until and not entry.ready.wait(seconds):
-            self._finder.failed_until = time.monotonic() + self.options.retry_seconds
+        in_vain_until = max(self._late_until, self._finder.failed_until)
+        if time.monotonic() >= in_vain_until and not entry.ready.wait(self.options.wait_seconds):
+            self._late_until = time.monotonic() + self.options.retry_seconds
 
     def again(self, entry: Entry) -> None:
         """Ask for an entry whose time has come, behind the caller's back."""
@@ -71,6 +76,13 @@ class Dispatcher:
             entry.until = time.monotonic() + self.options.retry_seconds
         if due:
             self._finder.find(entry)
+
+    def misses_are_due(self) -> None:
+        """Each miss, and each neighbour's kernel, is asked for again when it is needed next."""
+        with self._lock:
+            for entry in self.table.values():
+                if entry.until != inf:
+                    entry.until = 0.0
 
     def settle(self, seconds: float | None) -> bool:
         return self._finder.settle(seconds)

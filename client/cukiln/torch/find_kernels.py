@@ -72,6 +72,14 @@ class Finder:
             asked = set(self._asked)
             return self._changed.wait_for(lambda: asked.isdisjoint(self._asked), seconds)
 
+    def wait(self, entry: Entry, seconds: float) -> None:
+        """Wait until this entry is answered, also where it was asked again; at once where it is not being asked."""
+        if not entry.ready.is_set():  # not for those that are asked with it
+            entry.ready.wait(seconds)
+            return
+        with self._changed:
+            self._changed.wait_for(lambda: entry not in self._asked, seconds)
+
     def close(self) -> None:
         self._queue.put(None)
 

@@ -57,6 +57,7 @@ def record(file: Path | str | None = None, *, target: str | None = None) -> Iter
         yield recorder.problems
     finally:
         install(before)
+        before.misses_are_due()  # graphs are compiled again, which would have the misses of before for good
         recorder.close()
     if file is not None:
         request = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -89,6 +90,72 @@ def test_what_no_kernel_is_known_for_stays_as_it_was(played: Callable[..., Playe
         same(call(x, w), function(x, w))
     assert [problem["operator"] for problem in problems] == ["matmul", "softmax"]
     assert dict(ck.replaced()[-1].calls) == {"matmul + relu": 1, "softmax": 1}
+
+
+def test_a_graph_that_is_compiled_after_a_recording_has_the_kernels_that_came_meanwhile(
+    played: Callable[..., PlayedService],
+) -> None:
+    import torch
+
+    import cukiln.torch as ck
+    from tests.support.kernels.reference_kernel import PlayedService
+
+    missing = True
+    service, x = played(PlayedService(lacks=lambda problem: missing)), torch.randn(8, 16)
+    call = compiled(lambda x: torch.softmax(x, -1))
+    with ck.counted():
+        call(x)
+        assert service.calls == 0
+        missing = False
+        with ck.record():
+            pass
+        call(x)
+    assert service.calls == 1
+
+
+def test_a_miss_is_asked_for_again_by_a_compiler_once_its_time_has_come(
+    played: Callable[..., PlayedService], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+
+    from cukiln.torch import dispatch, find_kernels
+    from tests.support.kernels.reference_kernel import PlayedService
+
+    now, missing = 1000.0, True
+    for module in (dispatch, find_kernels):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
+    service = played(PlayedService(lacks=lambda problem: missing), retry_seconds=20.0)
+    call, x = compiled(lambda x: torch.softmax(x, -1)), torch.randn(8, 16)
+    call(x)
+    missing = False
+    for seconds, asked, calls in ((19, 1, 0), (2, 2, 1)):
+        now += seconds
+        torch._dynamo.reset()
+        call(x)
+        assert (len(service.asked), service.calls) == (asked, calls)
+
+
+def test_a_call_that_waited_in_vain_keeps_no_kernel_from_a_compiler(played: Callable[..., PlayedService]) -> None:
+    import threading
+
+    import torch
+
+    import cukiln.torch as ck
+    from tests.support.kernels.reference_kernel import PlayedService
+
+    go = threading.Event()
+
+    class Late(PlayedService):
+        def lookup(self, *arguments: Any, **options: Any) -> Any:
+            assert go.wait(60)
+            return super().lookup(*arguments, **options)
+
+    service, x = played(Late(), wait_seconds=0.01), torch.randn(8, 16)
+    ck.softmax(x)
+    assert service.calls == 0
+    go.set()
+    compiled(lambda x: torch.softmax(torch.relu(x), -1))(torch.randn(4, 32))  # another problem
+    assert service.calls == 1
 
 
 def test_a_shorter_call_is_taken_where_the_longest_has_no_kernel(played: Callable[..., PlayedService]) -> None:
