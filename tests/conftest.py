@@ -30,7 +30,8 @@ pytest_plugins = [
 
 
 os.environ.setdefault("CUKILN_TARGET", "sm_80")  # of requests that name none, as most of the tests' do
-os.environ.setdefault("CUKILN_TEST_SEED", str(random.SystemRandom().randrange(10**9)))  # before xdist's processes start
+# Before xdist's processes start: they have the same.
+os.environ["CUKILN_TEST_SEED"] = os.environ.get("CUKILN_TEST_SEED") or str(random.SystemRandom().randrange(10**9))
 gc.disable()  # until all tests are there: each process of the run makes all of them
 share_statements()
 share_certificates()

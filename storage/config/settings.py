@@ -102,6 +102,10 @@ class Settings(BaseSettings):
     verify_ptx: Literal["winners", "none"] = Field(
         "winners", description="which kernels are run from their PTX on the CPU before they are published"
     )
+    promises: Literal["tell", "refuse"] = Field(
+        "tell",
+        description="a kernel whose GPU gave other bits than its PTX promises, within their bounds",
+    )
 
     gpus: str = Field(
         "auto",

@@ -4,7 +4,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,10 @@ from numpy.typing import NDArray
 from codegen.arrays import compared
 from codegen.operand import Operand
 from codegen.plan.verification_plan import Case, FarCase, Kind, OutputCheck, Run, check_output, differing
-from workers.cpu.launch_code import LaunchCode
 from workers.cpu.library import CpuLibrary, Outcome, SharedAccess, Tensor
+
+if TYPE_CHECKING:  # a recorded kernel is checked where no operator is known
+    from workers.cpu.launch_code import LaunchCode
 
 # Bytes of a workspace. A larger one is that of a problem beyond 32 bits, of which little is touched.
 MOST_POISONED = 2**30
@@ -57,7 +59,7 @@ class KernelTest:
     cases: Iterable[Case]
     repeats: bool
     cpu_seconds: float
-    launch_code: LaunchCode | None = None
+    launch_code: "LaunchCode | None" = None
 
     def __post_init__(self) -> None:
         self._deadline = time.process_time() + self.cpu_seconds
@@ -87,20 +89,21 @@ class KernelTest:
         self.described.append(described)
         inputs = self.tested.make_inputs(case.shown, case.kind, np.random.default_rng(case.seed))
         expected, bound = self.tested.reference(case.shown, inputs, exact=case.exact)
+        self._note_inputs(case, inputs, described)
         try:
             operands = self.tested.operands(case.problem)
             try:
                 tensors = self._allocate(case, operands)
+                # How much a call needs depends on its launch; each gets exactly that, so that a byte more is noticed.
+                workspaces = {
+                    launch: self.library.workspace(self.namespace, integers, launch)
+                    for launch in dict.fromkeys(run.launch for run in case.runs)
+                }
             except MemoryError as error:
                 if not isinstance(case, FarCase):
                     raise
                 described["not_run"] = str(error)  # a machine may grant no address space that is not touched
                 return None
-            # How much a call needs depends on its launch; each gets exactly that, so that a byte more is noticed.
-            workspaces = {
-                launch: self.library.workspace(self.namespace, integers, launch)
-                for launch in dict.fromkeys(run.launch for run in case.runs)
-            }
             for tensor in tensors:
                 if tensor.operand.role == "in":
                     tensor.fill(inputs[tensor.operand.name])
@@ -165,6 +168,9 @@ class KernelTest:
                 words = f"{changed} of {sum(map(np.size, bits))} elements differ between two runs on the same inputs"
                 return Failure("incorrect", f"{words} [{_where(described, run)}]")
         return None
+
+    def _note_inputs(self, case: Case, inputs: Mapping[str, NDArray[Any]], described: dict[str, Any]) -> None:
+        """What the inputs of a case are to leave in its description."""
 
     def _note(self, case: Case, outs: Sequence[Tensor], described: dict[str, Any]) -> None:
         """What else a right run of a case is to leave in its description."""

@@ -37,6 +37,9 @@ class LaunchCode:
 
     def taken(self, library: CpuLibrary, case: Case, tensors: Sequence[Tensor]) -> str:
         """What it takes and must refuse; nothing where it refuses each number of a call that is too large."""
+        numbers = (*self.operator.extent_names, *self.operator.attribute_names)
+        if unknown := sorted(set(self.operator.limited) - set(numbers)):
+            return f"its operator's `limited` names {unknown}, which no call has; allowed: {', '.join(numbers)}"
         for name in self.operator.limited:
             said = self.said_of(library, case, tensors, {name: BEYOND})
             if not said.startswith(REFUSED):

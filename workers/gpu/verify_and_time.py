@@ -16,7 +16,7 @@ from codegen.kernel import Kernel
 from codegen.operator import Operator
 from codegen.operators import operator
 from codegen.plan.gpu_verification_plan import GpuCase, PromisedGpuCase
-from codegen.plan.promised import digest_of
+from codegen.plan.promised import digest_of, digest_of_inputs
 from codegen.plan.verification_plan import check_output, differing
 from codegen.problem import Problem
 from cukiln.types import Measurement
@@ -131,6 +131,7 @@ class Verifier:
             if wrong is not None:
                 return wrong.at(where(case, call))
             if isinstance(case, PromisedGpuCase):
+                described["inputs_sha256"] = digest_of_inputs(prepared.host)
                 described["sha256"] = digest_of([self._gpu.to_host(operands.out.bits())])
         return None
 

@@ -211,9 +211,11 @@ def _build(context: StepContext, problem: JobProblem, ranked: Ranked, runs: PtxR
         _refuse(context, problem, ranked, WRONG.format(message=verdict.message), verdict.verdict)
         return None
     if (broken := broken_promise(verdict, ranked.stored.proof)) is not None:
-        _refuse(context, problem, ranked, broken, "incorrect")
-        return None
-    return Built(ranked, library, launch, cpu_seconds, target.tensor_sums, mark_of(verdict))
+        if context.settings.promises == "refuse":
+            _refuse(context, problem, ranked, broken, "incorrect")
+            return None
+        log.warning("candidate %s: %s", ranked.candidate.id, broken)
+    return Built(ranked, library, launch, cpu_seconds, target.tensor_sums, mark_of(verdict, broken))
 
 
 def _refuse(context: StepContext, problem: JobProblem, ranked: Ranked, words: str, verdict: str) -> None:

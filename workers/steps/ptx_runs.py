@@ -94,4 +94,5 @@ def _judged(shown: verify.PtxVerdict, plan: str, seed: int) -> Judged:
 
 def promise(case: Mapping[str, Any], launch: Sequence[int]) -> dict[str, Any]:
     """`cukiln.types.PromisedOutput` of a verdict's case that has a digest of its output."""
-    return {**{name: case[name] for name in ("extents", "kind", "seed", "sha256")}, "launch": list(launch)}
+    names = ("extents", "kind", "seed", "inputs_sha256", "sha256")
+    return {**{name: case[name] for name in names}, "launch": list(launch)}

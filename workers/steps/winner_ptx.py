@@ -1,5 +1,6 @@
 """A winner's own PTX, run on the CPU before it is published; what it showed is remembered beside its library."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -43,7 +44,7 @@ def _judge(runs: PtxRuns, kernel: Kernel, ptx: str) -> PtxVerdict:
     return judged.verdict
 
 
-def mark_of(verdict: PtxVerdict | None) -> PtxMark | None:
+def mark_of(verdict: PtxVerdict | None, broken: str | None = None) -> PtxMark | None:
     """As the record has it, of a kernel that is published."""
     if verdict is None:
         return None
@@ -53,6 +54,7 @@ def mark_of(verdict: PtxVerdict | None) -> PtxMark | None:
             "message": verdict.message or None,
             "cpu_seconds": verdict.cpu_seconds,
             "promised": verdict.promised,
+            "broken": broken,
         }
     )
 
@@ -62,8 +64,13 @@ def broken_promise(verdict: PtxVerdict | None, proof: Verdict | None) -> str | N
     or nothing is promised."""
     if verdict is None or proof is None or proof.venue != GPU:
         return None
-    given = [promise(case, case["launches"][0]) for case in proof.details.get("cases", []) if "sha256" in case]
-    digests = {_inputs(of): of["sha256"] for of in given}
+    digests = {}
+    for case in proof.details.get("cases", []):
+        # Also of results that were imported: of a case that says less nothing is compared.
+        launches = case.get("launches")
+        if case.keys() >= _OF_PROMISE and isinstance(launches, list) and [type(of) for of in launches] == [list]:
+            of = promise(case, launches[0])
+            digests[_inputs(of)] = of["sha256"]
     for of in verdict.promised:
         got = digests.get(_inputs(of), of["sha256"])
         if got != of["sha256"]:
@@ -72,5 +79,9 @@ def broken_promise(verdict: PtxVerdict | None, proof: Verdict | None) -> str | N
     return None
 
 
-def _inputs(of: Mapping[str, Any]) -> tuple[object, ...]:
-    return tuple(of["extents"]), of["kind"], of["seed"], tuple(of["launch"])
+_OF_PROMISE = {"extents", "kind", "seed", "launches", "inputs_sha256", "sha256"}
+
+
+def _inputs(of: Mapping[str, Any]) -> str:
+    """Which they are: what else differs of a case, too, and whatever an import has in its place."""
+    return json.dumps([of[name] for name in ("extents", "kind", "seed", "launch", "inputs_sha256")])

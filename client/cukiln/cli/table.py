@@ -25,6 +25,7 @@ _PTX = {
     "ok": "ptx ok: what nvcc made of the kernel, run on the CPU, gave them, too",
     "untranslated": "ptx untranslated: what nvcc made of the kernel could not be run on the CPU",
 }
+_OTHER_BITS = "other bits: the GPU gave others than that run promises, within their bounds (the record's ptx.broken)"
 _NAME_WIDTH = 20  # characters of a problem's name in a line
 _SCHEDULE_LINES = 4  # of a schedule in a table, at most
 _SCHEDULE_WIDTHS = range(24, 78, 2)  # characters that its column is tried with
@@ -240,7 +241,9 @@ def _judgement(problem: ProblemReport) -> tuple[str, str]:
 
 
 def _verified(winner: WinnerSummary | FrontEntry) -> str:
-    return winner.verified if winner.ptx is None else f"{winner.verified}\nptx {winner.ptx.verdict}"
+    if winner.ptx is None:
+        return winner.verified
+    return f"{winner.verified}\nptx {winner.ptx.verdict}{', other bits' if winner.ptx.broken else ''}"
 
 
 def _gpu_of(problem: ProblemReport) -> str:
@@ -253,7 +256,9 @@ def notes(job: Job) -> list[str]:
     common = schedule_text(_common(job))
     lines = [f"in every winner's schedule that has them: {common}"] if common else []
     lines += [_VERIFIED[name] for name in sorted({winner.verified for winner in winners})]
-    lines += [_PTX[name] for name in sorted({winner.ptx.verdict for winner in winners if winner.ptx is not None})]
+    marks = [winner.ptx for winner in winners if winner.ptx is not None]
+    lines += [_PTX[name] for name in sorted({mark.verdict for mark in marks})]
+    lines += [_OTHER_BITS] if any(mark.broken for mark in marks) else []
     if any(winner.ranked_by == "predicted" for winner in winners):
         lines.append(_PREDICTED.format(targets=", ".join(sorted({_gpu_of(problem) for problem in job.problems}))))
     lines += _measured_notes(job)

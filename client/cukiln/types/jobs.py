@@ -148,12 +148,14 @@ class RunnerUp(Answer):
 
 class PromisedOutput(Answer):
     """What a GPU must give to the bit: the SHA-256 of a kernel's output elements, row by row, on inputs of a kind that
-    `seed` makes (`Operator.make_inputs`). `launch`: the launch-time values."""
+    `seed` makes (`Operator.make_inputs`). Another NumPy or C library may make others of it: `inputs_sha256` says which
+    they are. `launch`: the launch-time values."""
 
     extents: list[int]
     kind: Literal["integer", "normal"]
     seed: int
     launch: list[int]
+    inputs_sha256: str
     sha256: str
 
 
@@ -167,6 +169,8 @@ class PtxMark(Answer):
     cpu_seconds: float  # g++ and the run; a library that was there already has those of then
     # Empty where some rounding is left to ptxas or the GPU. Null: of an older record, and in what a job says.
     promised: list[PromisedOutput] | None = None
+    # Of the GPU that the kernel was verified on: which of these it did not give. Its elements are within their bounds.
+    broken: str | None = None
 
 
 class PtxCost(Answer):

@@ -50,6 +50,8 @@ inline size_t round_up(size_t value, size_t to) { return (value + to - 1) / to *
 inline char* canary_begin(const Buffer& buffer) { return buffer.mapped + buffer.guard; }
 inline char* canary_end(const Buffer& buffer) { return buffer.mapped + buffer.mapped_bytes - buffer.guard; }
 
+constexpr size_t far_bytes = size_t{1} << 30;  // of a buffer with more only little is touched
+
 // Maps a buffer and fills its canaries. It starts at a multiple of `alignment` and of nothing better, up to the 16 bytes
 // of the widest access: a vector access that the operand's alignment does not promise must not work by luck.
 // Untouched pages take no memory, so that rows may lie as far apart as a caller's. Returns its data, or null where memory
@@ -60,6 +62,8 @@ inline void* allocate_buffer(const char* name, size_t bytes, size_t alignment, b
   const size_t all = inner + 2 * guard_bytes_of_buffer;
   void* mapped = mmap(nullptr, all, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) return nullptr;
+  // Rows that lie far apart would take 2 MiB each. Where a kernel has no huge pages it fails, and nothing is lost.
+  if (all > far_bytes) madvise(mapped, all, MADV_NOHUGEPAGE);
   char* inner_begin = static_cast<char*>(mapped) + guard_bytes_of_buffer;
   if (mprotect(inner_begin, inner, PROT_READ | PROT_WRITE) != 0) {
     munmap(mapped, all);

@@ -30,5 +30,7 @@ def last_filters(
             continue
         many = type(problem).model_validate({**problem.canonical(), "k": filters})
         part, whole = product(problem), product(many)
+        if not far.has_slots(t, whole):
+            continue
         return [RunOnce("far", many, far.launch(t, whole), problem, far.of_rows(t, part, whole, width))]
     return []

@@ -55,7 +55,8 @@ def of_product(t: Fields, product: Callable[[Any], MatmulProblem], phases: Calla
 
     def last(few: Any, many: Any) -> tuple[LastBlocks, ...]:
         part, whole = product(few), product(many)
-        if t["split"] != "none" and (part.batch if few.channels_last else phases(few)) > 1:
+        apart = t["split"] != "none" and (part.batch if few.channels_last else phases(few)) > 1
+        if apart or not far.has_slots(t, whole):
             return ()
         if few.channels_last:
             return far.of_rows(t, part, whole, width)
@@ -93,7 +94,12 @@ def of_winograd(t: Fields, layer: Callable[[Any], Any]) -> Last:
 
 def with_nodes(last: Last, nodes: int) -> Last:
     """With so many launches of nodes behind it, each of all outputs."""
-    return lambda few, many: (*last(few, many), *[far.of_items(math.prod(few.shape_of(few.writes)))] * nodes)
+
+    def with_them(few: Any, many: Any) -> tuple[LastBlocks, ...]:
+        blocks = last(few, many)
+        return blocks and (*blocks, *[far.of_items(math.prod(few.shape_of(few.writes)))] * nodes)
+
+    return with_them
 
 
 def _pairs(p: Convolution, reach: Reach) -> Iterator[tuple[Convolution, Convolution]]:
@@ -108,7 +114,7 @@ def _pairs(p: Convolution, reach: Reach) -> Iterator[tuple[Convolution, Convolut
         sizes = {"x": wide.h * wide.w * wide.c, "dy": wide.p * wide.q * wide.k}
         least = sizes["dy" if written == "k" else "x"] if reach.whole and not reach.stored else min(sizes.values())
         images = -(-FAR // (least * WORD)) * WORD + IMAGES
-        if images * max(p.h * p.w, p.p * p.q) * p.groups > LARGEST_EXTENT:
+        if images * max(wide.h * wide.w, wide.p * wide.q) * wide.groups > LARGEST_EXTENT:
             continue
         few, many = (type(p).model_validate({**wide.canonical(), "n": count}) for count in (IMAGES, images))
         if reach.stored or reach.within(many):

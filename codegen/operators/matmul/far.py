@@ -28,6 +28,8 @@ def last_rows(problems: Iterable[MatmulProblem], t: Fields, width: int) -> list[
             continue
         packed = {name: value for name, value in problem.canonical().items() if name not in PITCHES}
         few, many = (MatmulProblem.model_validate({**packed, "m": m}) for m in (problem.m, rows))
+        if not has_slots(t, many):
+            continue
         return [RunOnce("far", many, launch(t, many), few, of_rows(t, few, many, width))]
     return []
 
@@ -64,6 +66,11 @@ def launch(t: Fields, product: MatmulProblem) -> tuple[int, ...]:
     if t["split"] == "stream":
         return 0, 1, split.all_steps(product, t)
     return 0, 1 if t["split"] == "none" else min(SLICES, k_steps(product.k, int(t["tile_k"]))), 0
+
+
+def has_slots(t: Fields, product: MatmulProblem) -> bool:
+    """Whether the two slots of each block of stream-K can be counted where each has a step."""
+    return t["split"] != "stream" or 2 * split.all_steps(product, t) < FAR
 
 
 def of_items(count: int) -> LastBlocks:

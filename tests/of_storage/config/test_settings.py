@@ -105,6 +105,7 @@ NONSENSE = {
     "CUKILN_LOG_LEVEL": "loud",
     "CUKILN_VERIFY_SANITIZE": "perhaps",
     "CUKILN_VERIFY_PTX": "some",
+    "CUKILN_PROMISES": "keep",
     "CUKILN_PID_NAMESPACES": "perhaps",
     "CUKILN_GPUS": "the first",
     "CUKILN_GPU_MODULE": "workers/cuda/cupy_gpu.py",

@@ -78,7 +78,7 @@ def test_a_candidate_that_cannot_be_published_as_it_was_verified_gives_way_to_th
     fate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (
-        Ranked(SimpleNamespace(code_digest="judged"), SimpleNamespace(id=name), SimpleNamespace(), point)  # type: ignore[arg-type]
+        Ranked(SimpleNamespace(code_digest="judged", proof=None), SimpleNamespace(id=name), SimpleNamespace(), point)  # type: ignore[arg-type]
         for name, point in (("first", Point("first", 1.0, 0, True)), ("second", Point("second", 2.0, 0, True)))
     )
     database = SimpleNamespace(write=contextlib.nullcontext)

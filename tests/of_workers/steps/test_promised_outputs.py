@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,12 +88,15 @@ def test_a_wrong_bit_of_a_gpu_is_refused_by_name_though_it_is_within_the_bound(g
 
 
 def test_nothing_is_broken_where_nothing_is_promised_or_no_gpu_has_looked() -> None:
-    case = {"extents": [8], "kind": "normal", "seed": 1, "launches": [[1]], "sha256": "a" * 64}
-    own = {"extents": [8], "kind": "normal", "seed": 1, "launch": [1], "sha256": "b" * 64}
+    case = {"extents": [8], "kind": "normal", "seed": 1, "launches": [[1]], "inputs_sha256": "c", "sha256": "a" * 64}
+    own = {"extents": [8], "kind": "normal", "seed": 1, "launch": [1], "inputs_sha256": "c", "sha256": "b" * 64}
     assert broken_promise(stored([own]), proof([case])) is not None
     assert broken_promise(stored([]), proof([case])) is None
     assert broken_promise(stored([own]), proof([])) is None
     assert broken_promise(stored([own]), proof([{**case, "seed": 2}])) is None
+    assert broken_promise(stored([own]), proof([{**case, "inputs_sha256": "of another NumPy"}])) is None
+    for damaged in ({"sha256": "a"}, {**case, "launches": []}, {**case, "launches": 5}, {**case, "seed": [[]]}):
+        assert broken_promise(stored([own]), proof([damaged])) is None  # as an import may have it
     assert broken_promise(stored([own]), proof([case], "cpu")) is None
     assert broken_promise(None, proof([case])) is None and broken_promise(stored([own]), None) is None
 
@@ -107,7 +111,10 @@ def test_a_record_says_what_its_kernels_promise(line: Line) -> None:
     assert winner is not None and winner.ptx is not None and winner.ptx.promised is None  # a record says it
 
 
-def test_a_candidate_whose_gpu_broke_its_promise_gives_way_to_the_next(gpu_line: GpuLine, line: Line) -> None:
+@pytest.mark.parametrize(("promises", "winner"), [("tell", "copy"), ("refuse", "workspace")])
+def test_a_candidate_whose_gpu_broke_its_promise_is_marked_or_gives_way_to_the_next(
+    promises: str, winner: str, gpu_line: GpuLine, line: Line
+) -> None:
     line.job({"tunables": {**COPIES, "factor": [1]}})
     mark = line.record().front[0].ptx
     assert mark is not None and mark.promised is not None
@@ -117,14 +124,20 @@ def test_a_candidate_whose_gpu_broke_its_promise_gives_way_to_the_next(gpu_line:
         given = [{**of.model_dump(exclude={"launch"}), "launches": [of.launch]} for of in promised]
         return [{**of, "sha256": "0" * 64} for of in given] if schedule["way"] == "copy" else []
 
+    settings = gpu_line.world.settings.model_copy(update={"promises": promises})
+    gpu_line.workplace = replace(gpu_line.workplace, settings=settings)
     gpu_line.gpu.cases = cases
     gpu_line.gpu.alone = lambda schedule: {"copy": 100.0, "workspace": 200.0}[schedule["way"]]
     job = gpu_line.job((probe(), search(factor=[1], way=["copy", "workspace"])))
-    assert job.problems[0].winner is not None and job.problems[0].winner.schedule["way"] == "workspace"
-    [refused] = [of for of in gpu_line.candidates(job.job) if of.verdict == "incorrect"]
-    assert refused.schedule["way"] == "copy"
+    chosen = job.problems[0].winner
+    assert chosen is not None and chosen.ptx is not None and chosen.schedule["way"] == winner
     words = f"its output on the GPU has SHA-256 {'0' * 64}, its PTX promises {promised[0].sha256} [integer inputs"
-    assert str(refused.message).startswith(words)
+    refused = [of for of in gpu_line.candidates(job.job) if of.verdict == "incorrect"]
+    if promises == "tell":
+        assert refused == [] and str(chosen.ptx.broken).startswith(words)
+    else:
+        [of] = refused
+        assert of.schedule["way"] == "copy" and str(of.message).startswith(words) and chosen.ptx.broken is None
 
 
 def test_make_test_gpu_compares_them_and_names_what_is_broken(

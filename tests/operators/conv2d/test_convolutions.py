@@ -15,7 +15,9 @@ from pydantic import ValidationError
 from benchmarks.shapes import shapes_of
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.operators.convolution import far
 from codegen.problem import Problem
+from codegen.run_once import LastBlocks
 from codegen.search.rules import ACCEPTED
 from codegen.search.search import Search
 from codegen.targets import target
@@ -216,3 +218,23 @@ def test_the_training_example_has_every_layer_of_both_networks_in_all_directions
     assert set(layers) == wanted
     for layer in named.values():
         assert lower(layer, sheet, search).candidates
+
+
+@pytest.mark.parametrize(("groups", "divided"), [(1, 3), (2, 0)])
+def test_the_last_images_of_divided_sums_are_the_last_blocks_of_one_group_alone(groups: int, divided: int) -> None:
+    """Partial sums of a group lie behind those of all images of the group before."""
+    op = operator("conv2d")
+    few, many = (convolution("conv2d", n=n, h=4, w=4, c=8, k=8, r=1, s=1, groups=groups) for n in (2, 2**26))
+    tiles = {"tile_m": 16, "tile_n": 16, "tile_k": 16}
+    for split, launches in (("none", 1), ("workspace", divided and 2), ("atomic", divided), ("stream", divided and 2)):
+        last = far.of_product({**tiles, "split": split}, op.product, lambda p: 1, 1)  # type: ignore[attr-defined]
+        assert len(last(few, many)) == launches, split
+        assert len(far.with_nodes(last, 2)(few, many)) == (launches and launches + 2), split
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_a_far_case_is_of_a_problem_that_can_be_had(name: str) -> None:
+    """Of few channels there are more pixels than can be indexed before their elements lie beyond 32 bits."""
+    narrow = convolution(name, n=2, h=5, w=5, c=1, k=1, r=2, s=2, stride=2)
+    reach = far.Reach(stored=True, whole=True, within=lambda p: True)
+    assert far.last_images([narrow], reach, lambda few, many: (LastBlocks(1),), lambda many: ()) == []

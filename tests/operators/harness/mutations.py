@@ -2,12 +2,13 @@
 are caught: the CPU execution notices.
 
 `make test` draws some mutants of each operator, with a fresh seed each time (CUKILN_TEST_SEED repeats them), and runs
-each in kernels up to the first that shows it. All of them are `long`, and that a missing barrier shows in every kernel
-which reaches it.
+each in kernels up to the first that shows it. `make test-long` runs all, and that a missing barrier shows in every
+kernel which reaches it.
 """
 
 from __future__ import annotations
 
+import os
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -60,8 +61,8 @@ def mutants_by_name(declared: Declarations) -> Mapping[str, Mutant | None]:
 
 
 TABLES = {"mutant": mutants_by_name}
-DRAWN = 25
-"""Mutants of an operator in `make test`."""
+DRAWN = int(os.environ.get("CUKILN_TEST_MUTANTS") or 25)
+"""Mutants of an operator in `make test`; with 0 all are `long`, as `make test-long` has it."""
 
 
 def not_drawn(having: Sequence[Declarations]) -> set[tuple[str, str]]:

@@ -1,13 +1,13 @@
 """One kernel's PTX under test on the CPU: the plan of `codegen.plan.ptx_plan` in the memory of any other test."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from numpy import uint8
 from numpy.typing import NDArray
 
-from codegen.plan.promised import digest_of
+from codegen.plan.promised import digest_of, digest_of_inputs
 from codegen.plan.ptx_plan import PromisedCase, PtxRun
 from codegen.plan.verification_plan import Case, Run
 from workers.cpu.cpu_check import KernelTest
@@ -25,6 +25,10 @@ class PtxLibrary(CpuLibrary):
 @dataclass
 class PtxTest(KernelTest):
     """All runs are `PtxRun`s, the library is one of PTX."""
+
+    def _note_inputs(self, case: Case, inputs: Mapping[str, NDArray[Any]], described: dict[str, Any]) -> None:
+        if isinstance(case, PromisedCase):
+            described["inputs_sha256"] = digest_of_inputs(inputs)
 
     def _note(self, case: Case, outs: Sequence[Tensor], described: dict[str, Any]) -> None:
         if isinstance(case, PromisedCase):
