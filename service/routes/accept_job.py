@@ -20,6 +20,7 @@ from service.http.errors import Refused, refuse
 from service.http.strict_json import read_json
 from service.requests.models import read_request
 from service.requests.resolve import Resolved, resolve_jobs
+from storage.config.settings import Settings
 from storage.database.database_errors import WrittenMeanwhile
 from storage.database.session import Session
 from storage.database.tables import LIVE
@@ -150,6 +151,7 @@ def retry_job(service: Service, job_id: str, under: SentUnder | None = None) -> 
     if not problems:
         detail = "Each of its problems was tried as a whole and has its winner: there is nothing to try again."
         raise refuse("nothing-to-retry", detail, field="job")
+    _require_ptx(job.ptx, service.settings)
     require_room(unfinished, service.settings.max_queued_jobs)  # before anything is forgotten
     resolved = [_resolved(problem, service.settings.cuda) for problem in problems]
     forget_limited(service.database, job_id)
@@ -195,9 +197,7 @@ def _new_jobs(service: Service, bodies: Collection[bytes]) -> dict[bytes, NewJob
 def _read(service: Service, body: bytes, alive: Alive) -> NewJob:
     settings = service.settings
     request = read_request(JobRequest, read_json(body, settings.max_json_depth), settings.max_problems)
-    if request.ptx == "all" and settings.verify_ptx == "none":
-        detail = "This service runs no PTX (CUKILN_VERIFY_PTX=none): leave `ptx` out, or ask its operator to run it."
-        raise refuse("invalid-value", detail, field="ptx", allowed=["winners"])
+    _require_ptx(request.ptx, settings)
     resolved = resolve_jobs(request, alive.known(settings.default_target, settings.cuda), settings)
     budget = request.budget.seconds if request.budget else None
     terms = NewJob(
@@ -211,6 +211,12 @@ def _read(service: Service, body: bytes, alive: Alive) -> NewJob:
         ptx=request.ptx,
     )
     return _new_job(service, terms, resolved, alive)
+
+
+def _require_ptx(ptx: str, settings: Settings) -> None:
+    if ptx == "all" and settings.verify_ptx == "none":
+        detail = "This service runs no PTX (CUKILN_VERIFY_PTX=none): leave `ptx` out, or ask its operator to run it."
+        raise refuse("invalid-value", detail, field="ptx", allowed=["winners"])
 
 
 def _new_job(service: Service, terms: NewJob, resolved: Sequence[Resolved], alive: Alive) -> NewJob:

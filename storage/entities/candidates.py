@@ -55,3 +55,8 @@ def ptx_verdict_of(candidate: StoredCandidate, plan_version: str) -> PtxVerdict 
 def write_ptx_verdicts(session: Session, verdicts: Mapping[str, PtxVerdict]) -> None:
     """By build."""
     change_each(session, BuildRow, [{"id": build, "ptx_verdict": asdict(of)} for build, of in verdicts.items()])
+
+
+def forget_ptx_verdicts(session: Session, builds: Collection[str]) -> None:
+    """Of another plan than today's: nothing counts or shows them any more."""
+    change_each(session, BuildRow, [{"id": build, "ptx_verdict": None} for build in builds])

@@ -175,12 +175,16 @@ def renew(session: Session, lease: Lease, lease_seconds: float) -> Renewal:
     return Renewal.HELD
 
 
-def yields(session: Session, lease: Lease, kinds: Sequence[str]) -> bool:
-    """Whether work of `kinds` waits for a job whose turn is before that of the lease's."""
-    best = best_waiting(session, kinds, None, clock_of(session).now())
+def yields(session: Session, lease: Lease, kinds: Sequence[str], targets: Sequence[str] | None = None) -> bool:
+    """Whether work of `kinds`, for `targets`, waits for a job whose turn is before that of the lease's."""
+    best = best_waiting(session, kinds, targets, clock_of(session).now())
+    return best is not None and turn_of(best) < turn_of_lease(session, lease)
+
+
+def turn_of_lease(session: Session, lease: Lease) -> Turn:
+    """Of its jobs the one that is next."""
     query = select(*turn(session)).where(JobRow.id.in_(lease.jobs)).order_by(*in_turn(session))
-    own = session.execute(query.limit(1)).one()
-    return best is not None and turn_of(best) < turn_of(own)
+    return turn_of(session.execute(query.limit(1)).one())
 
 
 def require_lease(session: Session, lease: Lease) -> None:

@@ -71,19 +71,25 @@ def _report(
 
 
 def _ptx_costs(session: Session, problems: Sequence[RowMapping]) -> dict[int, PtxCost]:
-    """Kernels of each problem's candidates by what their PTX showed, and what this job spent on that."""
+    """Kernels of each problem's candidates by what their PTX showed, and what this job spent on that. Verdicts of an
+    older plan are forgotten when a job begins to judge: before that no kernel is counted."""
     candidate, build = core(CandidateRow).c, core(BuildRow).c
-    query = (
-        select(candidate.job_problem_id, build.id, build.ptx_verdict)
-        .join(core(BuildRow), build.id == candidate.build)
-        .where(build.ptx_verdict.is_not(None))
-        .distinct()
-    )
-    kernels: dict[int, Counter[str]] = {row["id"]: Counter() for row in problems}
-    for problem_id, _, verdict in rows_among(session, query, candidate.job_problem_id, list(kernels)):
-        kernels[problem_id][verdict["verdict"]] += 1
-    spent = {row["id"]: row["seconds"].get("ptx", {}).get("cpu", 0.0) for row in problems}
-    return {id: PtxCost(kernels=dict(sorted(counts.items())), cpu_seconds=spent[id]) for id, counts in kernels.items()}
+    builds: dict[int, set[str]] = {row["id"]: set() for row in problems}
+    judged = [row["id"] for row in problems if "ptx" in row["seconds"]]
+    pairs = select(candidate.job_problem_id, candidate.build)
+    for problem_id, build_id in rows_among(session, pairs, candidate.job_problem_id, judged):
+        builds[problem_id].add(build_id)
+    # By build: PostgreSQL compares no JSON, so that rows with a verdict cannot be told apart.
+    query = select(build.id, build.ptx_verdict).where(build.ptx_verdict.is_not(None))
+    verdicts = {
+        id: verdict["verdict"] for id, verdict in rows_among(session, query, build.id, set().union(*builds.values()))
+    }
+    costs = {}
+    for row in problems:
+        counts = Counter(verdicts[id] for id in builds[row["id"]] if id in verdicts)
+        spent = row["seconds"].get("ptx", {}).get("cpu", 0.0)
+        costs[row["id"]] = PtxCost(kernels=dict(sorted(counts.items())), cpu_seconds=spent)
+    return costs
 
 
 def _verdict_counts(session: Session, job_id: str) -> dict[int, dict[str, int]]:

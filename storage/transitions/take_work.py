@@ -19,7 +19,18 @@ from storage.database.sql import change, core
 from storage.database.tables import BuildRow, GroupRow, JobRow, PendingBuildRow, TaskJobRow, TaskRow
 from storage.queue import losses
 from storage.queue.new_tasks import COMPILE, FINISH, VERIFY, jobs_of
-from storage.queue.tasks import Lease, Turn, best_waiting, in_turn, oldest_first, take_turn, turn, turn_of
+from storage.queue.tasks import (
+    Lease,
+    Turn,
+    best_waiting,
+    in_turn,
+    oldest_first,
+    take_turn,
+    turn,
+    turn_of,
+    turn_of_lease,
+    yields,
+)
 from storage.transitions.apply_verdicts import has_time_left
 from storage.transitions.pending_builds import build, is_pending, pending_build, pending_counts, pending_of_live_jobs
 
@@ -54,6 +65,17 @@ def next_to_compile(
         .limit(1)
     ).one_or_none()
     return None if row is None else (turn_of(row), row.id)
+
+
+def yields_to_any(
+    session: Session, lease: Lease, kinds: Sequence[str], targets: Sequence[str] | None, toolchain: str
+) -> bool:
+    """As `storage.queue.tasks.yields`, with pending builds for the toolchain, which are work of kind compile."""
+    if yields(session, lease, kinds, targets):
+        return True
+    now = clock_of(session).now()
+    pending = next_to_compile(session, targets, FileLimits(toolchain), now) if COMPILE in kinds else None
+    return pending is not None and pending[0] < turn_of_lease(session, lease)
 
 
 def lease_builds(

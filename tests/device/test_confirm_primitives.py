@@ -153,6 +153,18 @@ def test_what_a_run_elsewhere_confirmed_is_taken_as_far_as_its_text_is_the_same(
     assert "mma: left out, its text here is another one" in said and "vote_ballot: left out" in said
 
 
+def test_what_differed_by_an_older_file_is_not_confirmed_any_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target, elsewhere = tmp_path / "confirmed.json", tmp_path / "back.json"
+    target.write_text(json.dumps({"primitives": {name: entry(name) for name in ("vote_all", "vote_any")}}))
+    elsewhere.write_text(json.dumps({"primitives": {}, "failed": {"vote_any": "votes: block 1", "gone": "block 2"}}))
+    assert main(["--take", str(elsewhere), "--result", str(target)]) == DIFFERS
+    assert written(target)["primitives"].keys() == {"vote_all"}
+    assert written(target)["failed"] == {"vote_any": "votes: block 1"}
+    assert "vote_any: differed there: votes: block 1" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("text", [None, "{", "[]", '{"primitives": {"ldmatrix": 1}}'])
 def test_what_is_no_result_is_not_taken(text: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "back.json"

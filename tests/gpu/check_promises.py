@@ -2,7 +2,8 @@
 
 Kernels of which no rounding is left open (`codegen.plan.promised`): each is built for this GPU, and run from its PTX
 here and on the GPU with the same inputs; the SHA-256 of the outputs must be the same. Needs nvcc and g++.
-Exit status: 0 all is as it should be, 1 something is not, 2 there is no GPU.
+Exit status: 0 all is as it should be, 1 something is not, 2 there is no GPU, or its driver is too old, 3 nothing was
+run: there is no compiler, or no target for this GPU.
 """
 
 from __future__ import annotations
@@ -12,31 +13,36 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from codegen.errors import UnknownTarget
 from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.plan.gpu_verification_plan import promised_cases
 from codegen.search.search import Search
-from codegen.targets import Target, targets
+from codegen.targets import Target, target
 from storage.config.settings import load_settings
 from storage.entities.libraries import PtxVerdict
 from storage.entities.verdicts import GPU, Verdict
+from tests.gpu.data_sheet import sheet_of
 from workers.compile.toolchain import Toolchain, toolchain_of
 from workers.cpu.ptx.verify import PtxRequest, verify_ptx
 from workers.gpu.driver import require_driver
-from workers.gpu.interface import Device, Gpu, GpuMissing, choose_device, list_devices, open_gpu
+from workers.gpu.interface import Device, Gpu, GpuError, GpuMissing, choose_device, list_devices, open_gpu
 from workers.gpu.verify_and_time import References, Verifier
-from workers.processes.processes import Limits, Processes
+from workers.processes.processes import Limits, ProcessError, Processes
 from workers.steps.ptx_runs import promise
 from workers.steps.winner_library import build_winner
 from workers.steps.winner_ptx import broken_promise
 
 MODULE = "workers.cuda.cupy_gpu"
-RIGHT, WRONG, NO_GPU = 0, 1, 2
+RIGHT, WRONG, NO_GPU, NOT_RUN = 0, 1, 2, 3
 LIMITS = Limits(wall_seconds=120, cpu_seconds=120, memory_bytes=4 << 30, output_bytes=64 << 20)
 MATMUL = {"operator": "matmul", "m": 48, "n": 40, "k": 96, "layout": "nt"}
 # Floats on CUDA cores, whole numbers on tensor cores, and what neither has: sums of rows.
@@ -62,7 +68,7 @@ def candidates_of(sheet: Target) -> dict[str, Candidate]:
 
 
 def check(gpu: Gpu, candidate: Candidate, sheet: Target, toolchain: Toolchain, processes: Processes) -> str:
-    """What was compared; raises NotRight."""
+    """What was compared. Raises NotRight, GpuError, ProcessError."""
     kernel, own = candidate.kernel, operator(candidate.kernel.operator)
     built = build_winner(candidate, sheet, toolchain, processes, LIMITS)
     request = PtxRequest(sheet.name, 1, sheet.tensor_sums)
@@ -86,37 +92,52 @@ def check(gpu: Gpu, candidate: Candidate, sheet: Target, toolchain: Toolchain, p
     return f"{len(promised)} outputs with the promised SHA-256"
 
 
-def sheet_of(device: Device) -> Target:
-    return next(
-        sheet for sheet in targets().values() if sheet.capability == 10 * device.capability[0] + device.capability[1]
-    )
+def check_here(module: str, device: str, name: str, sheet: str, toolchain: Toolchain) -> str:
+    """As `check`, in a process of its own: one with a GPU that reported an error is of no use any more."""
+    with closing(Processes()) as processes:
+        own = target(sheet)
+        return check(open_gpu(module, device), candidates_of(own)[name], own, toolchain, processes)
 
 
-def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="0", help="its number or UUID")
-    parser.add_argument("--module", default=MODULE, help=argparse.SUPPRESS)
+def check_all(module: str, device: Device, sheet: Target, toolchain: Toolchain) -> int:
+    """How many are wrong; says what each came to. Raises GpuMissing."""
+    wrong = 0
+    for name in PROBLEMS:
+        try:
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+                words = process.submit(check_here, module, device.uuid, name, sheet.name, toolchain).result()
+            print(f"ok     {name}: {words}", flush=True)
+        except GpuMissing:
+            raise
+        except (NotRight, GpuError, ProcessError, BrokenProcessPool) as error:
+            wrong += 1
+            print(f"WRONG  {name}: {error}", flush=True)
+    return wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split(":")[0])
+    parser.add_argument("--device", default="0", help="UUID or number of the GPU; default: the first")
+    parser.add_argument("--gpu-module", default=MODULE, help="what drives the GPU")
     chosen = parser.parse_args(arguments)
     try:
-        device = choose_device(list_devices(chosen.module), chosen.device)
-    except GpuMissing as error:
-        sys.stdout.write(f"no GPU: {error}\n")
-        return NO_GPU
-    wrong = 0
-    with closing(Processes()) as processes:
-        toolchain, sheet = toolchain_of(load_settings(), processes), sheet_of(device)
+        device = choose_device(list_devices(chosen.gpu_module), chosen.device)
+        with closing(Processes()) as processes:
+            toolchain = toolchain_of(load_settings(), processes)
         require_driver([device], toolchain.cuda)
-        gpu = open_gpu(chosen.module, device.uuid)
-        for name, candidate in candidates_of(sheet).items():
-            try:
-                said = f"ok     {name}: {check(gpu, candidate, sheet, toolchain, processes)}"
-            except NotRight as error:
-                wrong += 1
-                said = f"WRONG  {name}: {error}"
-            sys.stdout.write(f"{said}\n")
-    sys.stdout.write(json.dumps({"promises": {"kernels": len(PROBLEMS), "wrong": wrong}}) + "\n")
+        wrong = check_all(chosen.gpu_module, device, sheet_of(device), toolchain)
+    except GpuMissing as error:
+        print(f"{error}; nothing was checked", file=sys.stderr)
+        return NO_GPU
+    except ProcessError as error:
+        print(f"not run: no compiler: {error}", file=sys.stderr)
+        return NOT_RUN
+    except UnknownTarget as error:
+        print(f"not run: {error.message}", file=sys.stderr)
+        return NOT_RUN
+    print(json.dumps({"promises": {"kernels": len(PROBLEMS), "wrong": wrong}}))
     return WRONG if wrong else RIGHT
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 
 import cukiln
+from codegen.errors import UnknownTarget
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.search.search import Search
-from codegen.targets import targets
 from cukiln.workspace_pool import POOL
+from tests.gpu.data_sheet import sheet_of
 from workers.gpu.driver import require_driver
 from workers.gpu.interface import Device, GpuMissing, choose_device, list_devices
 from workers.processes.processes import Limits, ProcessError, Processes
@@ -40,16 +41,14 @@ LIMITS = Limits(wall_seconds=120, cpu_seconds=120, memory_bytes=4 << 30, output_
 
 
 def split_library(device: Device) -> bytes:
-    """Compiled here. Raises DriverTooOld."""
+    """Compiled here. Raises DriverTooOld, UnknownTarget."""
     # Where a library is given there is neither a compiler nor what the server needs.
     from storage.config.settings import load_settings
     from workers.compile.toolchain import toolchain_of
     from workers.steps.winner_library import build_winner
 
     problem = operator("matmul").parse(SHAPE)
-    sheet = next(
-        target for target in targets().values() if target.capability == 10 * device.capability[0] + device.capability[1]
-    )
+    sheet = sheet_of(device)
     (candidate, *_) = lower(problem, sheet, Search.model_validate(REQUEST["search"])).candidates
     processes = Processes()
     try:
@@ -184,6 +183,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return NO_GPU
     except ProcessError as error:
         print(f"not run: no compiler, and no --library: {error}", file=sys.stderr)
+        return NOT_RUN
+    except UnknownTarget as error:
+        print(f"not run: {error.message}", file=sys.stderr)
         return NOT_RUN
     import cupy
 

@@ -141,10 +141,12 @@ def confirmed_before(target: Path) -> dict[str, Any]:
 
 def take(elsewhere: Path, target: Path) -> int:
     """What a run on another machine found, into `target`: of primitives of the same text alone; those that differed
-    there are not confirmed any more. The exit status."""
+    there are not confirmed any more, nor are those of an older file, which does not say of which text. The exit status.
+    """
     try:
         brought = json.loads(elsewhere.read_text(encoding="utf-8"))
         digests = {name: entry["digest"] for name, entry in brought["primitives"].items()}
+        digests |= {name: primitive_digest(name) for name in brought.get("failed", {}) if name in primitives()}
         digests |= brought.get("failed_digests", {})
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         print(f"{elsewhere} is no confirmed.json of a run elsewhere: {error}; nothing is taken", file=sys.stderr)

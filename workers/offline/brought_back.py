@@ -23,14 +23,15 @@ from typing import Any
 from workers.gpu.interface import Device
 from workers.offline.ceilings import CEILINGS_FILE
 from workers.offline.measured import JOURNAL_FILE, RESULTS_FILE, count_all, lines_in, write_whole
-from workers.offline.parts import CONFIRMED_FILE, PARTS_FILE, Part, Progress, card_of
+from workers.offline.parts import CONFIRMED_FILE, PARTS_FILE, Part, Progress, card_of, cards_of
 
 BACK = "back"
 MOST_FILES, MOST_BYTES = 8, 16 * 2**20
 STATE_FILE, REPORT_FILE, LOGS_FILE = "state.zip", "report.json", "logs.txt"
 LOG_BYTES = 1 << 18  # of each part
 # Below INTO: all that a later call needs.
-STATE = (PARTS_FILE, CEILINGS_FILE, CONFIRMED_FILE, f"measured/{JOURNAL_FILE}")
+JOURNAL = f"measured/{JOURNAL_FILE}"
+STATE = (PARTS_FILE, CEILINGS_FILE, CONFIRMED_FILE, JOURNAL)
 MOST_RESULTS = MOST_FILES - 5
 MOST_STATE = 2**30  # bytes of one file of it
 THEN = "carry it again, or leave --continue-from out, which begins anew"
@@ -75,12 +76,12 @@ def bring_back(into: Path, progress: Progress, parts: Sequence[Part]) -> dict[st
 
 
 def restore(back: Path, into: Path, card: Device) -> str:
-    """What a run on an earlier machine had done, where that was on such a card; nothing where this one has begun. A
-    sentence. Raises StateDamaged, and has then written nothing."""
-    if (into / PARTS_FILE).exists():
+    """What a run on an earlier machine had done, where that was on such a card; nothing where this one has begun, which
+    a call that found no GPU has not. A sentence. Raises StateDamaged, and has then written nothing."""
+    if cards_of(into) or all((into / name).exists() for name in (PARTS_FILE, JOURNAL)):
         return f"{into} has begun: nothing of {back} is taken over"
     state = _state(back / STATE_FILE)
-    earlier = _last_card(state[PARTS_FILE], back / STATE_FILE)
+    earlier = _last_card(state, back / STATE_FILE)
     if earlier is None or (earlier.name, earlier.driver) != (card.name, card.driver):
         of = "no card" if earlier is None else f"{earlier.name}, {earlier.uuid}, driver {earlier.driver}"
         return f"{back} is of {of}: nothing of it counts for {card.name} with driver {card.driver}"
@@ -92,12 +93,15 @@ def restore(back: Path, into: Path, card: Device) -> str:
     return f"continues what {earlier.name}, {earlier.uuid}, began"
 
 
-def _last_card(parts: bytes, path: Path) -> Device | None:
-    lines = list(lines_in(parts.splitlines()))
-    if parts and not lines:
+def _last_card(state: Mapping[str, bytes], path: Path) -> Device | None:
+    """An older release named it in the journal of what was measured alone."""
+    lines = list(lines_in(state[PARTS_FILE].splitlines()))
+    if state[PARTS_FILE] and not lines:
         raise StateDamaged(f"{path} is damaged: {PARTS_FILE} in it names no card; {THEN}")
-    cards = [card for line in lines if (card := card_of(line)) is not None]
-    return cards[-1] if cards else None
+    runs = lines_in(state.get(JOURNAL, b"").splitlines())
+    named = [card for line in lines if (card := card_of(line)) is not None]
+    named = named or [card for line in runs if "run" in line and (card := card_of(line, "device")) is not None]
+    return named[-1] if named else None
 
 
 def _state(path: Path) -> dict[str, bytes]:

@@ -84,10 +84,10 @@ def cards_of(folder: Path) -> list[Device]:
     return [card for line in read_lines(folder / PARTS_FILE) if (card := card_of(line)) is not None]
 
 
-def card_of(line: Mapping[str, Any]) -> Device | None:
+def card_of(line: Mapping[str, Any], name: str = "card") -> Device | None:
     """None where the line names none, or is damaged."""
     try:
-        return Device.from_dict(line["card"])
+        return Device.from_dict(line[name])
     except (LookupError, TypeError, ValueError):
         return None
 
@@ -159,7 +159,7 @@ class Progress:
 
 
 def _is_whole(line: Mapping[str, Any]) -> bool:
-    """Whether it says what this release writes; the part of one that does not is run again."""
-    ended = line.get("ended")
-    of_end = isinstance(ended, dict) and ended.keys() == {field.name for field in fields(Ended)}
-    return isinstance(line.get("part"), str) and ("ended" not in line or of_end)
+    """Whether it says what this release reads; the part of one that does not is run again."""
+    ended, names = line.get("ended"), {field.name for field in fields(Ended)}
+    of_end = isinstance(ended, dict) and names - {"why"} <= ended.keys() <= names
+    return isinstance(line.get("part"), str) and isinstance(line.get("of"), list) and ("ended" not in line or of_end)

@@ -109,7 +109,7 @@ def finish(context: StepContext) -> None:
         _refuse_found_wrong(session, problem, entries)
         _require_files(session, entries)
         winner = _publish(context, session, problem, job, entries, covered, lost, imported, measured)
-        spent = {"compile": compiled, **_spent_on(runs)}
+        spent = {"compile": compiled, **runs.take_spent()}
         ended = finish_problem(session, context.lease, winner=winner, error=None, extra_seconds=spent, phases=phases)
     _tell(context, problem, ended)
 
@@ -122,14 +122,9 @@ def _judged(
     if job.ptx != "all":
         return stored, False
     ranked, _ = rank(problem, stored)
-    whole = judge_candidates(runs, problem, ranked, job.deadline)
+    whole = judge_candidates(runs, problem, stored, ranked, job.deadline)
     with runs.context.database.read() as session:
         return candidates_of_problem(session, problem.id), whole
-
-
-def _spent_on(runs: PtxRuns) -> dict[str, StageSeconds]:
-    """Runs from PTX are of `verify`, and counted by themselves beside it."""
-    return {"verify": runs.spent, "ptx": runs.spent}
 
 
 def _refuse_found_wrong(session: Session, problem: JobProblem, entries: Sequence[FrontEntry]) -> None:
@@ -378,7 +373,7 @@ def _why_not_built(context: StepContext, problem: JobProblem, ranked: Sequence[R
 
 def _fail(context: StepContext, problem: JobProblem, error: str, runs: PtxRuns) -> None:
     with context.database.write() as session:
-        ended = finish_problem(session, context.lease, winner=None, error=error, extra_seconds=_spent_on(runs))
+        ended = finish_problem(session, context.lease, winner=None, error=error, extra_seconds=runs.take_spent())
     _tell(context, problem, ended)
 
 

@@ -26,7 +26,7 @@ class Judged:
 
 @dataclass
 class PtxRuns:
-    """Of one attempt at a problem. `spent`: on all kernels, on what was refused too."""
+    """Of one attempt at a problem. `spent`: on all kernels, on what was refused too, as far as it is not stored."""
 
     context: StepContext
     target: Target
@@ -39,6 +39,11 @@ class PtxRuns:
     def plan(self, operator: str) -> str:
         """The version of what judges."""
         return ptx_plans(self.target.tensor_sums)[operator]
+
+    def take_spent(self) -> dict[str, StageSeconds]:
+        """To be stored now: runs from PTX are of `verify`, and counted by themselves beside it."""
+        spent, self.spent = self.spent, StageSeconds()
+        return {"verify": spent, "ptx": spent}
 
     def judge(self, kernels: Sequence[Kernel], text: str | None) -> list[Judged]:
         """Distinct kernels of one operator. `text`: the PTX that holds them all; None: nvcc is asked for it. Raises

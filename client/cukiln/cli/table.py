@@ -319,14 +319,14 @@ def summary(job: Job, seconds: float) -> str:
 
 
 def _ptx_cost(job: Job) -> str:
-    """Of running every candidate from its PTX; nothing where the job does not ask for that."""
+    """Of running every candidate from its PTX; nothing where the job does not ask for that, or none was run."""
     costs = [problem.ptx for problem in job.problems if problem.ptx is not None]
-    if not costs:
-        return ""
     kernels = sum((Counter(cost.kernels) for cost in costs), Counter[str]())
+    if not kernels:
+        return ""
     verdicts = ", ".join(f"{count} {name}" for name, count in sorted(kernels.items(), key=lambda item: item[0] != "ok"))
     spent = sum(cost.cpu_seconds for cost in costs)
-    return f" From their PTX: {counted(kernels.total(), 'kernel')} ({verdicts or 'none'}), {spent:.1f} CPU s."
+    return f" From their PTX: {counted(kernels.total(), 'kernel')} ({verdicts}), {spent:.1f} CPU s."
 
 
 def print_lookups(console: Console, results: Sequence[LookupResult]) -> None:

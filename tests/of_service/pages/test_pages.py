@@ -319,6 +319,16 @@ def test_a_service_that_runs_no_ptx_refuses_to_run_all_of_it(tmp_path: Path) -> 
         assert api.submit().status_code == 202
 
 
+def test_nor_does_it_try_such_a_job_again(tmp_path: Path) -> None:
+    with serving(tmp_path) as api:
+        path = f"/v1/jobs/{api.submit(ptx='all').json()['job']}"
+        assert api.client.delete(path).status_code < 300
+    with serving(tmp_path, verify_ptx="none") as api:
+        refused = api.client.post(f"{path}/retry")
+        assert (refused.status_code, refused.json()["field"]) == (422, "ptx")
+        assert "CUKILN_VERIFY_PTX=none" in refused.json()["detail"]
+
+
 def test_an_empty_service_has_a_page_and_a_queued_job_has_one(api: Api) -> None:
     assert "No job has been sent yet" in api.client.get("/").text
     job = api.submit().json()["job"]

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from sqlalchemy import insert
 
 from codegen.predict.compile_cost import FIXED_SECONDS
 from codegen.text import render_group
 from codegen.text.render_group import primitives_of
-from cukiln.types import StageSeconds
+from cukiln.types import PtxCost, StageSeconds
 from storage.database.pages import make_cursor
 from storage.database.session import Database
 from storage.database.sql import core
 from storage.database.tables import CandidateRow, JobProblemRow, VerdictRow
-from storage.entities.candidates import set_predictions
+from storage.entities.candidates import forget_ptx_verdicts, set_predictions, write_ptx_verdicts
 from storage.entities.heartbeats import live_toolchains, register_toolchain
 from storage.entities.jobs import load_problem, problems_to_plan
+from storage.entities.libraries import PtxVerdict
+from storage.entities.stage_times import add_seconds
 from storage.entities.verdicts import NewVerdict
 from storage.entities.winners import publish_winner
 from storage.errors import BadCursor
@@ -86,6 +90,35 @@ def finish_with_record(database: Database, winner: str) -> None:
         assert problem is not None
         publish_winner(session, winner_record(problem.key, winner), attempt=lease.token)
         finish_problem(session, lease, winner=winner, error=None)
+
+
+def test_a_job_counts_each_kernel_that_was_run_from_its_ptx_once_and_nothing_before_it_judged(
+    database: Database,
+) -> None:
+    job = add_job(database, ptx="all")
+    plan_next(database, "a", "b", "c")
+    compile_next(database)
+    verify_next(database)
+    verdict = PtxVerdict("ok", "", "plan", 1, 1.0, 2.0)
+    with database.write() as session:
+        [problem] = problem_ids(session, job.id)
+        again = {"job_problem_id": problem, "candidate": "c-again", "schedule": {}, "kernel": "a", "build": "a"}
+        session.execute(insert(core(CandidateRow)), [again])
+        write_ptx_verdicts(session, {"a": verdict, "b": verdict, "c": replace(verdict, verdict="untranslated")})
+
+    def cost() -> PtxCost | None:
+        with database.read() as session:
+            report = job_report(session, job.id)
+        assert report is not None
+        return report.problems[0].ptx
+
+    assert cost() == PtxCost(kernels={}, cpu_seconds=0.0)
+    with database.write() as session:
+        add_seconds(session, {problem: {"ptx": StageSeconds(cpu=6.0)}})
+    assert cost() == PtxCost(kernels={"ok": 2, "untranslated": 1}, cpu_seconds=6.0)
+    with database.write() as session:
+        forget_ptx_verdicts(session, ["b", "c"])
+    assert cost() == PtxCost(kernels={"ok": 1}, cpu_seconds=6.0)
 
 
 def test_a_finished_job_is_reported(database: Database, clock: FakeClock) -> None:

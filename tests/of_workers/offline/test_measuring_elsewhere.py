@@ -544,6 +544,29 @@ def test_what_was_brought_back_is_restored_only_into_a_folder_that_has_not_begun
     assert (second / "parts.jsonl").read_bytes() == lines
 
 
+def test_a_call_that_found_no_gpu_has_not_begun(earlier: Path, tmp_path: Path) -> None:
+    second = tmp_path / "second"
+    second.mkdir()
+    without = Progress(second, "", None)
+    without.begin(CHECK)
+    without.end(CHECK, Ended(2, 1.0, 2.0, False))
+    assert restore(earlier, second, CARD) == "continues what Simulated GPU, GPU-1, began"
+    assert Progress(second, "", CARD).ended == {"check": Ended(0, 1.0, 2.0, False)}
+
+
+def test_of_an_older_release_the_card_is_that_of_its_last_measurements(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    append_line(first / "parts.jsonl", {"of": "", "part": "check", "began": 1.0})
+    measured_on(first, CARD).add(CandidateResult("c", "ok", "", {}, None, 0.1, 0.1, 0.2, 0.2), "code")
+    bring_back(first, Progress(first), [CHECK])
+    said = restore(first / "back", second, replace(OTHER, driver="2.0"))
+    assert "is of Simulated GPU, GPU-1, driver 1.0: nothing" in said and not second.exists()
+    assert restore(first / "back", second, OTHER) == "continues what Simulated GPU, GPU-1, began"
+    assert measured_on(second, OTHER).result("c", "code") is not None
+    assert "has begun: nothing of" in restore(first / "back", second, OTHER)
+
+
 def test_a_card_of_the_same_product_continues_what_was_brought_back(earlier: Path, tmp_path: Path) -> None:
     assert restore(earlier, tmp_path / "second", OTHER) == "continues what Simulated GPU, GPU-1, began"
     journal = measured_on(tmp_path / "second", OTHER)

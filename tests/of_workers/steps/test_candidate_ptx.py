@@ -6,16 +6,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from sqlalchemy import update
+from sqlalchemy import select, update
 
 from cukiln.cli.table import summary
 from cukiln.types import CandidateReport, Job
 from storage.database.session import Clock
-from storage.database.tables import GroupRow
+from storage.database.tables import BuildRow, GroupRow
 from storage.reports.candidates import candidate_page
 from tests.support.fixtures.line import Line
 from workers.cpu.ptx import verify
-from workers.steps import candidate_ptx
+from workers.steps import STEPS, candidate_ptx
+from workers.steps.context import Cancel, StepContext
+from workers.worker.run_task import run_step
 
 KERNELS = {"way": ["copy"], "slices": [1]}
 
@@ -133,3 +135,50 @@ def test_a_spent_budget_leaves_the_rest_and_the_search_undone(line: Line, monkey
     assert sorted(map(str, marks(line, job).values())) == ["None", "None", "ok"]
     assert job.problems[0].ptx is not None and job.problems[0].ptx.kernels == {"ok": 1}
     assert "ptx" not in line.record().searches[0]
+
+
+def test_verdicts_of_an_older_plan_are_not_counted_as_the_jobs_own(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    line.job(search("none", factors=2), ptx="all")
+    with line.world.database.write() as session:
+        for id, verdict in session.execute(select(BuildRow.id, BuildRow.ptx_verdict)).all():
+            older = {**verdict, "plan_version": "older"}
+            session.execute(update(BuildRow).where(BuildRow.id == id).values(ptx_verdict=older))
+    created = line.submit(search("none", factors=2), ptx="all", budget_seconds=50.0)
+    while (lease := line.lease(*STEPS)) is not None:
+        if lease.kind == "finish":
+            assert line.report(created).problems[0].ptx.kernels == {}  # type: ignore[union-attr]
+            monkeypatch.setattr(line.world.database, "clock", Later())
+        run_step(StepContext(line.workplace, lease, Cancel()), STEPS)
+    job = line.report(created)
+    assert job.state == "done" and set(marks(line, job).values()) == {None}
+    assert job.problems[0].ptx is not None and job.problems[0].ptx.kernels == {}
+    assert "From their PTX" not in summary(job, 1.0)
+
+
+def test_between_two_parts_another_jobs_turn_comes_first_and_nothing_is_run_twice(
+    line: Line, monkeypatch: pytest.MonkeyPatch, runs: list[tuple[int, bool]]
+) -> None:
+    counted, urgent = verify.verify_ptx, list[str]()
+
+    def while_another_job_comes(*arguments, **options):  # type: ignore[no-untyped-def]
+        if not urgent:
+            urgent.append(line.submit(search("none", factors=4), priority="high"))
+            lease = line.lease("plan")
+            assert lease is not None
+            run_step(StepContext(line.workplace, lease, Cancel()), STEPS)
+        return counted(*arguments, **options)
+
+    monkeypatch.setattr(candidate_ptx, "AT_ONCE", 1)
+    monkeypatch.setattr(verify, "verify_ptx", while_another_job_comes)
+    created, finished = line.submit(search("none", factors=3), ptx="all"), list[str]()
+    while (lease := line.lease(*STEPS)) is not None:
+        finished += lease.jobs if lease.kind == "finish" else ()
+        run_step(StepContext(line.workplace, lease, Cancel()), STEPS)
+        if finished == [created]:
+            assert [problem.ptx.kernels for problem in line.report(created).problems if problem.ptx] == [{"ok": 1}]
+            spent = line.report(created).problems[0].seconds.verify.cpu
+    assert finished == [created, *urgent, created]
+    job = line.report(created)
+    assert job.state == "done" and job.problems[0].ptx is not None and job.problems[0].ptx.kernels == {"ok": 3}
+    assert [count for count, _ in runs] == [1] * 4, "three candidates, and the winner of both jobs"
+    assert job.problems[0].ptx.cpu_seconds > 0 and job.problems[0].seconds.verify.cpu > spent

@@ -15,12 +15,14 @@ from codegen.targets import target
 from storage.entities.libraries import PtxVerdict
 from storage.entities.verdicts import GPU, Verdict
 from tests.gpu import check_promises
+from tests.gpu.data_sheet import sheet_of
 from tests.support.fixtures.gpu_line import GpuLine, probe, search
 from tests.support.fixtures.line import Line
 from tests.support.gpu.gpu_tasks import LIMITS, Gpu, matmul_candidate, matmul_problem
 from tests.support.kernels.cpu_helpers import toolchain
 from tests.support.kernels.ptx_mutants import ptx_of, verdict_of
 from workers.compile.compile_group import compile_group
+from workers.gpu.interface import Device
 from workers.processes.processes import Processes
 from workers.steps.ptx_runs import promise
 from workers.steps.winner_ptx import broken_promise
@@ -142,10 +144,38 @@ def test_make_test_gpu_compares_them_and_names_what_is_broken(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check_promises, "PROBLEMS", {"float32": check_promises.PROBLEMS["float32"]})
-    simulated = ["--module", "tests.support.gpu.fake_gpu"]
+    simulated = ["--gpu-module", "tests.support.gpu.fake_gpu"]
     assert check_promises.main(simulated) == check_promises.RIGHT
     assert "ok     float32: 4 outputs with the promised SHA-256" in capsys.readouterr().out
     kernel = check_promises.candidates_of(target("sm_90a"))["float32"].kernel
     gpu.configure(nudged={kernel.id: 2})
     assert check_promises.main(simulated) == check_promises.WRONG
     assert "WRONG  float32: its output on the GPU has SHA-256 " in capsys.readouterr().out
+    # A context that is lost is that of one kernel.
+    monkeypatch.setattr(check_promises, "PROBLEMS", {"float32": {}, "reduce": {}})
+    gpu.configure(faulty=[kernel.id[:12]])
+    assert check_promises.main(simulated) == check_promises.WRONG
+    said = capsys.readouterr().out
+    assert "WRONG  float32: " in said and "ok     reduce: " in said
+
+
+def test_where_nothing_can_be_compared_the_reason_is_said(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated = ["--gpu-module", "tests.support.gpu.fake_gpu"]
+    gpu.configure(devices=[{"cuda": 11080}])
+    assert check_promises.main(simulated) == check_promises.NO_GPU
+    assert "is for CUDA 11.8, and kernels are compiled by CUDA" in capsys.readouterr().err
+    gpu.configure(devices=[{"capability": [7, 0]}])
+    assert check_promises.main(simulated) == check_promises.NOT_RUN
+    assert capsys.readouterr().err.startswith("not run: unknown target 'sm_70'")
+    monkeypatch.setenv("CUKILN_NVCC", "/nowhere/nvcc")
+    assert check_promises.main(simulated) == check_promises.NOT_RUN
+    assert capsys.readouterr().err.startswith("not run: no compiler: ")
+
+
+@pytest.mark.parametrize(("capability", "name"), [((9, 0), "sm_90a"), ((10, 3), "sm_100"), ((12, 1), "sm_120")])
+def test_a_check_compiles_for_the_target_that_a_client_with_its_gpu_names(
+    capability: tuple[int, int], name: str
+) -> None:
+    assert sheet_of(Device("GPU", "GPU-1", capability, "580", 1, 1, 1)).name == name
