@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,7 +48,22 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def running(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+def umasks() -> Iterator[list[str]]:
+    """Each that this process is given meanwhile, by which thread and from where: it has one for all of its threads."""
+    given: list[str] = []
+    real = os.umask
+
+    def umask(mask: int) -> int:
+        given.append(f"{mask:03o} by {threading.current_thread().name}: {''.join(traceback.format_stack()[-4:-1])}")
+        return real(mask)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "umask", umask)
+        yield given
+
+
+@pytest.fixture(scope="module")
+def running(settings: Settings, tmp_path_factory: pytest.TempPathFactory, umasks: list[str]) -> Iterator[Running]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TEST_JOURNAL", str(tmp_path_factory.mktemp("journal") / "journal"))
         patch.setenv("CUKILN_API_KEY", KEY)
@@ -54,16 +71,18 @@ def running(settings: Settings, tmp_path_factory: pytest.TempPathFactory) -> Ite
         try:
             with serve.embedded(settings, commands=Commands(worker=JOURNAL_WORKER)) as made:
                 yield made
-                assert os.umask(0o022) == 0o077
+                assert os.umask(0o022) == 0o077, umasks
             assert os.umask(before) == 0o022, "the caller's is back"
         finally:
             os.umask(before)
 
 
-def test_all_that_a_running_service_has_is_closed_to_others(running: Running, settings: Settings) -> None:
+def test_all_that_a_running_service_has_is_closed_to_others(
+    running: Running, settings: Settings, umasks: list[str]
+) -> None:
     names = {path.name for path in settings.data_dir.rglob("*")}
     assert names >= {"cukiln.db", "cukiln.db-wal", "cukiln.db-shm", "valkey.sock", "valkey.log", "api.log"}
-    assert open_to_others(settings.data_dir) == {}
+    assert open_to_others(settings.data_dir) == {}, "\n".join(umasks)
 
 
 def test_the_api_alone_has_the_key(running: Running) -> None:
