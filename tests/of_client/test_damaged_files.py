@@ -105,21 +105,21 @@ WHOLE = json.dumps({"schema": 1, "problems": [{"candidates": [{"verdict": "ok"}]
         ("results.json", b'{"schema": 1, "problems": [5]}', r"problems\[0\] has no list of candidates"),
         ("results.json", b'{"schema": 1, "problems": [{"candidates": [5]}]}', r"problems\[0\] has no list"),
         ("results-1.json.gz", b"no gzip", "is damaged .*bring it back again"),
-        ("results-1.json.gz", gzip.compress(WHOLE)[:-9], "is damaged .*bring it back again"),
-        ("results-1.json.gz", gzip.compress(WHOLE)[:-5] + b"wrong", "is damaged .*bring it back again"),
+        ("results-1.json.gz", gzip.compress(WHOLE, mtime=0)[:-9], "is damaged .*bring it back again"),
+        ("results-1.json.gz", gzip.compress(WHOLE, mtime=0)[:-5] + b"wrong", "is damaged .*bring it back again"),
     ],
 )
 def test_results_that_are_damaged_are_named(name: str, data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UsageError, match=rf"{re.escape(str(tmp_path / name))}.*{message}"):
         read_results(tmp_path / name)
-    (tmp_path / "results-1.json.gz").write_bytes(gzip.compress(WHOLE))
+    (tmp_path / "results-1.json.gz").write_bytes(gzip.compress(WHOLE, mtime=0))
     assert read_results(tmp_path / "results-1.json.gz")["problems"]
 
 
 def test_results_that_would_fill_the_memory_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cukiln.cli.elsewhere.MOST_RESULTS", 1000)
-    (tmp_path / "results-1.json.gz").write_bytes(gzip.compress(b" " * 1001 + WHOLE))
+    (tmp_path / "results-1.json.gz").write_bytes(gzip.compress(b" " * 1001 + WHOLE, mtime=0))
     with pytest.raises(UsageError, match="holds more than 1,000 bytes"):
         read_results(tmp_path / "results-1.json.gz")
 
