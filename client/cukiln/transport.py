@@ -220,7 +220,7 @@ class Transport(_Rules):
             client.close()
 
     def __del__(self) -> None:
-        # Nobody has it any more. Not where the interpreter ends, which closes the connections itself.
+        # No client has it any more. Not where the interpreter ends, which closes the connections itself.
         client = getattr(self, "_client", None)
         if client is not None and not sys.is_finalizing():
             client.close()
