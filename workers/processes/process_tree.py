@@ -1,5 +1,6 @@
 """Look at and end a tree of processes, through /proc."""
 
+import contextlib
 import os
 import signal
 import time
@@ -45,7 +46,9 @@ def descendants(pid: int) -> list[int]:
 
 def is_stopped(pid: int) -> bool:
     """Whether a signal has stopped it: it does nothing, and does not end."""
-    return _state(pid) == "T"
+    with contextlib.suppress(OSError):  # it cannot be looked at, without a descriptor that is free, and may run
+        return _state(pid) == "T"
+    return False
 
 
 def _state(pid: int) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from storage.config.settings import load_settings
 from tests.support.processes.fences import NAMESPACES, machine, processes_with
 from tests.support.processes.running import running_with
 from tests.support.run.places import ROOT
-from workers.processes import process_stream
+from workers.processes import process_stream, process_tree
 from workers.processes import processes as processes_module
 from workers.processes.process_stream import Finished
 from workers.processes.processes import InfrastructureError, Limits, Processes, ProgramMissing, fenced_processes
@@ -351,3 +352,14 @@ def test_namespaces_can_be_left_out_by_a_setting(tmp_path: Path, monkeypatch: py
         assert (means.landlock, means.sockets, means.users) == (machine().landlock, machine().sockets, machine().users)
         # Its parent is the sub-reaper, which is not process 1 of a namespace of its own.
         assert int(run(without, "echo $$", tmp_path).stdout) > 2
+
+
+def test_without_a_free_descriptor_no_process_is_taken_for_stopped() -> None:
+    """So a supervisor goes on: it looks at its processes again later."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Path("/dev/null").open("rb") as last:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (last.fileno(), hard))
+        try:
+            assert not process_tree.is_stopped(os.getpid())
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
