@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import json
 import pickle
@@ -420,5 +421,6 @@ def test_a_shared_client_that_is_dropped_closes_its_connections_once_nobody_has_
     for number in range(shared_client.MOST_TRANSPORTS):
         assert connections is not None and not connections.is_closed
         shared_client.shared_client(f"http://127.0.0.1:{number + 1}")
+    gc.collect()  # it is part of a cycle
     assert connections is not None and connections.is_closed
     held.operators()
