@@ -13,7 +13,7 @@ Figures:
 
 - `ratio_wall`, `ratio_cpu`, `ratio_hidet`: one file per kernel over ours, in wall and in CPU seconds of all processes;
   hidet's rule over ours. Of the medians over the rounds.
-- `ratio_per_candidate`: one file per *candidate* over ours, of one model's problems (`Case.model`), one round.
+- `ratio_per_candidate`: one file per *candidate* over ours, of one model's problems (`Case.model`), interleaved too.
 - `floor_s`: CPU seconds that nvcc's device pass takes for one more kernel (the slope over three sizes of group;
   `floor.r2` says how straight the line is), times the kernels, over the cores.
 - `over_floor`, `over_floor_cpu`: ours over it, in wall and in CPU seconds: on a shared machine ours waits for a core.
@@ -311,8 +311,7 @@ def figures(
     rounds: Sequence[Mapping[str, Compiled]], device: Mapping[int, float], kernels: int, candidates: int, cores: int
 ) -> dict[str, Any]:
     """Of one case, without candidates and CUTLASS. `device`: seconds of a group's device pass by its kernels."""
-    wall = {name: statistics.median(compiled[name].wall for compiled in rounds) for name in rounds[0]}
-    cpu = {name: statistics.median(compiled[name].cpu for compiled in rounds) for name in rounds[0]}
+    wall, cpu = medians(rounds)
     slope, r2 = fit_line(list(device.items()))
     floor = slope * kernels / cores  # where every core spends all of its time on the kernels themselves
     middle = sorted(rounds, key=lambda compiled: compiled["ours"].wall)[len(rounds) // 2]["ours"]
@@ -340,19 +339,30 @@ def figures(
     }
 
 
-def per_candidate(ways: Ways, candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """One file per candidate against ours, once."""
+def per_candidate(ways: Ways, candidates: Sequence[Candidate], rounds: int) -> dict[str, Any]:
+    """One file per candidate against ours, round by round; medians."""
     kernels = [candidate.kernel for candidate in candidates]
-    ours, alone = ways.ours(kernels), ways.alone(kernels)
-    require_equal_code({"one file per candidate": alone, "ours": ours})
+    results = []
+    for _ in range(rounds):
+        compiled = {"ours": ways.ours(kernels), "one file per candidate": ways.alone(kernels)}
+        require_equal_code(compiled)
+        results.append(compiled)
+    wall, cpu = medians(results)
     return {
         "candidates": len(kernels),
         "kernels": len(set(kernels)),
-        "baseline_s": round(alone.wall, 2),
-        "ours_s": round(ours.wall, 2),
-        "ratio_cpu": round(alone.cpu / ours.cpu, 2),
-        "ratio": round(alone.wall / ours.wall, 2),
+        "baseline_s": round(wall["one file per candidate"], 2),
+        "ours_s": round(wall["ours"], 2),
+        "ratio_cpu": round(cpu["one file per candidate"] / cpu["ours"], 2),
+        "ratio": round(wall["one file per candidate"] / wall["ours"], 2),
+        "rounds": [{name: round(way.wall, 2) for name, way in compiled.items()} for compiled in results],
     }
+
+
+def medians(rounds: Sequence[Mapping[str, Compiled]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Wall and CPU seconds of each way over the rounds."""
+    wall = {name: statistics.median(compiled[name].wall for compiled in rounds) for name in rounds[0]}
+    return wall, {name: statistics.median(compiled[name].cpu for compiled in rounds) for name in rounds[0]}
 
 
 def main() -> None:
@@ -381,7 +391,7 @@ def main() -> None:
             device = {len(kernels[::step]): ways.device_seconds(kernels[::step]) for step in (4, 2, 1)}
             results[name] = figures(rounds, device, len(kernels), candidates, cores)
             if several := model_candidates(case, sheet, arguments.limit) if arguments.limit else []:
-                alone = per_candidate(ways, several)
+                alone = per_candidate(ways, several, arguments.rounds)
                 results[name] |= {"ratio_per_candidate": alone["ratio"], "per_candidate": alone}
             print(f"{name}: {results[name]}", flush=True)
         headers = cutlass_headers(arguments.cutlass)

@@ -31,8 +31,9 @@ class Target:
     Clocks in MHz (boost), bandwidth in GB/s (10^9), memory in bytes. `registers_per_sm` are 32-bit registers.
     `reserved_shared_bytes` is what the runtime takes from the multiprocessor for every resident block. `tensor_macs`
     are multiply-adds per clock and multiprocessor by input type (float16, bfloat16, tf32, int8), 0 where the tensor
-    cores lack it; `tensor_clock_mhz` the clock that their published peak assumes; `mma_share` see above. `emulates`: of
-    a target that is no architecture, the one whose kernels and data sheet it has.
+    cores lack it; `tensor_clock_mhz` the clock that their published peak assumes; `mma_share` see above. `l2_gb_s` is
+    what all multiprocessors together were measured to read from the L2, 0 where no figure of this product is known.
+    `emulates`: of a target that is no architecture, the one whose kernels and data sheet it has.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Target:
     tensor_clock_mhz: int
     tensor_macs: Mapping[str, int] = field(hash=False)
     mma_share: float = 1.0
+    l2_gb_s: float = 0.0
     registers_per_sm: int = 65536
     registers_per_thread: int = 255
     max_threads_per_block: int = 1024

@@ -38,7 +38,8 @@ DRAM_LATENCY = 500.0
 # (arXiv:2606.22588).
 L2_LATENCY = 250.0
 L2_BYTES_PER_CLOCK = 64.0
-# The A100 white paper's 5,120 bytes per clock over its 108 multiprocessors, all reading at once on tensor cores.
+# The A100 white paper's 5,120 bytes per clock over its 108 multiprocessors, all reading at once on tensor cores. Both
+# stand in for products of which no L2 was measured (`Target.l2_gb_s`).
 L2_SHARED_BYTES_PER_CLOCK = 47.0
 # Clocks from mma.sync to one that needs its result: 17.7 to 33 by shape on A100 (Sun et al., "Dissecting Tensor Cores
 # via Microbenchmarks", arXiv:2206.02874).
@@ -188,7 +189,7 @@ def _roofs(work: Work, target: Target, resident: int, spilled_bytes: int) -> dic
     roofs = {
         "fma": issue * share / _issue_efficiency(work, min(resident, fullest)),
         "shared_memory": (work.shared_bytes + 4.0 * spills) * share / SHARED_BYTES_PER_CLOCK,
-        "l2": work.l2_bytes * share / (L2_SHARED_BYTES_PER_CLOCK if work.mma else L2_BYTES_PER_CLOCK),
+        "l2": work.l2_bytes * share / _l2_bytes_per_clock(work, target),
         "dram": work.dram_bytes / (bytes_per_clock * active),
     }
     if work.special:
@@ -197,6 +198,13 @@ def _roofs(work: Work, target: Target, resident: int, spilled_bytes: int) -> dic
         rate = max(target.mma_macs(work.mma_type), 1.0)
         roofs["mma"] = work.mma * share / rate / _mma_efficiency(work, rate, min(resident, fullest))
     return roofs
+
+
+def _l2_bytes_per_clock(work: Work, target: Target) -> float:
+    """For each multiprocessor: what was measured on this product, else another's."""
+    if target.l2_gb_s:
+        return target.l2_gb_s * 1e3 / target.clock_mhz / target.sm_count
+    return L2_SHARED_BYTES_PER_CLOCK if work.mma else L2_BYTES_PER_CLOCK
 
 
 def _mma_efficiency(work: Work, rate: float, resident: int) -> float:
