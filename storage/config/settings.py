@@ -163,6 +163,8 @@ class Settings(BaseSettings):
         filled = {name: value for name, value in dict(values).items() if value not in ("", None)}
         named = {name: str(field.alias) for name, field in cls.model_fields.items()}
         filled = {named.get(name, name): value for name, value in filled.items()}
+        if str(filled.get("CUKILN_PORT")).startswith("tcp://"):  # Kubernetes, for a service called cukiln
+            del filled["CUKILN_PORT"]
         data = Path(filled.get("CUKILN_DATA", ".cukiln")).expanduser().absolute()
         filled["CUKILN_DATA"] = data
         filled["CUKILN_GPU_LOCKS"] = gpu_lock_folder(filled.get("CUKILN_GPU_LOCKS"))

@@ -76,6 +76,14 @@ def test_overrides_go_before_the_environment(monkeypatch: pytest.MonkeyPatch, tm
     assert settings.database_url == f"sqlite:///{tmp_path}/x/cukiln.db"
 
 
+def test_the_address_that_kubernetes_puts_into_the_variable_of_the_port_is_no_port(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUKILN_PORT", "tcp://10.43.0.7:8765")
+    assert load_settings().port == 8765
+    assert load_settings(port=80).port == 80
+
+
 def test_an_empty_variable_counts_as_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CUKILN_API_KEY", "DATABASE_URL", "REDIS_URL", "CUKILN_BLOBS_URL", "CUKILN_DATA", "CUKILN_WORKERS"):
         monkeypatch.setenv(name, "")
