@@ -13,6 +13,7 @@ from storage.config.limits import MEASURE_LIMITS
 from workers.gpu.interface import DEFAULT_MODULE, Device, GpuMissing, choose_device, open_gpu
 from workers.gpu.lease import lease_file, take_lease
 from workers.gpu.measure_on_gpu import child_environment, probe
+from workers.offline.children import compiled_folder, own_processes
 from workers.offline.measure_all import say
 from workers.offline.measure_bundle import lock_folder
 from workers.offline.measured import write_whole
@@ -33,11 +34,11 @@ def ceilings_of(module: str, device: Device, out: Path, processes: Processes) ->
                 return {str(name): float(rate) for name, rate in earlier["ceilings"].items()}
         except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
             say(f"{path} is damaged ({type(error).__name__}: {error}): the ceilings are measured again")
-    lease = lease_file(lock_folder(), device.uuid)
+    lease, cache = lease_file(lock_folder(), device.uuid), compiled_folder(out)
     with processes.private_folder("ceilings") as folder:
         # In a process of its own: it holds the GPU's context.
         command = [sys.executable, "-m", "workers.offline.ceilings", "--child", module, device.uuid, str(lease)]
-        finished = processes.run(command, cwd=folder, limits=LIMITS, env=child_environment(out / "cache"), device=True)
+        finished = processes.run(command, cwd=folder, limits=LIMITS, env=child_environment(cache), device=True)
     if not finished.ok:
         say(f"no ceilings of this device: {finished.text().strip()[-500:]}")
         return {}
@@ -63,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)
     try:
-        with closing(Processes()) as processes:
+        with closing(own_processes()) as processes:
             device = choose_device(probe(options.gpu_module, processes, LIMITS), options.device)
             return DONE if ceilings_of(options.gpu_module, device, out, processes) else FAILED
     except GpuMissing as error:

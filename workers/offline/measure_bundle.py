@@ -31,13 +31,13 @@ from cukiln.vendor_words import ends, result_off, times
 from storage.config.files import gpu_lock_folder
 from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
 from storage.config.own_modules import CHILD, gpu_plans
-from workers.gpu.driver import require_driver
 from workers.gpu.engine import Engine
 from workers.gpu.interface import GpuMissing, choose_device
 from workers.gpu.measure_on_gpu import child_environment, probe
+from workers.offline.children import compiled_folder, own_processes
 from workers.offline.measure_all import LIMITS, Run, say
 from workers.offline.measured import Conditions, Journal, write_results
-from workers.offline.work import BundleError, Work, read_bundle, require_capability, work_of_bundle
+from workers.offline.work import BundleError, read_bundle, require_fitting, work_of_bundle
 from workers.processes.processes import InfrastructureError, ProcessError, Processes
 
 DONE, LEFT, WRONG_USE, INTERRUPTED = 0, 1, 2, 130
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _resolve(options)
     try:
         load_operators([Path(folder) for folder in options.operator_path.split(os.pathsep) if folder])
-        with closing(Processes(namespaces=not options.no_pid_namespaces)) as processes:
+        with closing(own_processes(namespaces=not options.no_pid_namespaces)) as processes:
             return measure(options, processes)
     except (CodegenError, GpuMissing, BundleError) as error:
         sys.stderr.write(f"measure_bundle: {error}\n")
@@ -66,9 +66,9 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
     device = choose_device(probe(options.gpu_module, processes, MEASURE_LIMITS), options.device)
     say(f"{device.name}, {device.uuid}, driver {device.driver}")
     what: Path = options.what
-    work = work_of_bundle(read_bundle(what), what, name=options.problem, limit=options.limit)
-    require_driver([device], cuda_of(work))
-    require_capability(work, device.capability, device.name)
+    bundle = read_bundle(what)
+    require_fitting(bundle, device, name=options.problem)
+    work = work_of_bundle(bundle, what, name=options.problem, limit=options.limit)
     out: Path = options.out
     candidates = sum(len(problem.candidates) for problem in work.problems)
     say(f"{counted(len(work.problems), 'problem')}, {counted(candidates, 'candidate')}")
@@ -83,7 +83,7 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
             options.gpu_module,
             device,
             locks=lock_folder(),
-            cache=out / "cache",
+            cache=compiled_folder(out),
             processes=processes,
             limits=LIMITS,
             seconds=options.seconds,
@@ -109,13 +109,6 @@ def measure(options: argparse.Namespace, processes: Processes) -> int:
 def lock_folder() -> Path:
     """Of the files that each process on this machine locks while using a GPU, services too."""
     return gpu_lock_folder(os.environ.get("CUKILN_GPU_LOCKS")).absolute()
-
-
-def cuda_of(work: Work) -> int:
-    """The newest major release of CUDA among the compilers of the kernels; 0 where none is recorded."""
-    versions = [made_by.get("versions", {}) for made_by in work.toolchains.values()]
-    compilers = [version[name] for version in versions for name in ("nvcc", "nvrtc") if name in version]
-    return max((int(version.partition(".")[0]) for version in compilers), default=0)
 
 
 def _resolve(options: argparse.Namespace) -> None:

@@ -16,7 +16,8 @@ from typing import Any, Literal
 from workers.gpu.interface import Device
 from workers.offline.measured import append_line, read_lines
 
-PARTS_FILE, CONFIRMED_FILE, WORKSPACES_LIBRARY = "parts.jsonl", "confirmed.json", "workspaces.so"
+PARTS_FILE, CONFIRMED_FILE = "parts.jsonl", "confirmed.json"
+BUNDLE, WORKSPACES_LIBRARY = "bundle", "workspaces.so"  # in what was installed
 TRIES = 2  # of a part with which the whole run ended
 SHARE = 0.25  # of the budget, for one part but the last
 LEAST_SECONDS = 2.0  # that is worth a start
@@ -48,7 +49,7 @@ class Part:
 @dataclass(frozen=True)
 class Ended:
     """How a try ended. `limit`: its seconds; `cut_off`: whether it reached them, or was stopped; `why`: it was not
-    run."""
+    run, or found nothing to use."""
 
     status: int
     seconds: float
@@ -65,7 +66,7 @@ class Ended:
 def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, seconds: float) -> list[Part]:
     """What tells most about all that follows comes first."""
     of_gpu = ("--gpu-module", gpu_module, "--device", device)
-    measured = ("workers.offline.measure_bundle", str(installed / "bundle"), "--out", str(into / "measured"))
+    measured = ("workers.offline.measure_bundle", str(installed / BUNDLE), "--out", str(into / "measured"))
     primitives = ("tests.gpu.confirm_primitives", "--result", str(into / CONFIRMED_FILE), *of_gpu)
     workspaces = ("tests.gpu.check_workspaces", "--library", str(installed / WORKSPACES_LIBRARY), *of_gpu)
     last = (*measured, *of_gpu, "--seconds", str(seconds))
@@ -133,6 +134,8 @@ class Progress:
                 yield part.name, f"the run ended with it, {tries} times" if tries else "not begun"
             elif ended.status == NOT_RUN:
                 yield part.name, ended.why or "not run"
+            elif ended.status == NOTHING_TO_USE and ended.why:
+                yield part.name, f"exit status {ended.status}: {ended.why}"
             elif ended.cut_off:
                 yield part.name, f"cut off after {ended.seconds:.0f} s"
             else:

@@ -16,25 +16,29 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import IO
 
 from storage.config.limits import MEASURE_SECONDS
-from workers.gpu.interface import DEFAULT_MODULE, Device, GpuMissing, choose_device
+from workers.gpu.interface import DEFAULT_MODULE, Device, DriverTooOld, GpuMissing, choose_device
 from workers.gpu.measure_on_gpu import probe
 from workers.offline.brought_back import BACK, StateDamaged, bring_back, restore
 from workers.offline.ceilings import LIMITS
+from workers.offline.children import CUPY_CACHE, PID_NAMESPACES, own_processes
 from workers.offline.measure_all import say
 from workers.offline.measure_bundle import DONE, INTERRUPTED, LEFT, WRONG_USE, positive, stopping
-from workers.offline.parts import NOT_RUN, Ended, Part, Progress, cards_of, parts_of
+from workers.offline.parts import BUNDLE, NOT_RUN, NOTHING_TO_USE, Ended, Part, Progress, cards_of, parts_of
+from workers.offline.work import BundleError, read_bundle, require_fitting
 from workers.processes.die_with_parent import tethered
-from workers.processes.processes import ProcessError, Processes
+from workers.processes.processes import ProcessError
 
 DEFAULT_BUDGET, MOST_BUDGET = 500.0, 540.0  # of one call: such a machine ends a command after ten minutes
 END_SECONDS = 8.0  # of a budget: a run that ends in order writes its results, then they are packed
 GRACE_SECONDS = 5.0  # between the two signals that end a part
 BACK_SECONDS = 20.0  # between two states of INTO/back while a part runs
 _LOOK_SECONDS = 0.2
+PROBE_LIMITS = replace(LIMITS, wall_seconds=120.0, cpu_seconds=120.0)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,18 +51,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BlockingIOError:
         sys.stderr.write(f"measure_there: another run uses {into}; wait for it, or name another folder with --into\n")
         return WRONG_USE
-    card = _card(options.gpu_module, options.device)
-    into = _folder_of(card, into)
-    if options.continue_from is not None and card is not None:
-        try:
+    if options.no_pid_namespaces:
+        os.environ[PID_NAMESPACES] = "false"  # of the parts, too, which inherit it
+    installed = options.installed.absolute()
+    try:
+        card = _card(options.gpu_module, options.device)
+        if card is not None:
+            require_fitting(read_bundle(installed / BUNDLE), card)
+        into = _folder_of(card, into)
+        if options.continue_from is not None and card is not None:
             say(restore(options.continue_from.absolute(), into, card))
-        except StateDamaged as error:
-            sys.stderr.write(f"measure_there: {error}\n")
-            return WRONG_USE
+    except (DriverTooOld, BundleError, StateDamaged) as error:
+        sys.stderr.write(f"measure_there: {error}\n")
+        return WRONG_USE
     deadline = options.began + options.budget - END_SECONDS
     module, seconds = options.gpu_module, options.seconds
     device = options.device if card is None else card.uuid
-    parts = parts_of(options.installed.absolute(), into, gpu_module=module, device=device, seconds=seconds)
+    parts = parts_of(installed, into, gpu_module=module, device=device, seconds=seconds)
     progress = Progress(into, options.installed.name, card)
     with stopping() as stopped:
         for part in parts:
@@ -76,15 +85,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _card(module: str, wanted: str) -> Device | None:
-    """The card that is measured on; None, said, where there is none: each part then says so, too."""
+    """The card that is measured on; None, said, where there is none: each part then says so, too. Raises
+    DriverTooOld."""
     try:
-        with closing(Processes()) as processes:
-            card = choose_device(probe(module, processes, LIMITS), wanted)
+        card = choose_device(_devices(module), wanted)
+    except DriverTooOld:
+        raise
     except (GpuMissing, ProcessError) as error:
         say(f"no GPU to use: {error}")
         return None
     say(f"{card.name}, {card.uuid}, driver {card.driver}")
     return card
+
+
+def _devices(module: str) -> list[Device]:
+    """Asked in a PID namespace, and where the driver does not answer in one, outside; then all parts stay outside.
+    Raises GpuMissing, ProcessError."""
+    with closing(own_processes()) as processes:
+        try:
+            if (devices := probe(module, processes, PROBE_LIMITS)) or not processes.means.namespaces:
+                return devices
+            why = "no GPU is listed"
+        except DriverTooOld:
+            raise
+        except (GpuMissing, ProcessError) as error:
+            if not processes.means.namespaces:
+                raise
+            why = str(error)
+    with closing(own_processes(namespaces=False)) as processes:
+        devices = probe(module, processes, PROBE_LIMITS)
+    if devices:
+        say(f"the GPU answers outside of PID namespaces alone, where all parts stay now ({why})")
+        os.environ[PID_NAMESPACES] = "false"
+    return devices
 
 
 def _folder_of(card: Device | None, into: Path) -> Path:
@@ -113,7 +146,7 @@ def _run(
                 bring_back(into, progress, parts)
                 written = time.monotonic()
         cut_off = _ended(process)
-    why = _last_words(into / part.log) if process.returncode == NOT_RUN else ""
+    why = _last_words(into / part.log) if process.returncode in (NOT_RUN, NOTHING_TO_USE) else ""
     ended = Ended(process.returncode, time.monotonic() - began, limit, cut_off or bool(stopped), why)
     progress.end(part, ended)
     bring_back(into, progress, parts)
@@ -127,7 +160,7 @@ def _last_words(log: Path) -> str:
 
 def _started(command: Sequence[str], into: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
     # Without a file the buffers of a part would be lost where it is killed.
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", CUPY_CACHE: str(into / "cache")}
     return subprocess.Popen(
         tethered(command),
         cwd=into,
@@ -171,6 +204,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="0", help="UUID or number of the GPU; default: the first")
     parser.add_argument("--seconds", type=positive, default=MEASURE_SECONDS, help="of one candidate's samples at most")
     parser.add_argument("--gpu-module", default=DEFAULT_MODULE, help="what drives the GPU")
+    parser.add_argument("--no-pid-namespaces", action="store_true", help="where the driver does not work in one")
     return parser.parse_args(arguments)
 
 

@@ -28,6 +28,8 @@ from codegen.search.schedule import Schedule
 from codegen.targets import Target, architectures
 from codegen.targets import target as find_target
 from codegen.text.ptxas_report import Resources
+from workers.gpu.driver import require_driver
+from workers.gpu.interface import Device
 
 SCHEMA = 1
 BUNDLE_FILE, LIBRARIES = "bundle.json", "lib"
@@ -256,14 +258,30 @@ def _require_distinct(problems: Iterable[WorkProblem], name: str | None) -> None
         raise BundleError(f"several problems are called {twice[0]!r}: results are distinguished by name")
 
 
-def require_capability(work: Work, capability: tuple[int, int], device: str) -> None:
+def require_fitting(bundle: Bundle, device: Device, *, name: str | None = None) -> None:
+    """The device loads the kernels of all problems, or of that one. Raises DriverTooOld, BundleError."""
+    require_driver([device], cuda_of(bundle.toolchains))
+    for problem in bundle.problems:
+        if name in (None, problem.name):
+            with _faults_of(problem.name):
+                require_capability(problem.name, find_target(problem.target), device)
+
+
+def cuda_of(toolchains: Mapping[str, Mapping[str, Any]]) -> int:
+    """The newest major release of CUDA among the compilers of the kernels; 0 where none is recorded."""
+    versions = [made_by.get("versions", {}) for made_by in toolchains.values()]
+    compilers = [version[name] for version in versions for name in ("nvcc", "nvrtc") if name in version]
+    return max((int(version.partition(".")[0]) for version in compilers), default=0)
+
+
+def require_capability(problem: str, sheet: Target, device: Device) -> None:
     """Code for one architecture does not run on another. Raises BundleError."""
-    for problem in work.problems:
-        if problem.target.emulates is not None or divmod(problem.target.capability, 10) != capability:
-            raise BundleError(
-                f"{problem.name} is compiled for {problem.target.name}, but {device} has compute capability "
-                f"{capability[0]}.{capability[1]}; measure on a GPU of that architecture, or name another target"
-            )
+    if sheet.emulates is not None or divmod(sheet.capability, 10) != device.capability:
+        raise BundleError(
+            f"{problem} is compiled for {sheet.name}, but {device.name} has compute capability "
+            f"{device.capability[0]}.{device.capability[1]}; measure on a GPU of that architecture, or name another "
+            "target"
+        )
 
 
 def default_target_of(capability: tuple[int, int]) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.gpu.confirm_primitives import confirmed_before
+from tests.support.fixtures.elsewhere import installed_for
 from workers.gpu.interface import Device
 from workers.offline import brought_back, ceilings, measure_there, there
 from workers.offline.brought_back import StateDamaged, bring_back, restore
@@ -90,7 +91,7 @@ def test_the_command_says_so_and_ends_as_wrongly_used(
     back: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (back / "state.zip").write_bytes(b"?")
-    words = [str(tmp_path), "--into", str(tmp_path / "second"), "--continue-from", str(back)]
+    words = [str(installed_for(tmp_path)), "--into", str(tmp_path / "second"), "--continue-from", str(back)]
     words += ["--gpu-module", "tests.support.gpu.fake_gpu"]
     assert there.main(words) == there.WRONG_USE
     assert re.search(r"measure_there: .*state\.zip is damaged .*begins anew\n", capsys.readouterr().err)

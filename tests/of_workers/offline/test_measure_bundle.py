@@ -10,8 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
@@ -40,12 +39,10 @@ from workers.offline.measure_bundle import table
 from workers.offline.measured import Conditions, Journal, append_line, in_short, read_lines
 from workers.offline.work import (
     BundleError,
-    Work,
     WorkProblem,
+    cuda_of,
     default_target_of,
-    read_bundle,
     require_capability,
-    work_of_bundle,
 )
 
 DEVICE = Device("Made Up", "GPU-1", (9, 0), "580.1", 132, 50 << 20, 1 << 37)
@@ -150,11 +147,8 @@ def test_what_cannot_be_measured_is_a_sentence(
 def test_a_driver_that_cannot_load_the_kernels_ends_it_at_once(
     exported: Path, elsewhere: Elsewhere, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    work = work_of_bundle(read_bundle(exported), exported)
     made_by = {"a": {"versions": {"nvrtc": "12.9.86", "ptxas": "12.9.86"}}, "b": {"versions": {"nvcc": "13.2.86"}}}
-    assert [measure_bundle.cuda_of(replace(work, toolchains=some)) for some in ({"a": made_by["a"]}, made_by, {})] == [
-        12, 13, 0,
-    ]  # fmt: skip
+    assert [cuda_of(some) for some in ({"a": made_by["a"]}, made_by, {})] == [12, 13, 0]
     gpu = configure(elsewhere.folder / "gpu.json", devices=[{"driver": "570.1", "cuda": 12080}])
     environment = {**elsewhere.environment(), VARIABLE: gpu}
     monkeypatch.setattr(Elsewhere, "environment", lambda machine: environment)
@@ -186,15 +180,13 @@ def test_the_target_of_a_device_is_the_one_that_can_do_most() -> None:
 
 
 def test_code_for_another_architecture_is_not_measured() -> None:
-    problem = SimpleNamespace(name="ffn1", target=target("sm_80"))
     with pytest.raises(BundleError, match=r"compiled for sm_80, but NVIDIA H100 has compute capability 9\.0"):
-        require_capability(cast(Work, SimpleNamespace(problems=[problem])), (9, 0), "NVIDIA H100")
+        require_capability("ffn1", target("sm_80"), replace(DEVICE, name="NVIDIA H100"))
 
 
 def test_an_emulation_is_not_measured_though_a_device_has_its_capability() -> None:
-    problem = SimpleNamespace(name="ffn1", target=target("cpu"))
     with pytest.raises(BundleError, match="ffn1 is compiled for cpu, but NVIDIA A100"):
-        require_capability(cast(Work, SimpleNamespace(problems=[problem])), (8, 0), "NVIDIA A100")
+        require_capability("ffn1", target("cpu"), replace(DEVICE, name="NVIDIA A100", capability=(8, 0)))
 
 
 def test_results_of_another_driver_or_test_plan_do_not_count(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from cukiln.errors import UsageError
 from cukiln.types import ENDED, Job
 from tests.gpu.check_workspaces import split_kernel
 from tests.support.fixtures.bare_machine import PYTHON, BareMachine, make_wheels
-from tests.support.fixtures.elsewhere import FAKE_GPU, REQUEST, ROOT, lines_of, results_in
+from tests.support.fixtures.elsewhere import FAKE_GPU, REQUEST, ROOT, installed_for, lines_of, results_in
 from tests.support.fixtures.queue import wait_for
 from tests.support.gpu import fake_gpu
 from workers.gpu.interface import Device
@@ -400,10 +400,10 @@ def test_another_card_is_noticed_named_and_kept_apart(
         return [Part("sees", ("sees", device), 60.0, tells_of="card")]
 
     monkeypatch.setattr(there, "parts_of", parts)
-    into = tmp_path / "into"
+    into, installed = tmp_path / "into", installed_for(tmp_path)
 
     def run(device: str) -> str:
-        words = ["installed", "--into", str(into), "--device", device, "--gpu-module", FAKE_GPU]
+        words = [str(installed), "--into", str(into), "--device", device, "--gpu-module", FAKE_GPU]
         assert there.main(words) == there.DONE
         return "".join(capsys.readouterr())
 
@@ -431,7 +431,7 @@ def test_a_part_that_this_machine_cannot_run_says_why_and_leaves_nothing_to_do(
     part = Part("primitives", ("not_here",), 60.0, tells_of="product")
     monkeypatch.setattr(there, "parts_of", lambda *_, **__: [part])
     into = tmp_path / "into"
-    assert there.main(["installed", "--into", str(into), "--gpu-module", FAKE_GPU]) == there.DONE
+    assert there.main([str(installed_for(tmp_path)), "--into", str(into), "--gpu-module", FAKE_GPU]) == there.DONE
     report = json.loads((into / "back" / "report.json").read_bytes())
     assert report["parts"] == {"primitives": "not run: no compiler: no nvcc"}
     # A compiler that is there the next time is used.

@@ -7,6 +7,7 @@ a measurement: the product is called "Simulated GPU" and everything it says of i
 What it does is read from the JSON file that NVIDIA_SIMULATED_GPU names (variables with that prefix reach the child):
 
     too_old       why no GPU can be listed with this driver
+    outside       why no GPU can be listed in a PID namespace of a process's own
     devices       list of fields of Device, each over the defaults below
     times         {"KERNEL" or "KERNEL@LAUNCH": µs}: the first digits of a kernel's id, launch values joined by commas
     noise, seed   standard deviation of a time as a share of it; what decides the noise
@@ -86,6 +87,8 @@ def configure(path: Path, **fields: Any) -> str:
 def list_devices() -> list[Device]:
     if words := _configuration().get("too_old"):
         raise DriverTooOld(words)
+    if (words := _configuration().get("outside")) and Path("/proc/self").readlink().name != str(os.getpid()):
+        raise GpuMissing(words)
     return [Device.from_dict({**DEFAULT_DEVICE, **one}) for one in _configuration().get("devices", [{}])]
 
 
