@@ -15,9 +15,10 @@ if TYPE_CHECKING:
 
 
 # Codes of cuda.h's CUresult with which a driver refuses what is in the file: an invalid value (more shared memory than
-# a block may have), an invalid image or source, a kernel that is not there. All others are the machine's: no memory
-# (2), no code for this GPU (209), a compiler that is newer than the driver (222, 803, 804), and whatever else it says.
-OF_THE_FILE = frozenset({1, 200, 300, 500})
+# a block may have), a kernel that is not there. All others are the machine's: no memory (2), no code for this GPU
+# (209), a compiler that is newer than the driver (222, 803, 804), and whatever else it says. So is an invalid image or
+# source (200, 300): a driver too old for a cubin calls it invalid, and that the file is whole was looked at before.
+OF_THE_FILE = frozenset({1, 500})
 _CODE = re.compile(r"\(CUDA error (\d+)\)$")
 
 
