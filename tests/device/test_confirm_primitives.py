@@ -107,6 +107,80 @@ def test_a_kernel_that_does_not_run_fails_its_primitives(emulations: CpuEmulatio
     assert written(target)["failed"]["vote_any"] == "votes: an illegal memory access was encountered"
 
 
+def test_an_error_of_the_machine_is_said_and_the_other_checks_are_run(
+    emulations: CpuEmulations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(check: Check, outputs: Words) -> Words:
+        if check.name == "votes":
+            raise RuntimeError("Failed to find CUDA headers")
+        return outputs
+
+    target = tmp_path / "confirmed.json"
+    target.write_text(json.dumps({"primitives": {"vote_any": {"digest": "before"}}}))
+    assert confirm(PlayedGpu(emulations, broken), emulations, "13.2.86", target, SOME) == DIFFERS
+    assert "votes: WRONG: not checked: RuntimeError: Failed to find CUDA headers" in capsys.readouterr().out
+    record = written(target)
+    assert record["failed"] == {} and record["primitives"]["vote_any"] == {"digest": "before"}
+    assert {"ldmatrix", "mma_m16n8k16_f16"} <= record["primitives"].keys()
+
+
+class Killed(BaseException):
+    """What ends a run in the middle."""
+
+
+def test_a_run_that_was_cut_off_has_confirmed_what_it_did_and_the_next_one_confirms_the_rest(
+    emulations: CpuEmulations, tmp_path: Path
+) -> None:
+    target, journal = tmp_path / "confirmed.json", tmp_path / "primitives.jsonl"
+    ran: list[str] = []
+
+    def killed(check: Check, outputs: Words) -> Words:
+        ran.append(check.name)
+        if check.name == "ldmatrix x2" and len(ran) == 3:
+            raise Killed
+        return outputs
+
+    def run() -> int:
+        return confirm(PlayedGpu(emulations, killed), emulations, "13.2.86", target, SOME, journal)
+
+    with pytest.raises(Killed):
+        run()
+    # Not what has another check before it.
+    assert written(target)["primitives"].keys() == {"vote_any", "vote_all", "vote_ballot"}
+    with journal.open("ab") as file:
+        file.write(b'{"key": "cut sh')
+    assert run() == CONFIRMS
+    assert ran == [check.name for check in SOME[:3]] + ["ldmatrix x4", "m16n8k16_f16 integers", "ldmatrix x2"]
+    whole = tmp_path / "whole.json"
+    assert confirm(PlayedGpu(emulations), emulations, "13.2.86", whole, SOME) == CONFIRMS
+
+    def told(path: Path) -> dict[str, Any]:
+        return {name: {**entry, "date": ""} for name, entry in written(path)["primitives"].items()}
+
+    assert told(target) == told(whole)
+    ran.clear()
+    assert run() == CONFIRMS and ran == [], "all of it stands in the journal"
+
+
+@pytest.mark.parametrize("another", [{"driver": "1.3"}, {"device": "another GPU"}])
+def test_what_another_gpu_or_driver_did_is_done_again(
+    another: dict[str, str], emulations: CpuEmulations, tmp_path: Path
+) -> None:
+    journal, ran = tmp_path / "primitives.jsonl", list[str]()
+
+    def note(check: Check, outputs: Words) -> Words:
+        ran.append(check.name)
+        return outputs
+
+    gpu = PlayedGpu(emulations, note)
+    for _ in range(2):
+        confirm(gpu, emulations, "13.2.86", tmp_path / "confirmed.json", SOME[:1], journal)
+    assert ran == ["votes"]
+    gpu.description |= another
+    confirm(gpu, emulations, "13.2.86", tmp_path / "confirmed.json", SOME[:1], journal)
+    assert ran == ["votes"] * 2
+
+
 def test_an_older_gpu_leaves_what_it_has_not_as_it_was(emulations: CpuEmulations, tmp_path: Path) -> None:
     target = tmp_path / "confirmed.json"
     assert confirm(PlayedGpu(emulations), emulations, "13.2.86", target, SOME) == CONFIRMS

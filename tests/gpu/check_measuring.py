@@ -20,6 +20,7 @@ import numpy as np
 
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
+from tests.gpu.run_check import NotRight, described, failure_of
 from workers.gpu.interface import Gpu, GpuError, GpuFault, GpuMissing, choose_device, list_devices, open_gpu, warm_up
 from workers.gpu.leftovers import belongings, leftover, thread_names
 
@@ -40,10 +41,6 @@ EPILOGUES: list[list[dict[str, Any]]] = [
     [BIAS, GELU],
     [{"op": "bias", "axis": "m"}, {"op": "silu"}, {"op": "mask"}],
 ]
-
-
-class NotRight(Exception):
-    """A check failed; the message says how."""
 
 
 def check(name: str) -> Callable[[Check], Check]:
@@ -289,14 +286,11 @@ def peak_gb_s(gpu: Any) -> float:
 def run_checks(gpu: Any, checks: dict[str, Check]) -> int:
     wrong = 0
     for name, check in checks.items():
-        try:
-            print(f"{name}: {check(gpu)}", flush=True)
-        except (NotRight, GpuError, subprocess.TimeoutExpired) as error:
-            wrong += 1
-            print(f"{name}: WRONG: {error}", flush=True)
-            if isinstance(error, GpuFault):
-                print("the context is lost: the checks after this one were not run")
-                break
+        error = failure_of(name, partial(check, gpu), sentences=(GpuError, subprocess.TimeoutExpired))
+        wrong += error is not None
+        if isinstance(error, GpuFault):
+            print("the context is lost: the checks after this one were not run")
+            break
     return WRONG if wrong else RIGHT
 
 
@@ -315,6 +309,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GpuMissing as error:
         print(f"{error}; nothing was checked", file=sys.stderr)
         return NO_GPU
+    except Exception as error:  # noqa: BLE001 - whatever CuPy and the driver raise
+        print(f"opening the GPU: WRONG: {described(error, (GpuError,))}; nothing was checked", file=sys.stderr)
+        return WRONG
     return run_checks(gpu, chosen_checks(gpu, chosen.gpu_module, chosen.only or [*CHECKS]))
 
 

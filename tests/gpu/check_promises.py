@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -31,11 +32,13 @@ from storage.config.settings import load_settings
 from storage.entities.libraries import PtxVerdict
 from storage.entities.verdicts import GPU, Verdict
 from tests.gpu.data_sheet import sheet_of
+from tests.gpu.run_check import NotRight, failure_of
 from workers.compile.toolchain import Toolchain, toolchain_of
 from workers.cpu.ptx.verify import PtxRequest, verify_ptx
 from workers.gpu.driver import require_driver
 from workers.gpu.interface import Device, Gpu, GpuError, GpuMissing, choose_device, list_devices, open_gpu
 from workers.gpu.verify_and_time import References, Verifier
+from workers.offline.children import own_processes
 from workers.processes.processes import Limits, ProcessError, Processes
 from workers.steps.ptx_runs import promise
 from workers.steps.winner_library import build_winner
@@ -43,6 +46,7 @@ from workers.steps.winner_ptx import broken_promise
 
 MODULE = "workers.cuda.cupy_gpu"
 RIGHT, WRONG, NO_GPU, NOT_RUN = 0, 1, 2, 3
+_SENTENCES = (GpuError, ProcessError, BrokenProcessPool)
 LIMITS = Limits(wall_seconds=120, cpu_seconds=120, memory_bytes=4 << 30, output_bytes=64 << 20)
 MATMUL = {"operator": "matmul", "m": 48, "n": 40, "k": 96, "layout": "nt"}
 # Floats on CUDA cores, whole numbers on tensor cores, and what neither has: sums of rows.
@@ -52,10 +56,6 @@ PROBLEMS: dict[str, dict[str, Any]] = {
     "float16": {**MATMUL, "dtype": "float16"},
     "reduce": {"operator": "reduce", "shape": [64, 300], "axes": [1], "dtype": "float32", "fn": "sum"},
 }
-
-
-class NotRight(Exception):
-    """A check failed; the message says how."""
 
 
 def candidates_of(sheet: Target) -> dict[str, Candidate]:
@@ -94,7 +94,7 @@ def check(gpu: Gpu, candidate: Candidate, sheet: Target, toolchain: Toolchain, p
 
 def check_here(module: str, device: str, name: str, sheet: str, toolchain: Toolchain) -> str:
     """As `check`, in a process of its own: one with a GPU that reported an error is of no use any more."""
-    with closing(Processes()) as processes:
+    with closing(own_processes()) as processes:
         own = target(sheet)
         return check(open_gpu(module, device), candidates_of(own)[name], own, toolchain, processes)
 
@@ -103,16 +103,15 @@ def check_all(module: str, device: Device, sheet: Target, toolchain: Toolchain) 
     """How many are wrong; says what each came to. Raises GpuMissing."""
     wrong = 0
     for name in PROBLEMS:
-        try:
-            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-                words = process.submit(check_here, module, device.uuid, name, sheet.name, toolchain).result()
-            print(f"ok     {name}: {words}", flush=True)
-        except GpuMissing:
-            raise
-        except (NotRight, GpuError, ProcessError, BrokenProcessPool) as error:
-            wrong += 1
-            print(f"WRONG  {name}: {error}", flush=True)
+        in_process = partial(_in_a_process, module, device.uuid, name, sheet.name, toolchain)
+        error = failure_of(name, in_process, sentences=_SENTENCES, raises=(GpuMissing,))
+        wrong += error is not None
     return wrong
+
+
+def _in_a_process(*arguments: Any) -> str:
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
+        return process.submit(check_here, *arguments).result()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -122,7 +121,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         device = choose_device(list_devices(chosen.gpu_module), chosen.device)
-        with closing(Processes()) as processes:
+        with closing(own_processes()) as processes:
             toolchain = toolchain_of(load_settings(), processes)
         require_driver([device], toolchain.cuda)
         wrong = check_all(chosen.gpu_module, device, sheet_of(device), toolchain)

@@ -15,7 +15,8 @@ import json
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ from codegen.operators import operator
 from codegen.search.search import Search
 from cukiln.workspace_pool import POOL
 from tests.gpu.data_sheet import sheet_of
+from tests.gpu.run_check import NotChecked, NotRight, described, failure_of
 from workers.gpu.driver import require_driver
 from workers.gpu.interface import Device, GpuMissing, choose_device, list_devices
-from workers.processes.processes import Limits, ProcessError, Processes
+from workers.offline.children import own_processes
+from workers.processes.processes import Limits, ProcessError
 
 MODULE = "workers.cuda.cupy_gpu"
 RIGHT, WRONG, NO_GPU, NOT_RUN = 0, 1, 2, 3
@@ -50,13 +53,10 @@ def split_library(device: Device) -> bytes:
     problem = operator("matmul").parse(SHAPE)
     sheet = sheet_of(device)
     (candidate, *_) = lower(problem, sheet, Search.model_validate(REQUEST["search"])).candidates
-    processes = Processes()
-    try:
+    with closing(own_processes()) as processes:
         toolchain = toolchain_of(load_settings(), processes)
         require_driver([device], toolchain.cuda)
         return build_winner(candidate, sheet, toolchain, processes, LIMITS).library
-    finally:
-        processes.close()
 
 
 def split_kernel(library: bytes) -> cukiln.Kernel:
@@ -77,17 +77,24 @@ def operands(arrays: Any) -> tuple[list[tuple[Any, Any, Any]], list[Any]]:
 
 
 def at_once(work: list[Any], device: Any) -> None:
-    """Each in a thread of its own, which has the device as its current one: that is by thread."""
+    """Each in a thread of its own, which has the device as its current one: that is by thread. Raises what the first
+    that failed did."""
+    errors: list[Exception] = []
 
     def on_device(each: Any) -> None:
-        device.use()
-        each()
+        try:
+            device.use()
+            each()
+        except Exception as error:  # noqa: BLE001 - raised again, in the thread that waits
+            errors.append(error)
 
     threads = [threading.Thread(target=on_device, args=[each]) for each in work]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if errors:
+        raise errors[0]
 
 
 def check_threads(kernel: cukiln.Kernel, cupy: Any) -> str:
@@ -110,7 +117,7 @@ def check_threads(kernel: cukiln.Kernel, cupy: Any) -> str:
     at_once([lambda number=number: work(number) for number in range(THREADS)], cupy.cuda.Device())
     held, each = cukiln.release_workspaces(), kernel.workspace_bytes(*sets[0])
     if wrong or held != STREAMS * each:
-        raise AssertionError(f"wrong results: {wrong}; {held} bytes were held, {STREAMS} × {each} expected")
+        raise NotRight(f"wrong results: {wrong}; {held} bytes were held, {STREAMS} × {each} expected")
     return f"{THREADS * CALLS} calls of {THREADS} threads on {STREAMS} streams, {held} bytes"
 
 
@@ -122,8 +129,10 @@ def check_graph(kernel: cukiln.Kernel, cupy: Any) -> str:
     captured_on, other = cupy.cuda.Stream(non_blocking=True), cupy.cuda.Stream(non_blocking=True)
     with captured_on:
         captured_on.begin_capture()
-        kernel(*sets[0], stream=captured_on.ptr)
-        graph = captured_on.end_capture()
+        try:
+            kernel(*sets[0], stream=captured_on.ptr)
+        finally:  # one that stays open would be in the way of the next check
+            graph = captured_on.end_capture()
     for _ in range(CALLS):
         graph.launch(other)
         kernel(*sets[1], stream=captured_on.ptr)
@@ -132,16 +141,27 @@ def check_graph(kernel: cukiln.Kernel, cupy: Any) -> str:
     cupy.cuda.Device().synchronize()
     for number in (0, 1):
         if not np.array_equal(sets[number][2].get(), expected[number]):
-            raise AssertionError(f"the {'calls' if number else 'graph'} gave something else")
+            raise NotRight(f"the {'calls' if number else 'graph'} gave something else")
     return f"{CALLS} replays beside as many calls, {POOL.release(captured=True)} bytes of the graph"
+
+
+def usable_torch() -> Any:
+    """Raises NotChecked where PyTorch is not there, or for no GPU."""
+    if importlib.util.find_spec("torch") is None:
+        raise NotChecked("PyTorch is not installed")
+    try:
+        import torch
+    except Exception as error:
+        raise NotChecked(f"PyTorch cannot be imported: {described(error)}") from error
+    if torch.version.cuda is None or not torch.cuda.is_available():
+        built = f"for CUDA {torch.version.cuda}, and finds no GPU" if torch.version.cuda else "not for CUDA"
+        raise NotChecked(f"PyTorch {torch.__version__} is {built}")
+    return torch
 
 
 def check_torch(kernel: cukiln.Kernel, ordinal: int) -> str:
     """PyTorch's current stream, the default one and another, and its allocator."""
-    if importlib.util.find_spec("torch") is None:
-        return "PyTorch is not installed: not checked"
-    import torch
-
+    torch = usable_torch()
     torch.cuda.set_device(ordinal)
     sets, expected = operands(lambda array: torch.from_numpy(array).cuda())
 
@@ -160,7 +180,7 @@ def check_torch(kernel: cukiln.Kernel, ordinal: int) -> str:
         torch.cuda.synchronize()
         taken = kept_for(stream) - before
         if not np.array_equal(sets[number][2].cpu().numpy(), expected[number]) or not needed <= taken < needed + 512:
-            raise AssertionError(f"{stream}: {taken} bytes were taken for {needed}, or the result is wrong")
+            raise NotRight(f"{stream}: {taken} bytes were taken for {needed}, or the result is wrong")
         cukiln.release_workspaces()
     return f"2 × {CALLS} calls, {needed} bytes of PyTorch's on each stream"
 
@@ -177,7 +197,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if chosen.gpu_module != MODULE:
             print(f"not run: {chosen.gpu_module} does not drive CuPy, whose arrays these are", file=sys.stderr)
             return NOT_RUN
-        kernel = split_kernel(chosen.library.read_bytes() if chosen.library else split_library(device))
+        library = chosen.library.read_bytes() if chosen.library else split_library(device)
     except GpuMissing as error:
         print(f"{error}; nothing was checked", file=sys.stderr)
         return NO_GPU
@@ -187,21 +207,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnknownTarget as error:
         print(f"not run: {error.message}", file=sys.stderr)
         return NOT_RUN
+    return run_checks(library, devices.index(device))
+
+
+def run_checks(library: bytes, ordinal: int) -> int:
     import cupy
 
-    ordinal = devices.index(device)
-    cupy.cuda.Device(ordinal).use()
+    loaded: list[cukiln.Kernel] = []
+
+    def load() -> str:
+        cupy.cuda.Device(ordinal).use()
+        loaded.append(split_kernel(library))
+        loaded[0].prepare(ordinal)
+        return "on the device"
+
+    checks: dict[str, Callable[[], str]] = {
+        "a kernel with a workspace": load,
+        "workspaces of threads": lambda: check_threads(loaded[0], cupy),
+        "workspace of a graph": lambda: check_graph(loaded[0], cupy),
+        "workspace from PyTorch": lambda: check_torch(loaded[0], ordinal),
+    }
     wrong = 0
-    for name, check in (
-        ("workspaces of threads", lambda: check_threads(kernel, cupy)),
-        ("workspace of a graph", lambda: check_graph(kernel, cupy)),
-        ("workspace from PyTorch", lambda: check_torch(kernel, ordinal)),
-    ):
-        try:
-            print(f"{name}: {check()}", flush=True)
-        except (AssertionError, cukiln.CukilnError) as error:
-            wrong += 1
-            print(f"{name}: WRONG: {error}", flush=True)
+    for name, check in checks.items():
+        wrong += failure_of(name, check, sentences=(cukiln.CukilnError,)) is not None
+        if not loaded:
+            break
     return WRONG if wrong else RIGHT
 
 

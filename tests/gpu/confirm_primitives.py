@@ -14,15 +14,17 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from codegen.primitives import CONFIRMED, primitive_digest, primitives, tensor_sums
+from tests.gpu.check_journal import CheckJournal, Outcome
 from tests.gpu.primitive_checks import CHECKS, Check, Comparison
+from tests.gpu.run_check import described
 from tests.gpu.run_primitives import (
     ORDERS,
     BuildFailed,
@@ -43,16 +45,6 @@ CUPY_MODULE = "workers.cuda.cupy_gpu"  # what `CupyGpu` stands for here
 
 class NotRun(Exception):
     """The primitives cannot be run that way; the message says why."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Of one check: `failure` says what is wrong, "" where nothing is."""
-
-    check: Check
-    values: int
-    worst: float
-    failure: str
 
 
 def random_of(check: Check) -> np.random.Generator:
@@ -88,21 +80,28 @@ def check_on_gpu(check: Check, emulations: CpuEmulations, gpu: Gpu) -> Outcome:
         )
     except RunFailed as error:
         return Outcome(check, 0, 0.0, str(error))
+    except Exception as error:  # noqa: BLE001 - whatever CuPy raises, such as for headers that it does not find
+        return Outcome(check, 0, 0.0, f"not checked: {described(error)}", is_verdict=False)
     return Outcome(check, comparison.values, comparison.worst, say_difference(check, comparison))
 
 
-def confirmation(outcomes: Sequence[Outcome], gpu: Gpu, cuda: str, before: dict[str, Any]) -> dict[str, Any]:
-    """The new content of the result file: the primitives all of whose checks passed, the first difference of those that
-    failed, and what the file said before of primitives that this GPU has not."""
+def confirmation(
+    outcomes: Sequence[Outcome], wanted: Sequence[Check], gpu: Gpu, cuda: str, before: dict[str, Any]
+) -> dict[str, Any]:
+    """The new content of the result file: the primitives all of whose `wanted` checks passed, the first difference of
+    those that failed, and what the file said before of primitives that this GPU has not, or that are not done."""
     date = datetime.now(UTC).isoformat(timespec="seconds")
     source = {**gpu.description, "cuda": cuda, "date": date}
-    tried = {name for outcome in outcomes for name in outcome.check.primitives}
     failed = {
         name: f"{outcome.check.name}: {outcome.failure}"
         for outcome in reversed(outcomes)
-        if outcome.failure
+        if outcome.failure and outcome.is_verdict
         for name in outcome.check.primitives
     }
+    judged = {outcome.check.name for outcome in outcomes if outcome.is_verdict}
+    # Of some of its checks alone nothing is known of a primitive, but that it differs.
+    open_ = {name for check in wanted if check.name not in judged for name in check.primitives}
+    tried = {name for check in wanted for name in check.primitives} - (open_ - failed.keys())
     confirmed = {name: entry for name, entry in before.get("primitives", {}).items() if name not in tried}
     for name in tried - failed.keys():
         own = [outcome for outcome in outcomes if name in outcome.check.primitives]
@@ -117,15 +116,36 @@ def confirmation(outcomes: Sequence[Outcome], gpu: Gpu, cuda: str, before: dict[
     return {**source, "primitives": retained, "failed": dict(sorted(failed.items())), "failed_digests": texts}
 
 
-def confirm(gpu: Gpu, emulations: CpuEmulations, cuda: str, target: Path, checks: Sequence[Check] = CHECKS) -> int:
-    """Runs all checks that the GPU can run, writes `target`, and returns the exit status."""
+def confirm(
+    gpu: Gpu,
+    emulations: CpuEmulations,
+    cuda: str,
+    target: Path,
+    checks: Sequence[Check] = CHECKS,
+    journal: Path | None = None,
+) -> int:
+    """Runs all checks that the GPU can run, but those that `journal` has, writes `target` after each, and returns the
+    exit status."""
     before = confirmed_before(target)
-    outcomes = [check_on_gpu(check, emulations, gpu) for check in checks if runs_on(check, gpu.arch)]
-    report(outcomes)
-    record = confirmation(outcomes, gpu, cuda, before)
-    target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    wanted = [check for check in checks if runs_on(check, gpu.arch)]
+    done = CheckJournal(journal, {**gpu.description, "cuda": cuda})
+    outcomes: list[Outcome] = []
+    record = confirmation(outcomes, wanted, gpu, cuda, before)
+    for check in done.ordered(wanted):
+        outcome = done.outcome_of(check) or done.add(check, partial(check_on_gpu, check, emulations, gpu))
+        report([outcome])
+        outcomes.append(outcome)
+        record = confirmation(outcomes, wanted, gpu, cuda, before)
+        write_whole(target, json.dumps(record, indent=1) + "\n")
     print(f"{len(record['primitives'])} of {len(primitives())} primitives are confirmed: {target}")
-    return DIFFERS if record["failed"] else CONFIRMS
+    return DIFFERS if any(outcome.failure for outcome in outcomes) else CONFIRMS
+
+
+def write_whole(path: Path, text: str) -> None:
+    """A run that is killed meanwhile leaves what was there."""
+    beside = path.with_name(f".{path.name}.new")
+    beside.write_text(text, encoding="utf-8")
+    beside.replace(path)
 
 
 def confirmed_before(target: Path) -> dict[str, Any]:
@@ -160,7 +180,7 @@ def take(elsewhere: Path, target: Path) -> int:
     source = {name: brought[name] for name in ("device", "driver", "arch", "cuda", "date") if name in brought}
     merged = dict(sorted({**before, **same}.items()))
     text = json.dumps({**source, "primitives": merged, "failed": failed}, indent=1)
-    target.write_text(text + "\n", encoding="utf-8")
+    write_whole(target, text + "\n")
     print(f"{len(same)} primitives are taken from {elsewhere}")
     print(f"{len(merged)} of {len(primitives())} primitives are confirmed: {target}")
     for name in others:
@@ -173,7 +193,8 @@ def take(elsewhere: Path, target: Path) -> int:
 def report(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         agrees = f"agree, at most {outcome.worst:.0%} of what is allowed apart" if outcome.worst else "agree"
-        print(f"{outcome.check.name}: {outcome.failure or f'{outcome.values} values {agrees}'}")
+        wrong = "" if outcome.is_verdict else "WRONG: "
+        print(f"{outcome.check.name}: {wrong}{outcome.failure or f'{outcome.values} values {agrees}'}", flush=True)
 
 
 def open_gpu(module: str, device: str) -> Any:
@@ -202,6 +223,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--take", type=Path, metavar="FILE", help="a result from elsewhere, into --result; runs nothing"
     )
+    parser.add_argument(
+        "--journal", type=Path, metavar="FILE", help="of what is done: the same command goes on behind it"
+    )
     parser.add_argument("--device", default="0", help="UUID or number of the GPU; default: the first")
     parser.add_argument("--gpu-module", default=CUPY_MODULE, help="what drives the GPU")
     chosen = parser.parse_args(arguments)
@@ -228,12 +252,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 return NO_GPU
             gpu.load(build_cubin([check for check in CHECKS if runs_on(check, gpu.arch)], gpu.arch, folder))
             emulations = CpuEmulations(CHECKS, folder, sums=tensor_sums(gpu.arch))
-            return confirm(gpu, emulations, nvcc_version(), chosen.result, CHECKS)
+            return confirm(gpu, emulations, nvcc_version(), chosen.result, CHECKS, chosen.journal)
         except NoCompiler as error:
             print(f"not run: no compiler: {error}; nothing is confirmed", file=sys.stderr)
             return NOT_RUN
         except BuildFailed as error:
             print(error, file=sys.stderr)
+            return DIFFERS
+        except Exception as error:  # noqa: BLE001 - whatever CuPy and the driver raise
+            print(f"WRONG: {described(error)}; no more is confirmed", file=sys.stderr)
             return DIFFERS
 
 

@@ -403,6 +403,44 @@ def test_the_scripts_threads_use_the_device_that_was_chosen() -> None:
     assert sorted(used) == sorted(worked) and len(worked) == 3
 
 
+def test_what_a_thread_of_the_script_raises_is_raised() -> None:
+    def broken() -> None:
+        raise ValueError("in a thread")
+
+    with pytest.raises(ValueError, match="in a thread"):
+        check_workspaces.at_once([list, broken], SimpleNamespace(use=list))
+
+
+def test_each_check_of_the_script_is_run_whatever_the_one_before_raised(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(*_: object) -> str:
+        raise MemoryError("no memory on the device")
+
+    kernel = SimpleNamespace(prepare=lambda ordinal: None)
+    monkeypatch.setitem(
+        sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Device=lambda ordinal: kernel_device))
+    )
+    kernel_device = SimpleNamespace(use=lambda: None)
+    monkeypatch.setattr(check_workspaces, "split_kernel", lambda library: kernel)
+    monkeypatch.setattr(check_workspaces, "check_threads", broken)
+    monkeypatch.setattr(check_workspaces, "check_graph", lambda *_: "replayed")
+    monkeypatch.setitem(
+        sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda=None), __version__="2.13+cpu")
+    )
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    assert check_workspaces.run_checks(b"", 0) == check_workspaces.WRONG
+    assert capsys.readouterr().out.splitlines() == [
+        "a kernel with a workspace: on the device",
+        "workspaces of threads: WRONG: MemoryError: no memory on the device",
+        "workspace of a graph: replayed",
+        "workspace from PyTorch: not checked: PyTorch 2.13+cpu is not for CUDA",
+    ]
+    monkeypatch.setattr(check_workspaces, "split_kernel", broken)
+    assert check_workspaces.run_checks(b"", 0) == check_workspaces.WRONG
+    assert capsys.readouterr().out == "a kernel with a workspace: WRONG: MemoryError: no memory on the device\n"
+
+
 def test_the_script_for_a_gpu_calls_a_kernel_that_needs_a_workspace() -> None:
     device = Device("Simulated GPU", "GPU-0", (9, 0), "580.65", multiprocessors=132, l2_bytes=1, memory_bytes=1)
     library = check_workspaces.split_library(device)

@@ -23,7 +23,7 @@ from typing import Any
 from workers.gpu.interface import Device
 from workers.offline.ceilings import CEILINGS_FILE
 from workers.offline.measured import JOURNAL_FILE, RESULTS_FILE, count_all, lines_in, write_whole
-from workers.offline.parts import CONFIRMED_FILE, PARTS_FILE, Part, Progress, card_of, cards_of
+from workers.offline.parts import CONFIRMED_FILE, PARTS_FILE, PRIMITIVES_JOURNAL, Part, Progress, card_of, cards_of
 
 BACK = "back"
 MOST_FILES, MOST_BYTES = 8, 16 * 2**20
@@ -31,7 +31,7 @@ STATE_FILE, REPORT_FILE, LOGS_FILE = "state.zip", "report.json", "logs.txt"
 LOG_BYTES = 1 << 18  # of each part
 # Below INTO: all that a later call needs.
 JOURNAL = f"measured/{JOURNAL_FILE}"
-STATE = (PARTS_FILE, CEILINGS_FILE, CONFIRMED_FILE, JOURNAL)
+STATE = (PARTS_FILE, CEILINGS_FILE, CONFIRMED_FILE, PRIMITIVES_JOURNAL, JOURNAL)
 MOST_RESULTS = MOST_FILES - 5
 MOST_STATE = 2**30  # bytes of one file of it
 THEN = "carry it again, or leave --continue-from out, which begins anew"

@@ -2,8 +2,9 @@
 
 What began and ended stands in `parts.jsonl`, synced, so that the same command continues after whatever ended it. A part
 that ended is not run again, but one that found no GPU, or could not be run; one that was cut off is, where it would
-have more time; one that the whole run ended with twice is left out, but for the last, which loses nothing by it. What a
-part tells is of the installation, of a product with its driver, or of one card: on another it is run again.
+have more time, or goes on where it was; one that the whole run ended with twice is left out, but for the last, which
+loses nothing by it. What a part tells is of the installation, of a product with its driver, or of one card: on another
+it is run again.
 """
 
 import sys
@@ -16,9 +17,10 @@ from typing import Any, Literal
 from workers.gpu.interface import Device
 from workers.offline.measured import append_line, read_lines
 
-PARTS_FILE, CONFIRMED_FILE = "parts.jsonl", "confirmed.json"
+PARTS_FILE, CONFIRMED_FILE, PRIMITIVES_JOURNAL = "parts.jsonl", "confirmed.json", "primitives.jsonl"
 BUNDLE, WORKSPACES_LIBRARY = "bundle", "workspaces.so"  # in what was installed
 TRIES = 2  # of a part with which the whole run ended
+CUTS = 5  # one after the other, of a part that continues: what it does first takes longer than it has
 SHARE = 0.25  # of the budget, for one part but the last
 LEAST_SECONDS = 2.0  # that is worth a start
 NOTHING_TO_USE = 2  # exit status of each part that finds no GPU, or nothing to drive it
@@ -27,13 +29,15 @@ NOT_RUN = 3  # of one that this machine cannot run, such as without a compiler: 
 
 @dataclass(frozen=True)
 class Part:
-    """`python -m` with `words`. `seconds`: of one try at most. `continues`: what it did so far it does not do again.
-    `tells_of`: what its result depends on, beside the installation."""
+    """`python -m` with `words`. `seconds`: of one try at most. `continues`: what it did so far it does not do again;
+    `takes_rest`: it has all that is left of the budget, and ends in order within `--budget`. `tells_of`: what its
+    result depends on, beside the installation."""
 
     name: str
     words: Sequence[str]
     seconds: float
     continues: bool = False
+    takes_rest: bool = False
     tells_of: Literal["machine", "product", "card"] = "machine"
 
     @property
@@ -67,16 +71,17 @@ def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, secon
     """What tells most about all that follows comes first."""
     of_gpu = ("--gpu-module", gpu_module, "--device", device)
     measured = ("workers.offline.measure_bundle", str(installed / BUNDLE), "--out", str(into / "measured"))
-    primitives = ("tests.gpu.confirm_primitives", "--result", str(into / CONFIRMED_FILE), *of_gpu)
+    kept = ("--result", str(into / CONFIRMED_FILE), "--journal", str(into / PRIMITIVES_JOURNAL))
+    primitives = ("tests.gpu.confirm_primitives", *kept, *of_gpu)
     workspaces = ("tests.gpu.check_workspaces", "--library", str(installed / WORKSPACES_LIBRARY), *of_gpu)
     last = (*measured, *of_gpu, "--seconds", str(seconds))
     return [
         Part("libraries", ("workers.offline.libraries_there",), 60),
-        Part("primitives", primitives, 150, tells_of="product"),
+        Part("primitives", primitives, 150, continues=True, tells_of="product"),
         Part("measuring checks", ("tests.gpu.check_measuring", *of_gpu), 180, tells_of="card"),
         Part("workspaces", workspaces, 90, tells_of="product"),
         Part("ceilings", ("workers.offline.ceilings", "--out", str(into), *of_gpu), 90, tells_of="card"),
-        Part("candidates and vendor", last, float("inf"), continues=True, tells_of="product"),
+        Part("candidates and vendor", last, float("inf"), continues=True, takes_rest=True, tells_of="product"),
     ]
 
 
@@ -100,6 +105,7 @@ class Progress:
     def __init__(self, folder: Path, of: str = "", card: Device | None = None) -> None:
         self._path, self._of, self._card = folder / PARTS_FILE, of, card
         self._begun: dict[str, int] = {}  # tries without an end
+        self._cuts: dict[str, int] = {}  # tries that reached their limit, since the last that did not
         self.ended: dict[str, Ended] = {}
         if card is not None and card not in cards_of(folder)[-1:]:
             append_line(self._path, {"card": card.as_dict(), "at": time.time()})
@@ -117,13 +123,14 @@ class Progress:
 
     def next_limit(self, part: Part, budget: float, left: float) -> float | None:
         """The seconds that the part has now; None where it is not run."""
-        limit = left if part.continues else min(part.seconds, SHARE * budget, left)
+        limit = left if part.takes_rest else min(part.seconds, SHARE * budget, left)
         ended = self.ended.get(part.name)
-        if limit < LEAST_SECONDS or (self._begun.get(part.name, 0) >= TRIES and not part.continues):
+        if limit < LEAST_SECONDS or (self._begun.get(part.name, 0) >= TRIES and not part.takes_rest):
             return None
-        if ended is None or part.continues:
+        if ended is None or part.takes_rest:
             return None if ended is not None and ended.status == 0 and not ended.cut_off else limit
-        return limit if ended.status in (NOTHING_TO_USE, NOT_RUN) or (ended.cut_off and limit > ended.limit) else None
+        gets_further = limit > ended.limit or (part.continues and self._cuts.get(part.name, 0) < CUTS)
+        return limit if ended.status in (NOTHING_TO_USE, NOT_RUN) or (ended.cut_off and gets_further) else None
 
     def described(self, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
         """A word for each part."""
@@ -155,7 +162,8 @@ class Progress:
     def _take(self, line: Mapping[str, Any]) -> None:
         name = str(line["part"])
         if "ended" in line:
-            self.ended[name] = Ended(**line["ended"])
+            self.ended[name] = ended = Ended(**line["ended"])
+            self._cuts[name] = self._cuts.get(name, 0) + 1 if ended.cut_off else 0
             self._begun[name] = 0
         else:
             self._begun[name] = self._begun.get(name, 0) + 1

@@ -134,7 +134,7 @@ def _run(
     part: Part, progress: Progress, limit: float, into: Path, parts: Sequence[Part], stopped: Sequence[int]
 ) -> Ended:
     """In a process that ends with this one; its words go into a file of its own."""
-    command = [*part.command, *(["--budget", f"{max(1.0, limit - GRACE_SECONDS):.1f}"] if part.continues else [])]
+    command = [*part.command, *(["--budget", f"{max(1.0, limit - GRACE_SECONDS):.1f}"] if part.takes_rest else [])]
     progress.begin(part)
     say(f"{part.name}: at most {limit:.0f} s")
     began = written = time.monotonic()

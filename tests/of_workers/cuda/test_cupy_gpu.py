@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 
 from codegen.operators import operator
 from tests.gpu import check_measuring
+from tests.gpu.run_check import NotChecked, NotRight
 from tests.support.fixtures.codegen import default_candidate, matmul
 from tests.support.gpu.cupy_streams import CudaError, StackedStreams, fake_cuda
 from workers.cuda import cupy_gpu, cupy_timer
@@ -498,7 +499,7 @@ def test_the_script_fails_where_a_check_does_and_stops_where_the_context_is_lost
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     def wrong(gpu: object) -> str:
-        raise check_measuring.NotRight("too slow")
+        raise NotRight("too slow")
 
     def lost(gpu: object) -> str:
         raise GpuFault("cudaErrorIllegalAddress")
@@ -509,6 +510,48 @@ def test_the_script_fails_where_a_check_does_and_stops_where_the_context_is_lost
     printed = capsys.readouterr().out
     assert "one: fine" in printed and "two: WRONG: too slow" in printed and "IllegalAddress" in printed
     assert "never" not in printed
+
+
+def test_an_error_that_nothing_foresaw_ends_its_own_check_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    errors = (
+        RuntimeError("Failed to find CUDA headers"),
+        MemoryError(),
+        AttributeError("no cuda"),
+        AssertionError("off"),
+    )
+
+    def raising(error: Exception) -> Callable[[object], str]:
+        def check(gpu: object) -> str:
+            raise error
+
+        return check
+
+    def not_here(gpu: object) -> str:
+        raise NotChecked("PyTorch is not for CUDA")
+
+    checks = {type(error).__name__: raising(error) for error in errors} | {"not here": not_here}
+    assert check_measuring.run_checks(None, checks | {"last": lambda gpu: "fine"}) == check_measuring.WRONG
+    printed = capsys.readouterr().out.splitlines()
+    assert printed == [
+        "RuntimeError: WRONG: RuntimeError: Failed to find CUDA headers",
+        "MemoryError: WRONG: MemoryError: ",
+        "AttributeError: WRONG: AttributeError: no cuda",
+        "AssertionError: WRONG: AssertionError: off",
+        "not here: not checked: PyTorch is not for CUDA",
+        "last: fine",
+    ]
+    assert check_measuring.run_checks(None, {"not here": not_here}) == check_measuring.RIGHT
+
+
+def test_a_gpu_that_cannot_be_opened_for_any_reason_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(module: str, device: str) -> None:
+        raise RuntimeError("Failed to find CUDA headers")
+
+    monkeypatch.setattr(check_measuring, "open_gpu", broken)
+    assert check_measuring.main(["--gpu-module", "tests.support.gpu.fake_gpu"]) == check_measuring.WRONG
+    assert "opening the GPU: WRONG: RuntimeError: Failed to find CUDA headers" in capsys.readouterr().err
 
 
 class Vendor:
@@ -529,5 +572,5 @@ def test_the_scripts_problems_are_problems_and_a_wrong_vendor_is_found() -> None
     for number, fields in enumerate(check_measuring.vendor_problems()):
         problem = operator("matmul").parse({"operator": "matmul", **fields})
         assert check_measuring.vendor_error(Vendor(1.0), problem) == 0.0  # type: ignore[arg-type]
-        with pytest.raises(check_measuring.NotRight, match="off by"):
+        with pytest.raises(NotRight, match="off by"):
             check_measuring.vendor_error(Vendor(1.1 if number % 2 else float("nan")), problem)  # type: ignore[arg-type]

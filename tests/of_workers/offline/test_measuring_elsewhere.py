@@ -40,7 +40,7 @@ from workers.offline.carry import MOST_BYTES as MOST_CARRIED
 from workers.offline.carry import NotCarried, pack
 from workers.offline.measure_there import DEFAULT_INTO
 from workers.offline.measured import Conditions, Journal, append_line, write_results
-from workers.offline.parts import Ended, Part, Progress, parts_of
+from workers.offline.parts import CUTS, Ended, Part, Progress, parts_of
 
 PART_BYTES = 1 << 20
 
@@ -274,7 +274,7 @@ def test_what_cannot_be_packed_is_said_before_anything_is_compiled(wheels: Path,
 # --- which part is next
 
 
-CHECK, LAST = Part("check", ("m",), 100), Part("last", ("m",), float("inf"), continues=True)
+CHECK, LAST = Part("check", ("m",), 100), Part("last", ("m",), float("inf"), continues=True, takes_rest=True)
 
 
 @pytest.mark.parametrize(
@@ -299,6 +299,19 @@ def test_a_part_has_its_own_limit_and_is_run_again_only_where_that_may_help(
         progress.begin(CHECK)
         progress.end(CHECK, ended)
     assert Progress(tmp_path).next_limit(CHECK, budget, left) == limit
+
+
+def test_a_part_that_goes_on_where_it_was_cut_off_has_as_much_again_but_not_for_ever(tmp_path: Path) -> None:
+    goes_on = replace(CHECK, continues=True)
+    cut, tries = Ended(-15, 100.0, 100.0, True), 0
+    while (limit := Progress(tmp_path).next_limit(goes_on, 500.0, 400.0)) is not None:
+        assert limit == 100.0
+        Progress(tmp_path).begin(goes_on)
+        Progress(tmp_path).end(goes_on, cut)
+        tries += 1
+    assert tries == CUTS
+    assert Progress(tmp_path).next_limit(goes_on, 500.0, 400.0) is None
+    assert Progress(tmp_path).next_limit(replace(goes_on, seconds=120.0), 500.0, 400.0) == 120.0, "it has more"
 
 
 def test_a_part_with_which_the_run_ended_twice_is_left_out_but_not_the_last(tmp_path: Path) -> None:
