@@ -5,9 +5,12 @@ column-major there. What a descriptor is made of can be tried without a GPU; a h
 """
 
 import ctypes
+import importlib.util
+import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 CUBLAS_STATUS_SUCCESS = 0
@@ -269,7 +272,8 @@ _DESCRIBED = (
 
 
 def load_library(name: str, sonames: Sequence[str]) -> tuple[str, ctypes.CDLL]:
-    """The copy that CuPy would load too (NVIDIA's wheels, conda, CUDA_HOME), else what the loader finds."""
+    """The copy that CuPy would load too (NVIDIA's wheels, conda, CUDA_HOME), else one of another's wheels or of a
+    toolkit, else what the loader finds."""
     tried = []
     try:
         from cuda.pathfinder import load_nvidia_dynamic_lib
@@ -281,9 +285,20 @@ def load_library(name: str, sonames: Sequence[str]) -> tuple[str, ctypes.CDLL]:
         tried.append(str(error))
     except (RuntimeError, OSError) as error:  # its DynamicLibNotFoundError is a RuntimeError
         tried.append(str(error).strip().splitlines()[0])
-    for soname in sonames:
+    for place in (*(str(path) for soname in sonames for path in copies_of(soname)), *sonames):
         try:
-            return soname, ctypes.CDLL(soname)
+            return place, ctypes.CDLL(place)
         except OSError as error:
             tried.append(str(error))
     raise LibraryMissing(f"no lib{name}: {'; '.join(tried)}. {HOW_TO_INSTALL}")
+
+
+def copies_of(soname: str) -> list[Path]:
+    """In the wheels that PyTorch brings, in PyTorch's own folder, and in a toolkit."""
+    folders = []
+    for package, inside in (("nvidia", f"*/lib/{soname}"), ("torch", f"lib/{soname}")):
+        spec = importlib.util.find_spec(package)
+        folders += [(Path(root), inside) for root in (spec.submodule_search_locations or ())] if spec else []
+    toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
+    folders += [(Path(toolkit), f"lib64/{soname}") for toolkit in toolkits if toolkit]
+    return [path for folder, pattern in folders for path in sorted(folder.glob(pattern))]

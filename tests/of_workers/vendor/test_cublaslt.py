@@ -6,6 +6,7 @@ import ctypes
 import importlib.util
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -19,7 +20,7 @@ from tests.support.fixtures.codegen import matmul
 from workers.vendor import cublaslt
 from workers.vendor import matmul as vendor_matmul
 from workers.vendor.bench import laid_out
-from workers.vendor.cublaslt import CublasError, CublasLt, Layout, LibraryMissing
+from workers.vendor.cublaslt import SONAMES, CublasError, CublasLt, Layout, LibraryMissing, load_library
 from workers.vendor.matmul import Fused, ProductPlan, fused, plans
 
 INCLUDES = [
@@ -302,6 +303,35 @@ def test_a_machine_without_the_library_names_what_to_install(monkeypatch: pytest
     monkeypatch.setattr(ctypes, "CDLL", none)
     with pytest.raises(LibraryMissing, match=r"libcublasLt\.so\.13.*pip install .*nvidia-cublas"):
         CublasLt()
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "nvidia/cu13/lib/libcublasLt.so.13",
+        "nvidia/cublas/lib/libcublasLt.so.12",
+        "torch/lib/libcublasLt.so.12",
+        "toolkit/lib64/libcublasLt.so.13",
+    ],
+)
+def test_the_library_is_found_beside_pytorch_and_in_a_toolkit(
+    place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def only_files(name: str) -> Any:
+        if not Path(name).is_file():
+            raise OSError(f"{name}: cannot open shared object file")
+        return ctypes.PyDLL(None)
+
+    def spec_of(package: str) -> Any:
+        return SimpleNamespace(submodule_search_locations=[str(tmp_path / package)])
+
+    (tmp_path / place).parent.mkdir(parents=True)
+    (tmp_path / place).touch()
+    monkeypatch.setitem(__import__("sys").modules, "cuda.pathfinder", None)
+    monkeypatch.setattr("importlib.util.find_spec", spec_of)
+    monkeypatch.setattr(ctypes, "CDLL", only_files)
+    monkeypatch.setenv("CUDA_PATH", str(tmp_path / "toolkit"))
+    assert load_library("cublasLt", SONAMES)[0] == str(tmp_path / place)
 
 
 @pytest.mark.parametrize("fields", PROBLEMS, ids=IDS)
