@@ -268,6 +268,9 @@ def test_where_no_nvcc_is_named_its_absence_is_no_difference_either(monkeypatch:
     monkeypatch.delenv("CUKILN_NVCC", raising=False)
     monkeypatch.setenv("PATH", "")
     monkeypatch.setattr(run_primitives, "_in_wheels", lambda pattern: [])
+    monkeypatch.setattr(run_primitives, "TOOLKIT", "/nowhere")
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        monkeypatch.delenv(name, raising=False)
     with pytest.raises(NoCompiler, match="no nvcc: name one with CUKILN_NVCC"):
         run_primitives.nvcc_version()
 

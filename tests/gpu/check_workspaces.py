@@ -17,6 +17,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,10 +195,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         devices = list_devices(chosen.gpu_module)
         device = choose_device(devices, chosen.device)
+        loaded: list[cukiln.Kernel] = []
+        # What was carried is loaded in any case: that takes no GPU.
+        if chosen.library and failed("the library", lambda: said_of(chosen.library.read_bytes(), loaded)):
+            return WRONG
         if chosen.gpu_module != MODULE:
             print(f"not run: {chosen.gpu_module} does not drive CuPy, whose arrays these are", file=sys.stderr)
             return NOT_RUN
-        library = chosen.library.read_bytes() if chosen.library else split_library(device)
+        if not loaded and failed("the library", partial(said_of, split_library(device), loaded)):
+            return WRONG
     except GpuMissing as error:
         print(f"{error}; nothing was checked", file=sys.stderr)
         return NO_GPU
@@ -207,32 +213,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnknownTarget as error:
         print(f"not run: {error.message}", file=sys.stderr)
         return NOT_RUN
-    return run_checks(library, devices.index(device))
+    return run_checks(loaded[0], devices.index(device))
 
 
-def run_checks(library: bytes, ordinal: int) -> int:
+def failed(name: str, check: Callable[[], str]) -> bool:
+    return failure_of(name, check, sentences=(cukiln.CukilnError,)) is not None
+
+
+def said_of(library: bytes, loaded: list[cukiln.Kernel]) -> str:
+    """Of a kernel that is `loaded` then."""
+    loaded.append(split_kernel(library))
+    return f"{len(library)} bytes, loaded"
+
+
+def run_checks(kernel: cukiln.Kernel, ordinal: int) -> int:
     import cupy
 
-    loaded: list[cukiln.Kernel] = []
-
-    def load() -> str:
+    def prepare() -> str:
         cupy.cuda.Device(ordinal).use()
-        loaded.append(split_kernel(library))
-        loaded[0].prepare(ordinal)
+        kernel.prepare(ordinal)
         return "on the device"
 
+    if failed("its kernel", prepare):
+        return WRONG
     checks: dict[str, Callable[[], str]] = {
-        "a kernel with a workspace": load,
-        "workspaces of threads": lambda: check_threads(loaded[0], cupy),
-        "workspace of a graph": lambda: check_graph(loaded[0], cupy),
-        "workspace from PyTorch": lambda: check_torch(loaded[0], ordinal),
+        "workspaces of threads": lambda: check_threads(kernel, cupy),
+        "workspace of a graph": lambda: check_graph(kernel, cupy),
+        "workspace from PyTorch": lambda: check_torch(kernel, ordinal),
     }
-    wrong = 0
-    for name, check in checks.items():
-        wrong += failure_of(name, check, sentences=(cukiln.CukilnError,)) is not None
-        if not loaded:
-            break
-    return WRONG if wrong else RIGHT
+    return WRONG if sum(failed(name, check) for name, check in checks.items()) else RIGHT
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ CPU_FLAGS = (
     "-std=c++17", "-O1", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden",
     "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-Wno-unknown-pragmas", "-shared",
 )  # fmt: skip
+TOOLKIT = "/usr/local/cuda"
 DEVICE_FLAGS = ("-cubin", "-std=c++17", "-O3")
 CPU_SECONDS = 60.0
 
@@ -175,14 +176,20 @@ class CpuEmulations:
 
 
 def find_nvcc() -> str:
-    """The one that CUKILN_NVCC names, else that of the PyPI wheels, else the one in PATH. Raises NoCompiler."""
+    """The one that CUKILN_NVCC names, else that of the PyPI wheels, else the one in PATH, else a toolkit's. Raises
+    NoCompiler."""
     if named := os.environ.get("CUKILN_NVCC"):
         return named
     if not _is_for_cuda_12() and (compilers := _in_wheels("cu*/bin/nvcc")):
         return str(compilers[0])
     if found_in_path := shutil.which("nvcc"):
         return found_in_path
-    raise NoCompiler(f"no nvcc: name one with CUKILN_NVCC; neither in the wheels of {sys.prefix} nor in PATH")
+    toolkits = [toolkit for toolkit in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), TOOLKIT) if toolkit]
+    for toolkit in toolkits:
+        if of_toolkit := shutil.which(str(Path(toolkit, "bin", "nvcc"))):
+            return of_toolkit
+    places = f"in the wheels of {sys.prefix}, in PATH, in bin of {' or '.join(toolkits)}"
+    raise NoCompiler(f"no nvcc: name one with CUKILN_NVCC; it was looked for {places}")
 
 
 def _is_for_cuda_12() -> bool:

@@ -417,28 +417,40 @@ def test_each_check_of_the_script_is_run_whatever_the_one_before_raised(
     def broken(*_: object) -> str:
         raise MemoryError("no memory on the device")
 
-    kernel = SimpleNamespace(prepare=lambda ordinal: None)
+    kernel: Any = SimpleNamespace(prepare=lambda ordinal: None)
     monkeypatch.setitem(
         sys.modules, "cupy", SimpleNamespace(cuda=SimpleNamespace(Device=lambda ordinal: kernel_device))
     )
     kernel_device = SimpleNamespace(use=lambda: None)
-    monkeypatch.setattr(check_workspaces, "split_kernel", lambda library: kernel)
     monkeypatch.setattr(check_workspaces, "check_threads", broken)
     monkeypatch.setattr(check_workspaces, "check_graph", lambda *_: "replayed")
     monkeypatch.setitem(
         sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda=None), __version__="2.13+cpu")
     )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    assert check_workspaces.run_checks(b"", 0) == check_workspaces.WRONG
+    assert check_workspaces.run_checks(kernel, 0) == check_workspaces.WRONG
     assert capsys.readouterr().out.splitlines() == [
-        "a kernel with a workspace: on the device",
+        "its kernel: on the device",
         "workspaces of threads: WRONG: MemoryError: no memory on the device",
         "workspace of a graph: replayed",
         "workspace from PyTorch: not checked: PyTorch 2.13+cpu is not for CUDA",
     ]
-    monkeypatch.setattr(check_workspaces, "split_kernel", broken)
-    assert check_workspaces.run_checks(b"", 0) == check_workspaces.WRONG
-    assert capsys.readouterr().out == "a kernel with a workspace: WRONG: MemoryError: no memory on the device\n"
+    kernel.prepare = broken
+    assert check_workspaces.run_checks(kernel, 0) == check_workspaces.WRONG
+    assert capsys.readouterr().out == "its kernel: WRONG: MemoryError: no memory on the device\n"
+
+
+def test_a_library_that_was_carried_is_loaded_without_a_gpu_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library = tmp_path / "workspaces.so"
+    library.write_bytes(b"\x7fELF, and no more")
+    words = ["--gpu-module", "tests.support.gpu.fake_gpu", "--library", str(library)]
+    assert check_workspaces.main(words) == check_workspaces.WRONG
+    assert capsys.readouterr().out.startswith("the library: WRONG: ")
+    monkeypatch.setattr(check_workspaces, "split_kernel", lambda data: None)
+    assert check_workspaces.main(words) == check_workspaces.NOT_RUN
+    assert "the library: 17 bytes, loaded" in capsys.readouterr().out
 
 
 def test_the_script_for_a_gpu_calls_a_kernel_that_needs_a_workspace() -> None:

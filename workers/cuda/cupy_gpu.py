@@ -45,9 +45,10 @@ from workers.vendor import attention as vendor_attention
 from workers.vendor import convolution as vendor_convolution
 from workers.vendor import reduction as vendor_reduction
 from workers.vendor import vector_matmul
+from workers.vendor.bench import Beat, silent
 
 # The vendor's library for each operator; what is not here has none.
-VENDORS: Mapping[str, Callable[[Any, Problem, Mapping[str, npt.NDArray[Any]], int], Sequence[VendorCall]]] = {
+VENDORS: Mapping[str, Callable[[Any, Problem, Mapping[str, npt.NDArray[Any]], int, Beat], Sequence[VendorCall]]] = {
     "matmul": vector_matmul.offers,
     "conv2d": vendor_convolution.offers,
     "conv2d_dgrad": vendor_convolution.offers,
@@ -161,10 +162,12 @@ class CupyGpu:
     def timer(self, calls: Sequence[Callable[[], None]]) -> GraphTimer:
         return GraphTimer(self.arrays, self._stream, calls, wait=self._keep_waiting, faults=self.faults)
 
-    def vendor(self, problem: Problem, inputs: Mapping[str, npt.NDArray[Any]], sets: int) -> list[VendorCall]:
+    def vendor(
+        self, problem: Problem, inputs: Mapping[str, npt.NDArray[Any]], sets: int, beat: Beat = silent
+    ) -> list[VendorCall]:
         """Raises GpuError, with what to do, where the vendor's library is missing or has no room for its operands."""
         offers = VENDORS.get(problem.operator)
-        return list(offers(self, problem, inputs, sets)) if offers else []
+        return list(offers(self, problem, inputs, sets, beat)) if offers else []
 
     def warm_up(self, beat: Callable[[str], None]) -> None:
         """See `workers.gpu.interface.Gpu`: threads of the driver, kernels of CuPy, the handle of cuBLAS."""

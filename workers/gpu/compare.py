@@ -217,7 +217,7 @@ class ComparisonTask:
             return None, "it was not asked for"
         self._touch(VENDOR)
         try:
-            offered = self.gpu.vendor(self._problem, prepared.host, sets)
+            offered = self.gpu.vendor(self._problem, prepared.host, sets, self._beat)
             timed, refused = self._time_offers(offered, sets)
         except GpuFault:
             raise

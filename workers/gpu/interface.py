@@ -144,9 +144,16 @@ class Gpu(Protocol):
     def timer(self, calls: Sequence[Callable[[], None]]) -> Timer:
         """Record launches. Each call must have run once before: no module may be loaded while recording."""
 
-    def vendor(self, problem: Problem, inputs: Mapping[str, npt.NDArray[Any]], sets: int) -> list[VendorCall]:
+    def vendor(
+        self,
+        problem: Problem,
+        inputs: Mapping[str, npt.NDArray[Any]],
+        sets: int,
+        beat: Callable[[str], None] = lambda what: None,
+    ) -> list[VendorCall]:
         """What the vendor's library offers for the problem, most promising first, with `sets` copies of the operands;
-        none where it has nothing. `inputs` are host arrays as `Operator.make_inputs` gives them."""
+        none where it has nothing. `inputs` are host arrays as `Operator.make_inputs` gives them; `beat` gets what takes
+        long."""
 
     def warm_up(self, beat: Callable[[str], None]) -> None:
         """Do one of everything that verifying and timing do, but with no candidate: what a driver starts and compiles

@@ -5,13 +5,17 @@ They are loaded here and not in the process that asks: a library that does not f
 
 import importlib
 import json
+import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 from workers.vendor.cublaslt import CublasLt
 from workers.vendor.cudnn import Cudnn
+
+TOOLKIT = "/usr/local/cuda"
 
 
 def _version(package: str) -> str:
@@ -24,14 +28,45 @@ def _program(name: str) -> str:
     return path
 
 
+def _nvrtc() -> str:
+    """What CuPy compiles its kernels with: NVRTC, and CUDA's headers as CuPy itself looks for them."""
+    nvrtc, core = importlib.import_module("cupy.cuda").nvrtc, importlib.import_module("cupy._core.core")
+    headers = [word[2:] for word in core.assemble_cupy_compiler_options(()) if word.startswith("-I")]
+    return f"{'.'.join(map(str, nvrtc.getVersion()))}, headers in {headers[-1]}"
+
+
+def _nvml() -> str:
+    nvml = importlib.import_module("pynvml")
+    nvml.nvmlInit()
+    return str(nvml.nvmlSystemGetNVMLVersion())
+
+
+def _torch() -> str:
+    torch = importlib.import_module("torch")
+    if torch.version.cuda is None:
+        raise ImportError(f"PyTorch {torch.__version__} is not for CUDA")
+    return str(torch.__version__)
+
+
+def _nvcc() -> str:
+    """Where `tests.gpu.run_primitives` looks for it."""
+    if named := os.environ.get("CUKILN_NVCC"):
+        return _program(named)
+    toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), TOOLKIT)
+    names = ["nvcc", *(str(Path(toolkit, "bin", "nvcc")) for toolkit in toolkits if toolkit)]
+    return next(filter(None, map(shutil.which, names)), None) or _program("nvcc")
+
+
 # Each with what needs it.
 USED: Mapping[str, tuple[str, Callable[[], Any]]] = {
     "NumPy": ("everything", lambda: _version("numpy")),
     "CuPy": ("everything on a GPU", lambda: _version("cupy")),
+    "NVRTC": ("everything on a GPU: CuPy compiles its own kernels with it", _nvrtc),
+    "NVML": ("clocks, throttling and the driver's version beside each time", _nvml),
     "cuBLASLt": ("the vendor's time of matmul, and the ceilings of products", lambda: CublasLt().version),
     "cuDNN": ("the vendor's time of convolutions and attention", lambda: Cudnn().package.backend_version()),
-    "PyTorch": ("the vendor's time of attention and reductions", lambda: _version("torch")),
-    "nvcc": ("confirming primitives", lambda: _program("nvcc")),
+    "PyTorch": ("the vendor's time of attention and reductions", _torch),
+    "nvcc": ("confirming primitives", _nvcc),
     "g++": ("confirming primitives", lambda: _program("g++")),
 }
 

@@ -17,9 +17,9 @@ from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, GpuFault, LaunchRefused
 from workers.gpu.tensors import stored_as
 from workers.vendor.attention_plan import LOG2_OF_E, NO_CAP, heads_first, plan, pytorch_refuses
-from workers.vendor.bench import Bench, HostArray, laid_out, poisoned, runs
+from workers.vendor.bench import Beat, Bench, HostArray, laid_out, poisoned, runs, silent
 from workers.vendor.cublaslt import LibraryMissing
-from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph
+from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, told
 
 PLANS = 8
 WORKSPACE_BYTES = 2**30
@@ -114,16 +114,17 @@ class TorchAttention:
 
 
 def offers(
-    bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int
+    bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat = silent
 ) -> list[CudnnAttention | TorchAttention]:
     """What runs of both libraries. Raises GpuError, with what each says, where neither has anything; GpuFault."""
     if not isinstance(problem, AttentionProblem):
         raise TypeError(f"an attention is expected, not {problem.operator}")
     calls: list[CudnnAttention | TorchAttention] = []
     refusals = []
-    for library in (_by_cudnn, _by_pytorch):
+    for name, library in (("cuDNN", _by_cudnn), ("PyTorch", _by_pytorch)):
+        beat(f"what {name} offers")
         try:
-            calls += library(bench, problem, inputs, sets)
+            calls += library(bench, problem, inputs, sets, beat)
         except GpuFault:
             raise
         except GpuError as error:
@@ -134,7 +135,7 @@ def offers(
 
 
 def _by_cudnn(
-    bench: Bench, problem: AttentionProblem, inputs: Mapping[str, HostArray], sets: int
+    bench: Bench, problem: AttentionProblem, inputs: Mapping[str, HostArray], sets: int, beat: Beat
 ) -> list[CudnnAttention]:
     if problem.softcap is not None:
         raise GpuError(f"cuDNN {NO_CAP}")
@@ -143,7 +144,7 @@ def _by_cudnn(
         library = Cudnn()
         library.open(bench.stream)
         graph = library.graph(plan(problem, operands))
-        built = list(graph.find(PLANS, WORKSPACE_BYTES, BUILD_SECONDS))
+        built = told(graph.find(PLANS, WORKSPACE_BYTES, BUILD_SECONDS), beat)
         if not built:
             return []
         with bench.faults():
@@ -162,7 +163,7 @@ def _by_cudnn(
 
 
 def _by_pytorch(
-    bench: Bench, problem: AttentionProblem, inputs: Mapping[str, HostArray], sets: int
+    bench: Bench, problem: AttentionProblem, inputs: Mapping[str, HostArray], sets: int, beat: Beat
 ) -> list[TorchAttention]:
     if (why := pytorch_refuses(problem)) is not None:
         raise GpuError(f"PyTorch's flash backend {why}")
@@ -170,6 +171,7 @@ def _by_pytorch(
         torch = import_module("torch")
     except ImportError as error:
         raise GpuError(f"no PyTorch: {error}; {INSTALL_PYTORCH}") from error
+    beat("PyTorch is imported")
     operands = operator("attention").operands(problem)
     try:
         made = [_tensors(bench, torch, problem, operands, inputs) for _ in range(sets)]

@@ -14,10 +14,10 @@ from codegen.operators.convolution.problem import Convolution
 from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused
 from workers.gpu.tensors import stored_as
-from workers.vendor.bench import Bench, HostArray, OperandSet, kernel_after, laid_out, poisoned, runs
+from workers.vendor.bench import Beat, Bench, HostArray, OperandSet, kernel_after, laid_out, poisoned, runs, silent
 from workers.vendor.convolution_plan import ConvolutionPlan, after, plans
 from workers.vendor.cublaslt import LibraryMissing
-from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph
+from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, told
 from workers.vendor.epilogue import output_of
 
 PLANS = 8
@@ -73,7 +73,9 @@ class ConvolutionCall:
             return as_float64(self._prepared.sets[number].out.reshape(self._out.shape), self._out.dtype)
 
 
-def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[ConvolutionCall]:
+def offers(
+    bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat = silent
+) -> list[ConvolutionCall]:
     """The plans that run, those with most of the epilogue in one graph first. Raises GpuError, GpuFault."""
     if not isinstance(problem, Convolution):
         raise TypeError(f"a convolution is expected, not {problem.operator}")
@@ -89,9 +91,10 @@ def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets
             slots = PLANS - len(calls) - (UNFUSED_PLANS if plan is not ways[-1] else 0)
             if slots <= 0:
                 continue
+            beat("what cuDNN offers")
             try:
                 graph = library.graph(plan)
-                built = list(graph.find(slots, WORKSPACE_BYTES, BUILD_SECONDS / len(ways)))
+                built = told(graph.find(slots, WORKSPACE_BYTES, BUILD_SECONDS / len(ways)), beat)
             except CudnnError as error:  # it has no kernel for this graph
                 refused = error
                 continue

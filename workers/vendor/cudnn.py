@@ -21,6 +21,7 @@ from typing import Any
 
 from workers.vendor import cublaslt
 from workers.vendor.attention_plan import AttentionPlan
+from workers.vendor.bench import Beat
 from workers.vendor.convolution_plan import ConvolutionPlan
 from workers.vendor.cublaslt import LibraryMissing
 from workers.vendor.tensor import Tensor
@@ -236,6 +237,15 @@ class AttentionGraph(Graph):
             self.ids["lse"] = len(plan.tensors) + 1
             self._write(stats, plan.lse, self.ids["lse"])
         library.call(self.graph.validate)
+
+
+def told(found: Iterator[Found], beat: Beat) -> list[Found]:
+    """All of them; `beat` hears of each when it is built."""
+    plans = []
+    for plan in found:
+        beat(f"cuDNN builds plans, {plan.name} at last")
+        plans.append(plan)
+    return plans
 
 
 def libraries() -> list[Path]:

@@ -17,7 +17,7 @@ from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused
 from workers.gpu.tensors import stored_as
 from workers.vendor import cublaslt
-from workers.vendor.bench import Bench, HostArray, OperandSet, kernel_after, laid_out, poisoned, runs
+from workers.vendor.bench import Beat, Bench, HostArray, OperandSet, kernel_after, laid_out, poisoned, runs, silent
 from workers.vendor.cublaslt import CublasError, CublasLt, Descriptor, Found, Layout
 from workers.vendor.epilogue import CONVERSION, After, Matrices, output_of
 
@@ -271,13 +271,16 @@ class Prepared:
     after: Callable[[OperandSet], None] | None
 
 
-def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[MatmulCall]:
+def offers(
+    bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat = silent
+) -> list[MatmulCall]:
     """The algorithms that run, of the plan with most in one kernel that has any. Raises GpuError, GpuFault."""
     if not isinstance(problem, MatmulProblem):
         raise TypeError(f"a matmul is expected, not {problem.operator}")
     try:
         library = CublasLt()
         for plan in plans(problem):
+            beat("what cuBLASLt offers")
             if calls := _calls(bench, library, problem, plan, inputs, sets):
                 return calls
     except cublaslt.LibraryMissing as error:

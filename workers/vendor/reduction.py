@@ -16,7 +16,7 @@ from codegen.operators import operator
 from codegen.operators.reduce.problem import ReduceProblem
 from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused, VendorCall
-from workers.vendor.bench import Bench, HostArray, laid_out, poisoned, runs
+from workers.vendor.bench import Beat, Bench, HostArray, laid_out, poisoned, runs, silent
 
 # By the problem's function: CuPy's, with its arguments. It has none for sums of squares and logsumexp in one call.
 FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -126,7 +126,9 @@ def by_pytorch(bench: Bench, problem: ReduceProblem, memory: "ReductionCall") ->
     return [call] if runs(bench, call) else []
 
 
-def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[VendorCall]:
+def offers(
+    bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat = silent
+) -> list[VendorCall]:
     """CuPy's function and PyTorch's, where one call is the whole problem. Raises GpuError (no memory), GpuFault."""
     if not isinstance(problem, ReduceProblem):
         raise TypeError(f"a reduction is expected, not {problem.operator}")
@@ -145,7 +147,9 @@ def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets
     except MemoryError as error:
         raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
     call = ReductionCall(bench, problem, arrays, outs)
-    return [*([call] if runs(bench, call) else []), *by_pytorch(bench, problem, call)]
+    by_cupy = [call] if runs(bench, call) else []
+    beat("what PyTorch offers")
+    return [*by_cupy, *by_pytorch(bench, problem, call)]
 
 
 def computes(problem: ReduceProblem) -> bool:

@@ -9,7 +9,7 @@ from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import Problem
 from workers.gpu.interface import GpuError, LaunchRefused
 from workers.vendor import matmul
-from workers.vendor.bench import Bench, HostArray, kernel_after, runs
+from workers.vendor.bench import Beat, Bench, HostArray, kernel_after, runs, silent
 from workers.vendor.cublas import WORKSPACE_BYTES, Cublas
 from workers.vendor.cublaslt import CublasError, LibraryMissing
 from workers.vendor.matmul import MatmulCall, Prepared, plans
@@ -52,9 +52,12 @@ class VectorMatmulCall(MatmulCall):
             prepared.after(operands)
 
 
-def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[MatmulCall]:
+def offers(
+    bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat = silent
+) -> list[MatmulCall]:
     """Those of cuBLASLt, and of a product with a vector `cublasGemmEx`. Raises GpuError, GpuFault."""
-    calls = matmul.offers(bench, problem, inputs, sets)
+    calls = matmul.offers(bench, problem, inputs, sets, beat)
+    beat("what the vendor offers for vectors")
     return [*calls, *_of_vectors(bench, problem, inputs, sets)] if is_of_vectors(problem) else calls
 
 

@@ -19,6 +19,7 @@ from workers.gpu.check_library import refusal
 from workers.gpu.compare import ComparisonTask
 from workers.gpu.interface import GpuFault, LaunchRefused, warm_up
 from workers.gpu.leftovers import thread_names
+from workers.gpu.task import VENDOR
 
 CANDIDATE = matmul_candidate(matmul_problem())
 X86_64, AARCH64 = 62, 183
@@ -77,6 +78,24 @@ def test_an_algorithm_that_is_refused_does_not_lose_the_others(monkeypatch: pyte
     offered: Any = ["runs", "refuses", "runs too"]
     timed, refused = task._time_offers(offered, 3)
     assert [one[0] for one in timed] == [0, 2] and "NOT_SUPPORTED" in refused and waited == [True]
+
+
+def test_what_a_vendor_is_asked_for_is_heard_by_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[dict[str, Any]] = []
+
+    def vendor(problem: Any, inputs: Any, sets: int, beat: Any) -> list[Any]:
+        beat("what PyTorch offers")
+        return []
+
+    task = object.__new__(ComparisonTask)
+    for name, value in {
+        "gpu": SimpleNamespace(vendor=vendor), "_task": SimpleNamespace(vendor=True), "_problem": None,
+        "_say": said.append,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(task, name, value, raising=False)
+    prepared: Any = SimpleNamespace(host={})
+    assert task._vendor(prepared, 1) == (None, "the vendor's library has nothing for this problem")
+    assert said == [{"start": VENDOR}, {"beat": "what PyTorch offers"}]
 
 
 # --- what a library may have

@@ -202,6 +202,34 @@ def test_a_machine_with_neither_says_what_each_would_need(monkeypatch: pytest.Mo
         vendor.offers(NumpyBench(), problem, OP.make_inputs(problem, "normal", np.random.default_rng(5)), 1)
 
 
+def test_a_process_that_is_heard_is_not_silent_for_as_long_as_both_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    def library(name: str) -> Any:
+        def offers(*_: Any) -> list[Any]:
+            heard.append(name)
+            return []
+
+        return offers
+
+    for name in ("_by_cudnn", "_by_pytorch"):
+        monkeypatch.setattr(vendor, name, library(name))
+    vendor.offers(NumpyBench(), attention(**PLAIN), {}, 1, heard.append)
+    assert heard == ["what cuDNN offers", "_by_cudnn", "what PyTorch offers", "_by_pytorch"]
+
+
+def test_each_plan_that_cudnn_builds_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_pytorch(monkeypatch)
+    bench, heard = NumpyBench(), list[str]()
+    monkeypatch.setattr(vendor, "Cudnn", lambda: NumpyCudnn(bench))
+    problem = attention(**PLAIN)
+    vendor.offers(bench, problem, OP.make_inputs(problem, "normal", np.random.default_rng(5)), 1, heard.append)
+    assert [words for words in heard if "builds" in words][:2] == [
+        "cuDNN builds plans, eng0 at last",
+        "cuDNN builds plans, eng1 at last",
+    ]
+
+
 def test_a_cap_is_in_neither() -> None:
     with pytest.raises(GpuError, match=r"cuDNN has no cap .*PyTorch's flash backend has no cap"):
         vendor.offers(NumpyBench(), attention(**PLAIN, softcap=3.0), {}, 1)

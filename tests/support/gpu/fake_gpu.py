@@ -217,7 +217,9 @@ class FakeGpu:
         deviation = self.configuration.get("noise", 0.002)
         return microseconds * float(np.exp(self._noise.normal(0.0, deviation))) if deviation else microseconds
 
-    def vendor(self, problem: Problem, inputs: Mapping[str, NDArray[Any]], sets: int) -> list[FakeVendor]:
+    def vendor(
+        self, problem: Problem, inputs: Mapping[str, NDArray[Any]], sets: int, beat: Callable[[str], None] = len
+    ) -> list[FakeVendor]:
         match self.configuration.get("vendor", "ok"):
             case "crash":
                 os.abort()
