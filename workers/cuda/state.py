@@ -1,5 +1,6 @@
 """What a measurement depends on, as NVIDIA's management library reports it; what it does not report is left out."""
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -18,6 +19,8 @@ THROTTLE_REASONS = {
     0x200: "board_limit",
     0x400: "reliability",
 }
+# nvml.h, nvmlPerfPolicyType_t: for how long in all the clocks were held back, by the name of the reason.
+POLICIES = {"sw_power_cap": 0, "sw_thermal_slowdown": 1, "sync_boost": 2, "board_limit": 3, "reliability": 5}
 MISSING = "nvidia-ml-py is not installed; pip install --constraint constraints.txt nvidia-ml-py"
 
 
@@ -71,6 +74,12 @@ def driver_version() -> str | None:
         return None
 
 
+def violation(nvml: Any, handle: Any, policy: int) -> dict[str, int]:
+    """`us`: for so long the clocks were held back, since the driver was loaded; `at_us`: when that was read."""
+    time = nvml.nvmlDeviceGetViolationStatus(handle, policy)
+    return {"us": int(time.violationTime) // 1000, "at_us": int(time.referenceTime)}  # of nanoseconds, microseconds
+
+
 def ask(nvml: Any, handle: Any) -> dict[str, Any]:
     """The answers of `nvml`, which has pynvml's functions; a question that it refuses has no answer."""
     answers: dict[str, Any] = {}
@@ -90,6 +99,11 @@ def ask(nvml: Any, handle: Any) -> dict[str, Any]:
     add(lambda: {"power_limit_w": nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000})
     # The older name of two: drivers before 535 have no other.
     add(lambda: {"throttle": throttle_reasons(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))})
+    held_back = {}
+    for name, policy in POLICIES.items():
+        with contextlib.suppress(nvml.NVMLError):  # not supported, as above
+            held_back[name] = violation(nvml, handle, policy)
+    answers |= {"held_back": held_back} if held_back else {}
     add(lambda: {"utilisation_percent": nvml.nvmlDeviceGetUtilizationRates(handle).gpu})
     add(lambda: {"memory_utilisation_percent": nvml.nvmlDeviceGetUtilizationRates(handle).memory})
     add(lambda: {"ecc": bool(nvml.nvmlDeviceGetEccMode(handle)[0])})

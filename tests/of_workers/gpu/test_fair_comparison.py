@@ -201,6 +201,30 @@ def test_what_changes_during_a_comparison_is_said(
     assert unsteady(before, after, turns) == words
 
 
+def held_back(us: int, at_us: int, *throttle: str) -> dict[str, object]:
+    return {"throttle": list(throttle), "held_back": {"sw_power_cap": {"us": us, "at_us": at_us}}}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words", "limits"),
+    [
+        (held_back(500, 0), held_back(500, 1_000_000), [], []),
+        (held_back(500, 0), held_back(30_500, 1_000_000), [], []),
+        (held_back(500, 0), held_back(400_500, 1_000_000), ["throttling for 40% of the time: sw_power_cap"], []),
+        (held_back(500, 0), held_back(990_500, 1_000_000), [], ["sw_power_cap"]),
+        (held_back(500, 0, "sw_power_cap"), held_back(990_500, 1_000_000), [], ["sw_power_cap"]),
+        (held_back(500, 0, "sw_power_cap"), held_back(400_500, 1_000_000, "sw_power_cap"), [], ["sw_power_cap"]),
+        (held_back(500, 0), held_back(400_500, 0), [], []),  # the library has not looked anew
+        (held_back(500, 0), {}, [], []),
+    ],
+)
+def test_throttling_between_the_two_moments_is_said_too(
+    before: dict[str, object], after: dict[str, object], words: list[str], limits: list[str]
+) -> None:
+    assert unsteady(before, after, [STEADY]) == words
+    assert limited_by(before, after) == limits
+
+
 def test_a_reason_that_holds_throughout_limits_and_changes_nothing() -> None:
     capped = {"throttle": ["gpu_idle", "sw_power_cap"]}
     assert limited_by(capped, capped) == ["sw_power_cap"]

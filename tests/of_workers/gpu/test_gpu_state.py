@@ -41,6 +41,7 @@ class Nvml:
                 "UtilizationRates": SimpleNamespace(gpu=98, memory=31),
                 "EccMode": [1, 1],
                 "PersistenceMode": 0,
+                "ViolationStatus": SimpleNamespace(violationTime=1_500_000 + sum(arguments), referenceTime=7_000_000),
                 "ComputeRunningProcesses": [SimpleNamespace(pid=os.getpid(), usedGpuMemory=5)],
             }[name.removeprefix("nvmlDeviceGet")]
 
@@ -51,14 +52,18 @@ def test_everything_that_is_asked_is_reported_in_plain_units() -> None:
     assert ask(Nvml(), None) == {
         "sm_mhz": 1980, "sm_max_mhz": 1985, "memory_mhz": 3201, "memory_max_mhz": 3202, "temperature_c": 41,
         "power_w": 123.456, "power_limit_w": 700.0, "throttle": ["sw_power_cap", "sw_thermal_slowdown"],
+        "held_back": {
+            reason: {"us": 1500, "at_us": 7_000_000}
+            for reason in ("sw_power_cap", "sw_thermal_slowdown", "sync_boost", "board_limit", "reliability")
+        },
         "utilisation_percent": 98, "memory_utilisation_percent": 31, "ecc": True, "persistence": False,
         "other_processes": 0,
     }  # fmt: skip
 
 
 def test_what_is_not_answered_is_left_out() -> None:
-    answers = ask(Nvml("PowerUsage", "UtilizationRates", "ThrottleReasons", "EccMode"), None)
-    assert {"power_w", "utilisation_percent", "throttle", "ecc"}.isdisjoint(answers)
+    answers = ask(Nvml("PowerUsage", "UtilizationRates", "ThrottleReasons", "EccMode", "ViolationStatus"), None)
+    assert {"power_w", "utilisation_percent", "throttle", "ecc", "held_back"}.isdisjoint(answers)
     assert answers["sm_mhz"] == 1980 and answers["temperature_c"] == 41
 
 

@@ -14,7 +14,7 @@ import pytest
 from tests.support.fixtures.elsewhere import FAKE_GPU, installed_for
 from tests.support.gpu import fake_gpu
 from workers.offline import there
-from workers.offline.children import own_processes
+from workers.offline.children import compiled_folder, own_processes
 from workers.offline.parts import Part
 from workers.processes.processes import ProcessError
 
@@ -142,3 +142,8 @@ def test_all_parts_compile_into_one_folder(part: Path, tmp_path: Path, monkeypat
     monkeypatch.setenv("HOME", "/proc/no-home")
     assert run(tmp_path) == there.DONE
     assert part.read_text().split()[1] == str(tmp_path / "into" / "cache")
+    monkeypatch.setenv("CUPY_CACHE_DIR", str(tmp_path / "into" / "cache"))
+    # So have the ceilings and the candidates, whose children get it from these.
+    assert compiled_folder(tmp_path / "into" / "measured") == tmp_path / "into" / "cache"
+    monkeypatch.delenv("CUPY_CACHE_DIR")
+    assert compiled_folder(tmp_path / "out") == tmp_path / "out" / "cache"
