@@ -43,10 +43,10 @@ from workers.gpu.interface import GpuMissing, choose_device
 from workers.gpu.measure_on_gpu import probe
 from workers.offline import measure_bundle
 from workers.offline.ceilings import CEILINGS_FILE, LIMITS, ceilings_of
+from workers.offline.children import own_processes
 from workers.offline.measure_bundle import best_of, vendor_off, vendor_ratio, vendor_us
 from workers.offline.measured import RESULTS_FILE, write_whole
 from workers.offline.work import default_target_of
-from workers.processes.processes import Processes
 
 WRONG_USE = 2
 RESULT_FILE = "kernels.json"
@@ -221,7 +221,7 @@ def main() -> int:
         if not problems:
             print(f"no public shape of {', '.join(operators())} matches {arguments.only!r}", file=sys.stderr)
             return WRONG_USE
-        with closing(Processes()) as processes:
+        with closing(own_processes()) as processes:
             try:
                 device = choose_device(probe(arguments.gpu_module, processes, LIMITS), arguments.device or "0")
             except GpuMissing as error:

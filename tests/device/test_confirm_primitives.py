@@ -20,7 +20,16 @@ from tests.gpu import confirm_primitives, run_primitives
 from tests.gpu.confirm_primitives import CONFIRMS, DIFFERS, NO_GPU, NOT_RUN, check_on_gpu, confirm, main
 from tests.gpu.primitive_checks import CHECKS, Check
 from tests.gpu.primitive_inputs import Words
-from tests.gpu.run_primitives import BuildFailed, CpuEmulations, NoCompiler, RunFailed, build_cubin, runs_on
+from tests.gpu.run_primitives import (
+    BuildFailed,
+    ContextLost,
+    CpuEmulations,
+    CupyGpu,
+    NoCompiler,
+    RunFailed,
+    build_cubin,
+    runs_on,
+)
 from tests.support.gpu import fake_gpu
 from workers.compile.toolchain import DEVICE_FLAGS
 from workers.cpu.build import CPU_FLAGS
@@ -122,6 +131,39 @@ def test_an_error_of_the_machine_is_said_and_the_other_checks_are_run(
     record = written(target)
     assert record["failed"] == {} and record["primitives"]["vote_any"] == {"digest": "before"}
     assert {"ldmatrix", "mma_m16n8k16_f16"} <= record["primitives"].keys()
+
+
+def test_a_context_that_one_check_loses_is_no_failure_of_those_behind_it(
+    emulations: CpuEmulations, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def lost(check: Check, outputs: Words) -> Words:
+        if check.name != "votes":
+            raise ContextLost("an illegal memory access was encountered")
+        return outputs
+
+    target, journal = tmp_path / "confirmed.json", tmp_path / "primitives.jsonl"
+    assert confirm(PlayedGpu(emulations, lost), emulations, "13.2.86", target, SOME, journal) == DIFFERS
+    assert written(target)["failed"].keys() == {"ldmatrix"}, "and not those of tensor cores"
+    assert "the checks after this one were not run" in capsys.readouterr().out
+    assert confirm(PlayedGpu(emulations), emulations, "13.2.86", target, SOME, journal) == DIFFERS
+    assert "mma_m16n8k16_f16" in written(target)["primitives"], "a new process goes on behind it"
+
+
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_a_context_is_lost_where_the_device_says_so_again(is_lost: bool) -> None:
+    class CudaError(Exception):
+        pass
+
+    def fails(*_: object) -> None:
+        raise CudaError("an illegal memory access was encountered")
+
+    runtime = SimpleNamespace(CUDARuntimeError=CudaError, deviceSynchronize=fails if is_lost else lambda: None)
+    driver = SimpleNamespace(CUDADriverError=CudaError)
+    gpu = object.__new__(CupyGpu)
+    gpu._cupy = SimpleNamespace(asarray=fails, cuda=SimpleNamespace(runtime=runtime, driver=driver))
+    with pytest.raises(RunFailed) as raised:
+        gpu.run(SOME[0], np.zeros(1, np.uint32))
+    assert isinstance(raised.value, ContextLost) is is_lost
 
 
 class Killed(BaseException):

@@ -23,13 +23,14 @@ from tests.gpu.run_primitives import KERNELS
 @dataclass(frozen=True)
 class Outcome:
     """Of one check: `failure` says what is wrong, "" where nothing is; `is_verdict`: that it is so of the primitives,
-    and not of this machine."""
+    and not of this machine; `ends`: that no other can be run behind it."""
 
     check: Check
     values: int
     worst: float
     failure: str
     is_verdict: bool = True
+    ends: bool = False
 
 
 class CheckJournal:

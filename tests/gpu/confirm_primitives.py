@@ -28,6 +28,7 @@ from tests.gpu.run_check import described
 from tests.gpu.run_primitives import (
     ORDERS,
     BuildFailed,
+    ContextLost,
     CpuEmulations,
     CupyGpu,
     Gpu,
@@ -79,7 +80,7 @@ def check_on_gpu(check: Check, emulations: CpuEmulations, gpu: Gpu) -> Outcome:
             words, gpu.run(check, words), emulations.run(check, words), lambda other: emulations.run(check, other)
         )
     except RunFailed as error:
-        return Outcome(check, 0, 0.0, str(error))
+        return Outcome(check, 0, 0.0, str(error), ends=isinstance(error, ContextLost))
     except Exception as error:  # noqa: BLE001 - whatever CuPy raises, such as for headers that it does not find
         return Outcome(check, 0, 0.0, f"not checked: {described(error)}", is_verdict=False)
     return Outcome(check, comparison.values, comparison.worst, say_difference(check, comparison))
@@ -137,6 +138,9 @@ def confirm(
         outcomes.append(outcome)
         record = confirmation(outcomes, wanted, gpu, cuda, before)
         write_whole(target, json.dumps(record, indent=1) + "\n")
+        if outcome.ends:
+            print("the context is lost: the checks after this one were not run")
+            break
     print(f"{len(record['primitives'])} of {len(primitives())} primitives are confirmed: {target}")
     return DIFFERS if any(outcome.failure for outcome in outcomes) else CONFIRMS
 

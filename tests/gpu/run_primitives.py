@@ -77,6 +77,10 @@ class RunFailed(Exception):
     """A kernel did not run to its end; the message says why."""
 
 
+class ContextLost(RunFailed):
+    """As RunFailed; no kernel runs in this process any more."""
+
+
 class Gpu(Protocol):
     """A GPU that runs checks. `arch`: as nvcc names it; `description`: what the result file says of it."""
 
@@ -286,5 +290,12 @@ class CupyGpu:
             kernel((len(words),), (check.threads,), (given, made), shared_mem=check.shared_bytes)
             outputs: Words = cupy.asnumpy(made)
         except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
-            raise RunFailed(str(error)) from error
+            raise (ContextLost if self._is_lost() else RunFailed)(str(error)) from error
         return outputs
+
+    def _is_lost(self) -> bool:
+        try:
+            self._cupy.cuda.runtime.deviceSynchronize()
+        except self._cupy.cuda.runtime.CUDARuntimeError:
+            return True
+        return False
