@@ -1,11 +1,12 @@
 """The public shapes that benchmarks use (`shapes.json`): layers of published networks, square matrices, reductions,
 rows, masked activations and attention; and gradients of the convolutions among them.
 
-`served_attention` has the attention of language models as servers call it. `source` is a file of one of SOURCES; it
-gives heads, their sizes, types and pages, and leaves sequences open. The totals of ragged batches and of decoding are
-those of recorded calls of Llama-3.1-8B (`flashinfer_trace/workloads` at the same commit: 36 prompts with 12,845 tokens,
-64 sequences with 58,966 keys), evenly divided among sequences; all others are ours. A definition whose sequences are
-equally long (`equal_lengths`), or whose pages follow one another (`contiguous`), is dense.
+`served_attention` has the attention of language models as servers call it. `source` is a file of one of SOURCES, or the
+address of one that is in a pull request to it; it gives heads, their sizes, types and pages, and leaves sequences open.
+The totals of ragged batches and of decoding are those of recorded calls of Llama-3.1-8B (`flashinfer_trace/workloads`
+at the same commit: 36 prompts with 12,845 tokens, 64 sequences with 58,966 keys), evenly divided among sequences; all
+others are ours. A definition whose sequences are equally long (`equal_lengths`), or whose pages follow one another
+(`contiguous`), is dense.
 """
 
 import json

@@ -200,8 +200,8 @@ class Attention(Operator):
         return LaunchBounds(others[function] if function in others else space.threads(kernel.tunables.as_dict()))
 
     def estimated_registers(self, kernel: Kernel) -> int:
-        paged = "page_size" in kernel.signature_dict
-        return space.registers(kernel.tunables.as_dict(), *_columns(kernel), paged=paged)
+        page_size = kernel.signature_dict.get("page_size")
+        return space.registers(kernel.tunables.as_dict(), *_columns(kernel), page_size=page_size)
 
     def shared_bytes(self, kernel: Kernel) -> int:
         return space.shared_bytes(kernel.tunables.as_dict(), *_columns(kernel))

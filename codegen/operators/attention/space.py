@@ -4,6 +4,7 @@ Every static_assert of the kernel is a rule here.
 """
 
 from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from itertools import product
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +28,8 @@ BANDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
 LARGEST_GRID = 2**31 - 1
 # Queries and warps of a block that level 0 chooses from.
 SIZES = ((128, 4), (128, 8), (64, 4), (32, 2), (16, 1))
+# With one piece of each warp, the fewest rows first: of more threads each copies less, and has more registers left.
+NARROW = ((16, 1), (32, 2), (64, 4), (128, 8))
 # Of the L2: keys and values of the heads that blocks read at a time.
 L2_SHARE = 0.75
 # Of a piece of 16 queries: the greatest score and the total of two rows, and their limits.
@@ -87,15 +90,24 @@ def shared_bytes(t: Mapping[str, Any], columns_qk: int, columns_vo: int) -> int:
     return q + max(ring, out) if t["q_in"] == "shared" else max(ring, q, out)
 
 
-def registers(t: Mapping[str, Any], columns_qk: int, columns_vo: int, *, paged: bool = False) -> int:
+def registers(t: Mapping[str, Any], columns_qk: int, columns_vo: int, *, page_size: int | None = None) -> int:
     """An estimate of a thread's."""
     q = columns_qk // 4 if t["q_in"] == "registers" else 4
     of_piece = columns_vo // 2 + int(t["tile_kv"]) // 2 + q + ROW_REGISTERS
     copies = -(-int(t["tile_kv"]) * max(columns_qk, columns_vo) // (VECTOR * threads(t)))
-    more = COPY_REGISTERS * max(0, copies - FEW_COPIES) + UNLIKE_REGISTERS * (columns_qk != columns_vo)
-    beside = OVERHEAD_REGISTERS + PAGE_REGISTERS * paged + PACKED_REGISTERS * packing.packs(t)
+    kept = 0 if _of_one_page(t, page_size) else max(0, copies - FEW_COPIES)
+    more = COPY_REGISTERS * kept + UNLIKE_REGISTERS * (columns_qk != columns_vo)
+    beside = OVERHEAD_REGISTERS + PAGE_REGISTERS * bool(page_size) + PACKED_REGISTERS * packing.packs(t)
     beside += WALK_REGISTERS * walk.walks(t)
     return pieces(t) * of_piece + more + beside
+
+
+def _of_one_page(t: Mapping[str, Any], page_size: int | None) -> bool:
+    """Whether a warp of 16 queries has short tiles of keys, each in one page: one number says where all rows of a tile
+    are, and nothing is kept for each copy. None of 72 kernels near the limit without them (ptxas 13.2, sm_80 and
+    sm_90a, heads of 256 and more) spilled; of pages of one key, for which it does not hold, one of eight did."""
+    whole = page_size is not None and page_size % int(t["tile_kv"]) == 0
+    return whole and int(t["tile_kv"]) == PIECE and pieces(t) == 1 and t["q_in"] == "shared"
 
 
 def blocks(p: AttentionProblem, t: Mapping[str, Any]) -> int:
@@ -117,7 +129,15 @@ def rules(
     p: AttentionProblem, schedule: Schedule, target: Target, workspace_limit: int | None = None
 ) -> Accepted | Rejected:
     """Whether a schedule can work and is worth compiling."""
-    t = schedule.as_dict()
+    judged = _judged(p, schedule.as_dict(), target, workspace_limit)
+    if isinstance(judged, Rejected) and judged.rule == "registers":
+        return Rejected("registers", f"{judged.message}. {_fitting(p, target)}")
+    return judged
+
+
+def _judged(
+    p: AttentionProblem, t: Mapping[str, Any], target: Target, workspace_limit: int | None
+) -> Accepted | Rejected:
     tile_q, tile_kv, warps, band = (int(t[name]) for name in ("tile_q", "tile_kv", "warps", "band"))
     heads = side_by_side(p, t)
     if target.capability < AMPERE:
@@ -128,11 +148,8 @@ def rules(
         return broken
     if blocks(p, t) > LARGEST_GRID:
         return Rejected("grid", f"{blocks(p, t)} blocks; a launch has at most {LARGEST_GRID}")
-    rows = p.seq_q * packing.rows_of_query(p, t)
-    if tile_q > PIECE and tile_q >= 2 * power_of_two(rows):
-        return Rejected("tile_q", f"{tile_q} queries of a block are mostly padding for {rows}")
-    if tile_kv > PIECE and tile_kv >= 2 * power_of_two(p.seq_kv):
-        return Rejected("tile_kv", f"{tile_kv} keys of a tile are mostly padding for {p.seq_kv}")
+    if broken := _padding(p, t, target):
+        return broken
     if band >= heads:
         return Rejected("band", f"{band} heads side by side of {heads}: 0 says the same")
     if broken := split.rules(p, t, blocks(p, t), target) or walk.rules(p, t):
@@ -144,17 +161,38 @@ def rules(
     return check_workspace(split.workspace_bytes(p, t) + walk.workspace_bytes(p, t), workspace_limit) or ACCEPTED
 
 
+def _padding(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
+    """Whether a block has mostly rows, or keys, that there are not, and a smaller one would do."""
+    tile_q, tile_kv = int(t["tile_q"]), int(t["tile_kv"])
+    rows = p.seq_q * packing.rows_of_query(p, t)
+    if tile_q > PIECE and tile_q >= 2 * power_of_two(rows) and not _narrowest(p, t, target):
+        return Rejected("tile_q", f"{tile_q} queries of a block are mostly padding for {rows}")
+    if tile_kv > PIECE and tile_kv >= 2 * power_of_two(p.seq_kv):
+        return Rejected("tile_kv", f"{tile_kv} keys of a tile are mostly padding for {p.seq_kv}")
+    return None
+
+
+def _narrowest(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> bool:
+    """Whether a block of half as many warps has no schedule, as too few threads copy what a tile has."""
+    warps = int(t["warps"]) // 2
+    half = {**t, "tile_q": PIECE * warps, "tile_kv": PIECE, "warps": warps, "q_in": "shared"}
+    return pieces(t) == 1 and warps > 0 and _registers(p, half) > target.registers_per_thread
+
+
+def _registers(p: AttentionProblem, t: Mapping[str, Any]) -> int:
+    return registers(t, padded(p.head_dim_qk), padded(p.head_dim_vo), page_size=p.page_size)
+
+
 def _resources(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> Rejected | None:
     columns = padded(p.head_dim_qk), padded(p.head_dim_vo)
-    paged = p.page_size is not None
-    needed, allowed = registers(t, *columns, paged=paged), target.registers_per_thread
-    limit = min(allowed, target.registers_per_sm // threads(t))
+    needed = _registers(p, t)
+    limit = min(target.registers_per_thread, target.registers_per_sm // threads(t))
     if needed > limit:
         return Rejected(
             "registers",
             f"about {needed} registers per thread ({pieces(t)} x ({columns[1] // 2} of out, {int(t['tile_kv']) // 2} "
             f"of scores, {columns[0] // 4 if t['q_in'] == 'registers' else 4} of q) and what a warp keeps beside); "
-            f"{limit} are there. {_fitting(columns, limit, paged)}",
+            f"{limit} are there",
         )
     shared = shared_bytes(t, *columns)
     if shared > target.shared_per_block:
@@ -164,13 +202,23 @@ def _resources(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> Rej
     return None
 
 
-def _fitting(columns: tuple[int, int], limit: int, paged: bool) -> str:
-    """The schedule with the fewest registers, in a sentence."""
-    least = {"tile_q": 64, "tile_kv": PIECE, "warps": 4, "stages": 1, "q_in": "shared"}
-    needed = registers(least, *columns, paged=paged)
-    if needed > limit:
-        return f"No schedule fits: 16 queries of a warp and tile_kv = {PIECE} need {needed}"
-    return f"16 queries of a warp, tile_kv = {PIECE} and q_in = shared need {needed}"
+@lru_cache(maxsize=256)
+def _fitting(p: AttentionProblem, target: Target) -> str:
+    """A schedule of few registers that is accepted, in a sentence; or what the smallest needs."""
+    tried = []
+    for way, (tile_q, warps) in product(packing.offered(p), NARROW):
+        packed: dict[str, Value] = {"packing": way} if way != "none" else {}
+        own: dict[str, Value] = {"tile_q": tile_q, "warps": warps, "tile_kv": PIECE, "q_in": "shared", **packed}
+        t = completed(own, TUNABLES).as_dict()
+        judged = _judged(p, t, target, None)
+        if not isinstance(judged, Rejected):
+            named = ", ".join(f"{name} = {value}" for name, value in own.items())
+            return f"{named} is accepted, with about {_registers(p, t)}"
+        tried.append((_registers(p, t), judged))
+    needed, judged = min(tried, key=lambda one: one[0])
+    if needed <= target.registers_per_thread:
+        return f"No schedule of tile_kv = {PIECE} and q_in = shared is accepted: {judged.message}"
+    return f"No schedule fits: 16 queries of a warp and tile_kv = {PIECE} need {needed}"
 
 
 def space(p: AttentionProblem, target: Target, search: Search) -> SearchSpace:
@@ -219,6 +267,7 @@ def _preferred_rows(p: AttentionProblem, target: Target, own: dict[str, Value]) 
     rows, heads = p.seq_q * packing.rows_of_query(p, own), p.batch * packing.heads(p, own)
     sizes = [(tile, warps) for tile, warps in SIZES if tile < 2 * power_of_two(rows) or tile == PIECE]
     sizes.sort(key=lambda size: -(-rows // size[0]) * heads < target.sm_count)
+    sizes += [size for size in NARROW if size not in sizes]  # mostly padding, where no smaller one fits
     keys = [tile for tile in (64, 32, 16) if tile < 2 * power_of_two(p.seq_kv) or tile == PIECE]
     band = band_of(p, target, own)
     for tile_kv, (tile_q, warps), q_in, stages in product(keys, sizes, ("registers", "shared"), (2, 1)):

@@ -29,7 +29,7 @@ MASKS = ("none", "causal", "left", "right", "both", "causal, left", "causal")
 GRAINS = (8, 8, 4, 8, 2, 8, 1)  # elements that heads and strides are multiples of
 GROUPS = (1, 4, 2, 8, 3, 1, 16)
 LENGTHS = (1, 8, 40, 130, 260)
-HEAD_DIMS = (64, 128, 16, 96, 40, 72)
+HEAD_DIMS = (64, 128, 16, 96, 40, 72, 192, 256)
 WARPS = (1, 2, 4, 4, 8, 8, 8)  # the more, the fewer schedules there are
 OF_QUERIES = [(warps, tile_q) for warps in WARPS for tile_q in (16, 32, 64, 128, 256) if tile_q % (16 * warps) == 0]
 PARTS = (2, 2, 3, 4, 5, 7, 12)  # of keys, where they are split

@@ -58,11 +58,12 @@ def bodies(kernels: Sequence[Kernel], folder: Path) -> dict[str, str]:
     return {own.namespace: re.sub(r"L__BB\d+_", "L_", code.body.rsplit("}", 1)[0]) for own, code in codes.items()}
 
 
+WIDE = {**CLASSES["decode"], "head_dim_qk": 256, "heads_q": 8, "heads_kv": 1, "dtype": "bfloat16", "lse": True}
 UNEVEN: dict[str, dict[str, Any]] = {
     "Llama, ragged": {**CLASSES["Llama"], "lengths": "ragged"},
     **{
-        f"{name}, pages of {size}": {**CLASSES[name], "lengths": "paged", "page_size": size}
-        for name in ("Llama", "decode")
+        f"{name}, pages of {size}": {**CLASSES.get(name, WIDE), "lengths": "paged", "page_size": size}
+        for name in ("Llama", "decode", "Gemma", "decode, heads of 256")
         for size in PAGE_SIZES
     },
 }
