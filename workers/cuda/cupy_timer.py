@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from workers.gpu.interface import GpuError
+from workers.gpu.interface import PEER_ERRORS, GpuError
 
 FIRST_HEAD_START_US = 50.0
 LONGEST_HEAD_START_US = 20_000.0
@@ -86,7 +86,7 @@ class GraphTimer:
         try:
             for call in self._calls:
                 call()
-        except errors as error:
+        except (*errors, *PEER_ERRORS) as error:
             refused = error
         # The capture is ended in any case: the stream can do nothing else before.
         try:

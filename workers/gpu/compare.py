@@ -12,7 +12,7 @@ from codegen.plan.gpu_verification_plan import fresh_case, full_cases
 from codegen.plan.verification_plan import check_output
 from cukiln.types import Comparison, Contender, VendorRatio, VendorResult
 from workers.cpu.cpu_check import number
-from workers.gpu.interface import Gpu, GpuError, GpuFault, LaunchRefused, VendorCall
+from workers.gpu.interface import PEER_ERRORS, Gpu, GpuError, GpuFault, LaunchRefused, VendorCall
 from workers.gpu.libraries import Libraries, call_of
 from workers.gpu.measure import Say, candidates_of
 from workers.gpu.samplers import Compared, RotatingSampler, alone, compare_samplers, rough_us, samplers
@@ -217,12 +217,18 @@ class ComparisonTask:
             return None, "it was not asked for"
         self._touch(VENDOR)
         try:
-            offered = self.gpu.vendor(self._problem, prepared.host, sets, self._beat)
-            timed, refused = self._time_offers(offered, sets)
+            return self._best_offer(prepared, sets)
         except GpuFault:
             raise
         except (GpuError, MemoryError) as error:
             return None, f"the vendor's library failed: {error}"
+        except PEER_ERRORS as error:
+            self.gpu.synchronize()  # raises GpuFault where that was a fault
+            return None, f"the vendor's library failed: {type(error).__name__}: {error}"
+
+    def _best_offer(self, prepared: Prepared, sets: int) -> tuple[_Vendor | None, str | None]:
+        offered = self.gpu.vendor(self._problem, prepared.host, sets, self._beat)
+        timed, refused = self._time_offers(offered, sets)
         if not timed:
             words = f"refuses all of its algorithms: {refused}" if refused else "has nothing for this problem"
             return None, f"the vendor's library {words}"
@@ -233,19 +239,24 @@ class ComparisonTask:
         described = call.describe()
         if len(timed) > 1:
             described["algorithm"] += f" (the fastest of {len(timed)})"
+        if refused:
+            described["algorithm"] += f"; refused: {refused}"
         described |= {"max_error": number(judged.max_error), "error_bound": number(judged.error_bound)}
         return _Vendor(described, _vendor_calls(call, sets), us), None
 
     def _time_offers(self, offered: Sequence[VendorCall], sets: int) -> tuple[list[tuple[float, int, VendorCall]], str]:
-        """Those that run, and why the last of the others was refused: one that is does not speak for all."""
-        timed, refused = [], ""
+        """Those that run, and why the others were refused: one that is does not speak for all."""
+        timed, refused = [], []
         for position, call in enumerate(offered):
             try:
                 timed.append(self._time_vendor(position, call, sets))
             except LaunchRefused as error:
-                refused = str(error)
+                refused.append(str(error))
                 self.gpu.synchronize()  # raises GpuFault where the refusal was a fault
-        return timed, refused
+            except PEER_ERRORS as error:
+                refused.append(f"{call.describe()['library']} failed: {type(error).__name__}: {error}")
+                self.gpu.synchronize()
+        return timed, "; ".join(dict.fromkeys(refused))
 
     def _time_vendor(self, number: int, call: VendorCall, sets: int) -> tuple[float, int, VendorCall]:
         self._touch(VENDOR)

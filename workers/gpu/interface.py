@@ -58,6 +58,13 @@ class GpuFault(GpuError):
     """The device reports an error (an illegal access, a failed launch): every later call of this process fails too."""
 
 
+# What Python raises where code about a library that ours are compared with is wrong, its own or ours: no refusal, but
+# none of the candidates' errors either.
+PEER_ERRORS = (
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError,
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Device:
     """A GPU. `name` is the product's, which is the device class; `driver` the version of the kernel module, `cuda` the

@@ -1,8 +1,9 @@
 """Attention by cuDNN, and by PyTorch's flash backend where PyTorch for CUDA is installed: the peers in a comparison."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -14,10 +15,10 @@ from codegen.operator import Operand
 from codegen.operators import operator
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.problem import Problem
-from workers.gpu.interface import DeviceArray, GpuError, GpuFault, LaunchRefused
+from workers.gpu.interface import DeviceArray, GpuError, GpuFault, LaunchRefused, VendorCall
 from workers.gpu.tensors import stored_as
-from workers.vendor.attention_plan import LOG2_OF_E, NO_CAP, heads_first, plan, pytorch_refuses
-from workers.vendor.bench import Beat, Bench, HostArray, laid_out, poisoned, runs, silent
+from workers.vendor.attention_plan import LOG2_OF_E, cudnn_refuses, heads_first, plan, pytorch_refuses
+from workers.vendor.bench import Beat, Bench, HostArray, laid_out, or_its_error, poisoned, runs, silent
 from workers.vendor.cublaslt import LibraryMissing
 from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, told
 
@@ -115,16 +116,20 @@ class TorchAttention:
 
 def offers(
     bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat = silent
-) -> list[CudnnAttention | TorchAttention]:
+) -> list[VendorCall]:
     """What runs of both libraries. Raises GpuError, with what each says, where neither has anything; GpuFault."""
     if not isinstance(problem, AttentionProblem):
         raise TypeError(f"an attention is expected, not {problem.operator}")
-    calls: list[CudnnAttention | TorchAttention] = []
+    calls: list[VendorCall] = []
     refusals = []
-    for name, library in (("cuDNN", _by_cudnn), ("PyTorch", _by_pytorch)):
+    libraries: dict[str, Callable[[], Sequence[VendorCall]]] = {
+        "cuDNN": partial(_by_cudnn, bench, problem, inputs, sets, beat),
+        "PyTorch": partial(_by_pytorch, bench, problem, inputs, sets, beat),
+    }
+    for name, offer in libraries.items():
         beat(f"what {name} offers")
         try:
-            calls += library(bench, problem, inputs, sets, beat)
+            calls += or_its_error(bench, name, offer)
         except GpuFault:
             raise
         except GpuError as error:
@@ -137,8 +142,8 @@ def offers(
 def _by_cudnn(
     bench: Bench, problem: AttentionProblem, inputs: Mapping[str, HostArray], sets: int, beat: Beat
 ) -> list[CudnnAttention]:
-    if problem.softcap is not None:
-        raise GpuError(f"cuDNN {NO_CAP}")
+    if (why := cudnn_refuses(problem)) is not None:
+        raise GpuError(f"cuDNN {why}")
     operands = operator("attention").operands(problem)
     try:
         library = Cudnn()

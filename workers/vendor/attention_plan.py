@@ -12,6 +12,7 @@ from codegen.operators.attention.problem import AttentionProblem
 from workers.vendor.tensor import Tensor
 
 NO_CAP = "has no cap of the scores (softcap)"
+OF_ONE_LENGTH = "is asked for sequences of one length alone, not for lengths = {lengths}"
 LOG2_OF_E = 1.4426950408889634  # from both libraries' logarithms of sums to ours, which are to the base 2
 
 
@@ -37,7 +38,7 @@ def heads_first(operand: Operand, layout: str) -> Tensor:
 
 
 def plan(problem: AttentionProblem, operands: Sequence[Operand]) -> AttentionPlan:
-    """Of a problem without a cap."""
+    """Of a problem that `cudnn_refuses` does not."""
     by_name = {operand.name: operand for operand in operands}
     tensors = {name: heads_first(by_name[name], problem.layout) for name in ("q", "k", "v")}
     rows = (problem.batch, problem.heads_q, problem.seq_q, 1)
@@ -53,10 +54,19 @@ def plan(problem: AttentionProblem, operands: Sequence[Operand]) -> AttentionPla
     )
 
 
+def cudnn_refuses(problem: AttentionProblem) -> str | None:
+    """Why cuDNN is not asked; None where it is. It has nodes of ragged batches and pages: nothing here builds them."""
+    if problem.ragged:
+        return OF_ONE_LENGTH.format(lengths=problem.lengths)
+    return NO_CAP if problem.softcap is not None else None
+
+
 def pytorch_refuses(problem: AttentionProblem) -> str | None:
     """Why `scaled_dot_product_attention` by its flash backend is not the whole problem; None where it is. A mask of its
     own, which that backend does not take, would be needed for a window; its causal mask puts the first query beside
     the first key."""
+    if problem.ragged:
+        return OF_ONE_LENGTH.format(lengths=problem.lengths)
     if problem.softcap is not None:
         return NO_CAP
     if problem.lse:

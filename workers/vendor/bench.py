@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from codegen.dtypes import dtype
 from codegen.operator import Operand
-from workers.gpu.interface import DeviceArray, GpuFault, LaunchRefused, VendorCall
+from workers.gpu.interface import PEER_ERRORS, DeviceArray, GpuFault, LaunchRefused, VendorCall
 from workers.gpu.tensors import stored_as
 from workers.vendor.epilogue import NAME, After
 
@@ -55,6 +55,35 @@ class OperandSet:
         product = self.product.copy()
         out = product if self.out is self.product else self.out.copy()
         return OperandSet({name: array.copy() for name, array in self.arrays.items()}, product, out)
+
+
+class FailedLibrary:
+    """In the place of a library that raised what is no refusal: its launches are refused, with the error's name."""
+
+    def __init__(self, library: str, error: Exception) -> None:
+        self._library, self._words = library, f"{library} failed: {type(error).__name__}: {error}"
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "library": self._library, "version": "", "algorithm": self._words, "fused": False, "workspace_bytes": 0,
+        }  # fmt: skip
+
+    def run(self, number: int) -> None:
+        raise LaunchRefused(self._words)
+
+    def result(self, number: int) -> DeviceArray:
+        raise LaunchRefused(self._words)
+
+
+def or_its_error(
+    bench: Bench, library: str, offer: Callable[[], Sequence[VendorCall]]
+) -> Sequence[VendorCall | FailedLibrary]:
+    """What one of several libraries offers. Its errors are its own: the others are compared with all the same."""
+    try:
+        return offer()
+    except PEER_ERRORS as error:
+        bench.synchronize()  # raises GpuFault where that was a fault
+        return [FailedLibrary(library, error)]
 
 
 def kernel_after(bench: Bench, work: After, names: Sequence[str]) -> Callable[[OperandSet], None]:

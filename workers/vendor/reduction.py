@@ -16,7 +16,7 @@ from codegen.operators import operator
 from codegen.operators.reduce.problem import ReduceProblem
 from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused, VendorCall
-from workers.vendor.bench import Beat, Bench, HostArray, laid_out, poisoned, runs, silent
+from workers.vendor.bench import Beat, Bench, HostArray, laid_out, or_its_error, poisoned, runs, silent
 
 # By the problem's function: CuPy's, with its arguments. It has none for sums of squares and logsumexp in one call.
 FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
@@ -147,9 +147,9 @@ def offers(
     except MemoryError as error:
         raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
     call = ReductionCall(bench, problem, arrays, outs)
-    by_cupy = [call] if runs(bench, call) else []
+    by_cupy = or_its_error(bench, "CuPy", lambda: [call] if runs(bench, call) else [])
     beat("what PyTorch offers")
-    return [*by_cupy, *by_pytorch(bench, problem, call)]
+    return [*by_cupy, *or_its_error(bench, "PyTorch", lambda: by_pytorch(bench, problem, call))]
 
 
 def computes(problem: ReduceProblem) -> bool:

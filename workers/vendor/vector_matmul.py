@@ -1,15 +1,15 @@
 """Products of one row or column, which `cublasGemmEx` computes too: another peer beside those of cuBLASLt."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import Problem
-from workers.gpu.interface import GpuError, LaunchRefused
+from workers.gpu.interface import GpuError, LaunchRefused, VendorCall
 from workers.vendor import matmul
-from workers.vendor.bench import Beat, Bench, HostArray, kernel_after, runs, silent
+from workers.vendor.bench import Beat, Bench, HostArray, kernel_after, or_its_error, runs, silent
 from workers.vendor.cublas import WORKSPACE_BYTES, Cublas
 from workers.vendor.cublaslt import CublasError, LibraryMissing
 from workers.vendor.matmul import MatmulCall, Prepared, plans
@@ -54,11 +54,13 @@ class VectorMatmulCall(MatmulCall):
 
 def offers(
     bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat = silent
-) -> list[MatmulCall]:
+) -> Sequence[VendorCall]:
     """Those of cuBLASLt, and of a product with a vector `cublasGemmEx`. Raises GpuError, GpuFault."""
-    calls = matmul.offers(bench, problem, inputs, sets, beat)
+    if not is_of_vectors(problem):
+        return matmul.offers(bench, problem, inputs, sets, beat)
+    calls = or_its_error(bench, "cuBLASLt", lambda: matmul.offers(bench, problem, inputs, sets, beat))
     beat("what the vendor offers for vectors")
-    return [*calls, *_of_vectors(bench, problem, inputs, sets)] if is_of_vectors(problem) else calls
+    return [*calls, *or_its_error(bench, "cuBLAS", lambda: _of_vectors(bench, problem, inputs, sets))]
 
 
 def _of_vectors(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int) -> list[MatmulCall]:

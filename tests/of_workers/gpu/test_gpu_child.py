@@ -511,6 +511,9 @@ def test_a_cap_that_holds_throughout_is_named_and_nothing_is_compared_again(gpu:
     ("vendor", "words"),
     [
         ({"vendor_us": []}, "has nothing for this problem"),
+        ({"vendor": "raises"}, "the vendor's library failed: IndexError: tuple index out of range"),
+        ({"vendor": "result raises"}, "the vendor's library failed: TypeError: no array"),
+        ({"vendor": "first raises", "vendor_us": [9.0]}, "refuses all of its algorithms: NumPy failed: KeyError: 'q'"),
         ({"vendor": "crash"}, "did not survive: the process ended with signal 6"),
         ({"vendor": "fault"}, "did not survive: the process ended with exit status 3: an illegal memory access"),
     ],
@@ -520,6 +523,13 @@ def test_a_vendor_that_fails_is_missing_and_says_why(gpu: Gpu, vendor: dict[str,
     comparison = compare(gpu, FIRST, SECOND)
     assert comparison.vendor is None and words in (comparison.vendor_missing or "")
     assert len(comparison.contenders) == 2
+
+
+def test_an_algorithm_that_fails_is_named_beside_the_one_that_runs(gpu: Gpu) -> None:
+    gpu.configure(vendor="first raises")
+    comparison = compare(gpu, FIRST)
+    assert comparison.vendor is not None and comparison.vendor_missing is None
+    assert comparison.vendor.algorithm == "simulated algorithm 1; refused: NumPy failed: KeyError: 'q'"
 
 
 def test_a_wrong_vendor_is_shown_with_its_error(gpu: Gpu) -> None:

@@ -85,6 +85,8 @@ def test_the_bounds_say_which_keys_a_query_sees(fields: dict[str, Any]) -> None:
         ({"window_right": 3}, "no window"),
         ({"seq_q": 20, "causal": True}, "first query"),
         ({"head_dim_vo": 24}, "one size of head"),
+        ({"lengths": "ragged"}, "not for lengths = ragged"),
+        ({"lengths": "paged", "page_size": 16}, "not for lengths = paged"),
     ],
 )
 def test_pytorch_is_asked_for_whole_problems_only(fields: dict[str, Any], words: str | None) -> None:
@@ -233,6 +235,30 @@ def test_each_plan_that_cudnn_builds_is_heard(monkeypatch: pytest.MonkeyPatch) -
 def test_a_cap_is_in_neither() -> None:
     with pytest.raises(GpuError, match=r"cuDNN has no cap .*PyTorch's flash backend has no cap"):
         vendor.offers(NumpyBench(), attention(**PLAIN, softcap=3.0), {}, 1)
+
+
+@pytest.mark.parametrize("fields", [{"lengths": "ragged"}, {"lengths": "paged", "page_size": 16}], ids=str)
+def test_sequences_with_lengths_of_their_own_are_in_neither(
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vendor, "Cudnn", lambda: NumpyCudnn(NumpyBench()))
+    problem = attention(**PLAIN, **fields)
+    inputs = OP.make_inputs(problem, "normal", np.random.default_rng(5))
+    words = f"is asked for sequences of one length alone, not for lengths = {fields['lengths']}"
+    with pytest.raises(GpuError, match=f"cuDNN {words}; PyTorch's flash backend {words}"):
+        vendor.offers(NumpyBench(), problem, inputs, 1)
+
+
+def test_an_error_of_a_library_that_is_no_refusal_costs_that_library_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    no_pytorch(monkeypatch)
+    monkeypatch.setattr(NumpyCudnn, "graph", lambda *given: [][3])
+    monkeypatch.setattr(vendor, "Cudnn", lambda: NumpyCudnn(NumpyBench()))
+    problem = attention(**PLAIN)
+    (lost,) = vendor.offers(NumpyBench(), problem, OP.make_inputs(problem, "normal", np.random.default_rng(5)), 1)
+    assert lost.describe()["library"] == "cuDNN"
+    for use in (lost.run, lost.result):
+        with pytest.raises(LaunchRefused, match="cuDNN failed: IndexError: list index out of range"):
+            use(0)
 
 
 # --- PyTorch itself, whose flash backend is there on CPUs, too

@@ -126,6 +126,16 @@ def test_a_product_with_a_vector_is_computed_by_it_too(fields: dict[str, Any], m
     assert settings["cublasSetWorkspace_v2"][2].value == cublas.WORKSPACE_BYTES
 
 
+def test_an_error_that_is_no_refusal_leaves_the_algorithms_of_the_other_library(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(vector_matmul, "Cublas", lambda: {}["handle"])
+    (first, lost), _, _ = offered(monkeypatch, {"m": 1, "dtype": "float16"}, NumpyCublas())
+    assert first == "cuBLASLt's"
+    with pytest.raises(LaunchRefused, match="cuBLAS failed: KeyError: 'handle'"):
+        lost.run(0)
+
+
 def test_the_epilogue_is_in_a_kernel_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     fields = {"m": 1, "dtype": "float16", "epilogue": [HALF, RESIDUAL, BIAS, RELU]}
     (_, call), bench, _ = offered(monkeypatch, fields, NumpyCublas())

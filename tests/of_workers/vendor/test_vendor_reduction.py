@@ -69,6 +69,25 @@ def test_the_call_computes_the_problem(fn: str, axes: list[int], dtype: str) -> 
     assert len(calls) == 1 + (has_pytorch and takes_it)
 
 
+@pytest.mark.parametrize("failing", ["CuPy", "PyTorch"])
+def test_an_error_of_one_library_leaves_the_other(failing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*given: Any) -> Any:
+        raise KeyError("axis")
+
+    if failing == "PyTorch":
+        monkeypatch.setattr(reduction, "by_pytorch", fails)
+    else:
+        monkeypatch.setattr(reduction.ReductionCall, "run", fails)
+        monkeypatch.setattr(reduction, "by_pytorch", lambda *given: [])
+    problem = reduce()
+    inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
+    calls = reduction.offers(NumpyBench(), problem, inputs, 1)
+    lost = calls[-1]
+    assert lost.describe()["library"] == failing and len(calls) == (2 if failing == "PyTorch" else 1)
+    with pytest.raises(LaunchRefused, match=f"{failing} failed: KeyError: 'axis'"):
+        lost.run(0)
+
+
 def test_without_pytorch_cupy_alone_is_the_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch", None)
     problem = reduce()

@@ -14,7 +14,8 @@ What it does is read from the JSON file that NVIDIA_SIMULATED_GPU names (variabl
     sample_us     µs that a sample takes beside its launches
     vendor_us     µs of each algorithm that the vendor offers; [] for none
     throttled     why the GPU is, each time that it is asked, and at last it is not
-    vendor        "ok", "wrong" (an output of zeros), "fault", "crash"
+    vendor        "ok", "wrong" (an output of zeros), "fault", "crash"; an error of its Python: "raises", "first raises" (in
+                  a run of the first algorithm), "result raises"
     open          "ok", "missing", "fault", "silent", "crash", "bug": what opening the device comes to
     opens_well    how many times it opens well first; counted in FILE.opens
     load          what the driver answers when kernels are loaded, such as "out of memory (CUDA error 2)"; loads_well
@@ -226,6 +227,8 @@ class FakeGpu:
             case "fault":
                 self.lost = True
                 self.synchronize()
+            case "raises":
+                raise IndexError("tuple index out of range")
         times = self.configuration.get("vendor_us", [12.0, 9.0])
         return [FakeVendor(self, problem, inputs, number, us) for number, us in enumerate(times)]
 
@@ -286,6 +289,8 @@ class FakeVendor:
         }  # fmt: skip
 
     def run(self, number: int) -> None:
+        if self._gpu.configuration.get("vendor") == "first raises" and self._number == 0:
+            raise KeyError("q")
         if self._gpu.recording is not None:
             self._gpu.recording.append(Recorded(self._us, (number,), lambda: None))
 
@@ -298,6 +303,8 @@ class FakeVendor:
         return np.zeros_like(rounded) if self._gpu.configuration.get("vendor") == "wrong" else rounded
 
     def result(self, number: int) -> NDArray[np.float64]:
+        if self._gpu.configuration.get("vendor") == "result raises":
+            raise TypeError("no array")
         return self._result
 
 
