@@ -320,7 +320,7 @@ inline int plan(const Plan& kernel, const Arguments& arguments, int parts, Launc
   const int64_t group = rows_of_query(kernel, a.heads_q, a.heads_kv), rows = group * a.seq_q;
   if (group > largest_group || rows > longest) return 0;
   const int64_t heads = heads_of(kernel, a.batch, a.heads_q / group), tiles = tiles_of(kernel, a.batch, rows);
-  if (heads > largest_extent || tiles > largest_extent / heads) return 0;
+  if (heads > largest_extent || tiles > largest_extent / heads || tiles > largest_extent / kernel.tile_q) return 0;
   if (kernel.walks_tiles) {
     if (a.batch > most_walked) return 0;
     const uint32_t walkers = static_cast<uint32_t>(parts < tiles * heads ? parts : tiles * heads);
@@ -484,6 +484,10 @@ inline bool check(const Plan& kernel, const TensorView* tensors, int count, int6
                   static_cast<long long>(longest));
   if (q.heads > largest_extent / batch || tiles > largest_extent / heads_of(kernel, batch, q.heads / group))
     CUKILN_REFUSE(complaint, "ValueError: the number of blocks is over %lld", static_cast<long long>(largest_extent));
+  if (tiles > largest_extent / kernel.tile_q)
+    CUKILN_REFUSE(complaint, "ValueError: %lld queries in %lld sequences make %lld tiles of %d rows; %lld tiles are allowed",
+                  static_cast<long long>(q.positions), static_cast<long long>(batch), static_cast<long long>(tiles), kernel.tile_q,
+                  static_cast<long long>(largest_extent / kernel.tile_q));
   if (kernel.walks_tiles && batch > most_walked)
     CUKILN_REFUSE(complaint, "ValueError: %lld sequences; this kernel lists the tiles of at most %lld: look up another", static_cast<long long>(batch),
                   static_cast<long long>(most_walked));

@@ -276,7 +276,7 @@ class AttentionProblem(Problem):
             if value is not None and info.data.get("lengths") == "dense":
                 raise refuse("lengths_of_dense", "is given, but lengths is dense; null is allowed, or ragged")
             return value
-        require_lengths(value, batch, longest, f"seq_{of}")
+        require_lengths(value, batch, longest, f"seq_{of}", info.data.get("page_size") or 1 if of == "kv" else 1)
         return None if value is None or set(value) == {longest} else value
 
     @field_validator("window_right", mode="after")
@@ -334,16 +334,17 @@ class AttentionProblem(Problem):
         return value
 
 
-def require_lengths(value: tuple[int, ...] | None, batch: int, longest: int, name: str) -> None:
-    """Raises where so many sequences cannot have these lengths."""
+def require_lengths(value: tuple[int, ...] | None, batch: int, longest: int, name: str, page_size: int = 1) -> None:
+    """Raises where so many sequences cannot have these lengths, each in whole pages."""
     if value is not None and len(value) != batch:
         raise refuse("lengths_of_another_batch", f"has {len(value)} lengths for a batch of {batch}", batch)
     if value is not None and max(value) > longest:
         raise refuse("too_long", f"has {max(value)}, but {name}, the longest, is {longest}", longest)
-    total = batch * longest if value is None else sum(value)
-    if not 1 <= total <= LONGEST:
+    pages = batch * -(-longest // page_size) if value is None else sum(-(-length // page_size) for length in value)
+    if not 1 <= (total := pages * page_size) <= LONGEST:
         how = "adds up to" if value else f"is null, so batch = {batch} of {name} = {longest} makes"
-        raise refuse("out_of_range", f"{how} {total} positions; 1 to {LONGEST} are allowed", LONGEST)
+        whole = f" in pages of {page_size}" if page_size > 1 else ""
+        raise refuse("out_of_range", f"{how} {total} positions{whole}; 1 to {LONGEST} are allowed", LONGEST)
 
 
 def _is_stride(value: Any) -> bool:

@@ -13,6 +13,7 @@ from codegen.alignment import power_of_two, round_up
 from codegen.operators.attention import packing, split, walk
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.operators.attention.seen import most_tiles
+from codegen.problem import LARGEST_EXTENT
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check_workspace, first_accepted
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
@@ -25,7 +26,6 @@ ELEMENT_BYTES = 2
 PIECE = 16  # queries and keys of an mma
 VECTOR = 8  # elements of the widest copy
 BANDS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
-LARGEST_GRID = 2**31 - 1
 # Queries and warps of a block that level 0 chooses from.
 SIZES = ((128, 4), (128, 8), (64, 4), (32, 2), (16, 1))
 # With one piece of each warp, the fewest rows first: of more threads each copies less, and has more registers left.
@@ -110,13 +110,16 @@ def _of_one_page(t: Mapping[str, Any], page_size: int | None) -> bool:
     return whole and int(t["tile_kv"]) == PIECE and pieces(t) == 1 and t["q_in"] == "shared"
 
 
+def tiles(p: AttentionProblem, t: Mapping[str, Any]) -> int:
+    """Of a head. Where a sequence of a ragged batch begins, the device alone can see: there are as many numbers as its
+    sequences can need, wherever they begin."""
+    rows, tile_q = packing.rows_of_query(p, t), int(t["tile_q"])
+    return p.total_q * rows // tile_q + p.batch if p.ragged else -(-p.seq_q * rows // tile_q)
+
+
 def blocks(p: AttentionProblem, t: Mapping[str, Any]) -> int:
-    """Of `run`, for each split. Where a sequence of a ragged batch begins, the device alone can see: there are as many
-    as its sequences can need, wherever they begin."""
-    rows = packing.rows_of_query(p, t)
-    if p.ragged:
-        return (p.total_q * rows // int(t["tile_q"]) + p.batch) * packing.heads(p, t)
-    return -(-p.seq_q * rows // int(t["tile_q"])) * p.batch * packing.heads(p, t)
+    """Of `run`, for each split."""
+    return tiles(p, t) * side_by_side(p, t)
 
 
 def side_by_side(p: AttentionProblem, t: Mapping[str, Any]) -> int:
@@ -146,8 +149,12 @@ def _judged(
         return Rejected("warps", f"{tile_q} queries for {warps} warps are no multiple of {PIECE} each")
     if broken := packing.rules(p, t) or _resources(p, t, target):
         return broken
-    if blocks(p, t) > LARGEST_GRID:
-        return Rejected("grid", f"{blocks(p, t)} blocks; a launch has at most {LARGEST_GRID}")
+    if blocks(p, t) > LARGEST_EXTENT:
+        return Rejected("grid", f"{blocks(p, t)} blocks; a launch has at most {LARGEST_EXTENT}")
+    if tiles(p, t) * tile_q > LARGEST_EXTENT:
+        return Rejected(
+            "grid", f"{tiles(p, t)} tiles of {tile_q} rows; of both multiplied {LARGEST_EXTENT} are allowed"
+        )
     if broken := _padding(p, t, target):
         return broken
     if band >= heads:
@@ -155,9 +162,9 @@ def _judged(
     if broken := split.rules(p, t, blocks(p, t), target) or walk.rules(p, t):
         return broken
     whole = -(-p.seq_kv // tile_kv)
-    tiles = -(-whole // split.parts(t))
-    if int(t["stages"]) > max(1, tiles):
-        return Rejected("stages", f"{t['stages']} stages for {tiles} tiles of keys")
+    own = -(-whole // split.parts(t))
+    if int(t["stages"]) > max(1, own):
+        return Rejected("stages", f"{t['stages']} stages for {own} tiles of keys")
     return check_workspace(split.workspace_bytes(p, t) + walk.workspace_bytes(p, t), workspace_limit) or ACCEPTED
 
 
@@ -233,18 +240,17 @@ def space(p: AttentionProblem, target: Target, search: Search) -> SearchSpace:
 
 def _splits(p: AttentionProblem, target: Target, default: Schedule) -> tuple[Linked, Linked]:
     """Of levels 1 and 2."""
-    t = default.as_dict()
-    tiles = most_tiles(p, PIECE, PIECE)
+    t, most = default.as_dict(), most_tiles(p, PIECE, PIECE)
     apart = _useful_splits(p, {**t, "packing": "none"}, target)
     small = (split.parts(t), *_useful_splits(p, t, target), *apart[:1])
-    every = split.linked((*small, *(count for count in split.SPLITS if count <= tiles)))
+    every = split.linked((*small, *(count for count in split.SPLITS if count <= most)))
     return split.linked(small), walk.linked(every, p, target)
 
 
 def _useful_splits(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> tuple[int, ...]:
     """The best guess first."""
-    tiles = most_tiles(p, int(t["tile_q"]), int(t["tile_kv"]), packing.rows_of_query(p, t))
-    return split.useful(tiles, blocks(p, t), int(t["warps"]), target)
+    most = most_tiles(p, int(t["tile_q"]), int(t["tile_kv"]), packing.rows_of_query(p, t))
+    return split.useful(most, blocks(p, t), int(t["warps"]), target)
 
 
 def band_of(p: AttentionProblem, target: Target, t: Mapping[str, Any] = MappingProxyType({})) -> int:

@@ -184,7 +184,7 @@ class MlaProblem(Problem):
             return value
         if of == "q" and value is not None and info.data.get("queries") == "one":
             raise refuse("lengths_of_one", "is given, but queries is one; null is allowed, or queries ragged")
-        require_lengths(value, batch, longest, f"seq_{of}")
+        require_lengths(value, batch, longest, f"seq_{of}", info.data.get("page_size", 1) if of == "kv" else 1)
         if of == "q" and "heads_q" in info.data:
             rows = (sum(value) if value else batch * longest) * info.data["heads_q"] + batch
             if rows > LONGEST:

@@ -11,7 +11,7 @@ import pytest
 
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
-from codegen.operators.attention.problem import PAGE_SIZES, AttentionProblem
+from codegen.operators.attention.problem import LONGEST, PAGE_SIZES, AttentionProblem
 from codegen.search.search import Search
 from tests.operators.attention import test_attention as dense
 from tests.operators.attention import test_attention_ragged as ragged
@@ -42,6 +42,10 @@ PROBLEMS = declare.Problems(
         ({"lengths": "ragged"}, "page_size", "is 16, but lengths is ragged"),
         ({"layout": "bhsd"}, "layout", "is bhsd, but tensors of ragged batches are"),
         ({"kv_lengths": [0, 0, 0]}, "kv_lengths", "adds up to 0 positions"),
+        ({"batch": 10**7, "seq_q": 1, "seq_kv": 1, "page_size": 64}, "kv_lengths",
+         "is null, so batch = 10000000 of seq_kv = 1 makes 640000000 positions in pages of 64; 1 to 536870912 are"),
+        ({"batch": 3, "seq_kv": LONGEST, "kv_lengths": [LONGEST - 40, 1, 39]}, "kv_lengths",
+         f"adds up to {LONGEST + 32} positions in pages of 16; 1 to {LONGEST} are allowed"),
         ({"kv_indices": [0]}, "kv_indices", "is a tensor of a call and no field: lengths paged asks for calls with it"),
         ({"kv_last_page_len": [0]}, "kv_last_page_len", "is a tensor of a call and no field"),
     ],

@@ -138,6 +138,8 @@ SEARCHES = declare.Searches(
         Rejection({"seq_q": 20}, USUAL, "tile_q", "64 queries of a block are mostly padding for 20"),
         Rejection({"batch": 2**24, "seq_q": 16, "heads_q": 100, "heads_kv": 1, "seq_kv": 1, "head_dim_qk": 4},
                   {**USUAL, "tile_q": 16, "warps": 1, "tile_kv": 16, "stages": 1}, "grid", "blocks; a launch has at"),
+        Rejection({"batch": 2**25, "seq_q": 1, "seq_kv": 1, "head_dim_qk": 4}, USUAL, "grid",
+                  f"{2**25 + 2**19} tiles of 64 rows; of both multiplied 2147482623 are allowed"),
     ],
     nested=[PREFILL, UNEVEN],
     begun=[
@@ -391,6 +393,9 @@ CALLS = {
             "elements at once": (
                 {"q": "H(79, 4, 60)", "k": "H(135, 2, 60)"}, "ValueError",
                 "q has head_dim 60 and strides 0, 240, 60; this kernel moves 8 elements at once"),
+            "more sequences than rows are numbered": (
+                {"qo_indptr": table(2**25 + 1), "kv_indptr": table(2**25 + 1)}, "ValueError",
+                f"79 queries in {2**25} sequences make {2**25 + 1} tiles of 128 rows; 16777207 tiles are allowed"),
             "no queries": ({"q": "H(0, 4, 64)", "out": "H(0, 4, 64, address=0x50000000)"}, "ValueError", "q is empty"),
         },
     ),

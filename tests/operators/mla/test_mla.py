@@ -71,6 +71,8 @@ PROBLEMS = declare.Problems(
         ({"kv_lengths": [90, 1]}, "kv_lengths", "has 2 lengths for a batch of 3"),
         ({"kv_lengths": [91, 1, 0]}, "kv_lengths", "has 91, but seq_kv, the longest, is 90"),
         ({"kv_lengths": [0, 0, 0]}, "kv_lengths", "adds up to 0 positions"),
+        ({"batch": 10**7, "seq_kv": 1, "page_size": 64, "heads_q": 4}, "kv_lengths",
+         "is null, so batch = 10000000 of seq_kv = 1 makes 640000000 positions in pages of 64; 1 to 536870912 are"),
         ({**RAGGED, "q_lengths": [21, 0, 0]}, "q_lengths", "has 21, but seq_q, the longest, is 20"),
         ({**RAGGED, "batch": 1, "seq_q": 2**20, "heads_q": 1024}, "q_lengths",
          f"is null, so batch = 1 of seq_q = {2**20} makes {2**30 + 1} rows of queries, heads and sequences; {LONGEST}"),

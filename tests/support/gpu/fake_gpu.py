@@ -14,8 +14,8 @@ What it does is read from the JSON file that NVIDIA_SIMULATED_GPU names (variabl
     sample_us     µs that a sample takes beside its launches
     vendor_us     µs of each algorithm that the vendor offers; [] for none
     throttled     why the GPU is, each time that it is asked, and at last it is not
-    vendor        "ok", "wrong" (an output of zeros), "fault", "crash"; an error of its Python: "raises", "first raises" (in
-                  a run of the first algorithm), "result raises"
+    vendor        "ok", "wrong" (an output of zeros), "fault", "crash"; an error of its Python: "raises",
+                  "first raises" (in a run of the first algorithm), "result raises"
     open          "ok", "missing", "fault", "silent", "crash", "bug": what opening the device comes to
     opens_well    how many times it opens well first; counted in FILE.opens
     load          what the driver answers when kernels are loaded, such as "out of memory (CUDA error 2)"; loads_well
