@@ -8,8 +8,11 @@ that goes over the keys in tiles has these errors:
   (`codegen/operators/matmul/reference.py` has the source); of a capped one besides 6 u |t|: tanhf's 2 ulp (CUDA C++
   Programming Guide, "Mathematical functions") and the roundings of its argument;
 - of an exponent: the factor's rounding and the multiply-add's, and of the steps from a greatest so far to the next,
-  which add up to no more than T - t: 4 u (T - t). Whatever is subtracted is subtracted from all, so its rounding is in
-  nothing;
+  which add up to no more than T - t: 4 u (T - t). What is subtracted is subtracted from all, so its rounding r, half an
+  ulp of the exponent at most, makes all weights and their sum 2^r times as large, and is in no result while weights
+  fit their 16 bits: of fp16 up to exponents of 2^28, where |r| is 8, of bf16 to 2^31. Beyond them out may be infinite,
+  NaN or 0, and the bound is infinite from far smaller exponents on, by the errors of scores: below 2^20, where 2^r is
+  1.03, of any head;
 - of a power of 2: 2 ulp (PTX ISA, "ex2"), and a rounding of each product with one, for the weight itself and for each
   tile that brings a greater score: at most n / 16 of them, since no tile has fewer keys. Powers below 2^-126 are 0;
   Merging splits of the keys is a step more, from a split's greatest to that of all: the difference belongs to the same

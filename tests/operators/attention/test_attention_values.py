@@ -33,6 +33,7 @@ PACKED = ("packed", "packed, split")
 PLAIN = ("Q in registers", "Q shared", "packed", *SPLIT)
 # Of a weight and of out, in either type.
 ROUNDINGS = {"float16": 2.0**-9, "bfloat16": 2.0**-6}
+GREATEST_EXPONENTS = {"float16": 2.0**28, "bfloat16": 2.0**31}
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +135,26 @@ def test_a_query_before_all_keys_has_zeros_and_minus_infinity(name: str, library
     assert (positions(problem, out)[:40] == 0.0).all() and (lse[:, :, :40] == -np.inf).all()
     assert (lse[:, :, 40:] > -np.inf).all()
     require_definition(problem, inputs, out, lse)
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_weights_fit_16_bits_up_to_the_greatest_exponent_that_is_documented(name: str, library: CpuLibrary) -> None:
+    """The greatest is rounded before it is subtracted, which all weights have as a factor."""
+    own, element = KERNELS[name], 13.5
+    score, largest = 32 * element**2, GREATEST_EXPONENTS[own.signature_dict["dtype"]]
+    # As `bind` has the factor of a score.
+    to_bits = np.linspace(0.5, 1.0, 500, endpoint=False).astype(np.float32) * np.float32(largest / score)
+    exponents = score * to_bits.astype(np.float64)
+    lost = exponents - exponents.astype(np.float32)
+    half_an_ulp = largest * 2.0**-25
+    assert max(lost) > 0.9 * half_an_ulp and min(lost) < -0.9 * half_an_ulp
+    for at in (np.argmax(lost), np.argmin(lost), len(lost) - 1):
+        problem = problem_of(own, scale=float(to_bits[at]) / np.log2(np.e))
+        inputs = {operand.name: np.ones(operand.shape) for operand in OP.operands(problem) if operand.role == "in"}
+        inputs |= {operand: element * inputs[operand] for operand in ("q", "k")}
+        out, lse = run(library, own, problem, inputs)
+        assert (np.abs(out - 1.0) <= ROUNDINGS[problem.dtype]).all(), lost[at]
+        np.testing.assert_allclose(lse, exponents[at], rtol=2.0**-21)
 
 
 @pytest.mark.parametrize("name", KERNELS)
