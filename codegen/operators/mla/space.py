@@ -39,6 +39,9 @@ KEYS_OF_MMA = 8  # that a warp has of a tile
 # of each piece of 16 rows, and of each copy of a turn, in which 8 rows are copied. Fitted so that kernels do not spill:
 # of 56 near the limit (ptxas 13.2, sm_80 and sm_90a, pages of 1 and 64) they reject the 4 that spilled and 12 others.
 OVERHEAD_REGISTERS, PIECE_REGISTERS, COPY_REGISTERS = 104, 1, 2
+# Of 128 threads that have two pieces each and leave partial sums: of 72 kernels near the limit (ptxas 13.2, sm_90a) two
+# spilled, those of pages of 16 and 64, at 250.
+PARTIAL_REGISTERS = 6
 ROWS_OF_TURN = 8
 EXCHANGED_BYTES, NUMBER_BYTES = 4, 4
 
@@ -65,7 +68,8 @@ def registers(t: Mapping[str, Any]) -> int:
     """An estimate of a thread's."""
     of_piece = (HEAD_DIM_CKV + int(t["tile_kv"])) // int(t["warps_vo"]) // 2 + PIECE_REGISTERS
     copies = ROWS_OF_TURN * HEAD_DIM_CKV // (VECTOR * threads(t))
-    return pieces(t) * of_piece + COPY_REGISTERS * copies + OVERHEAD_REGISTERS
+    partial = PARTIAL_REGISTERS if split.splits(t) and pieces(t) == 2 and threads(t) == 128 else 0
+    return pieces(t) * of_piece + COPY_REGISTERS * copies + partial + OVERHEAD_REGISTERS
 
 
 def blocks(p: MlaProblem, t: Mapping[str, Any]) -> int:
