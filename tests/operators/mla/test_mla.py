@@ -161,7 +161,9 @@ USUAL = {"tile_q": 16, "tile_kv": 64, "warps": 4, "warps_vo": 4, "stages": 2}
 WIDE = {"tile_q": 64, "tile_kv": 64, "warps": 8, "warps_vo": 4, "stages": 2}
 SPLIT = {**USUAL, "split": "workspace", "split_kv": 8}
 SEARCHES = declare.Searches(
-    accepted=[(DECODE, USUAL), (DECODE, SPLIT), (WIDE_DECODE, WIDE), (PREFILL, WIDE), ({}, SMALL)],
+    accepted=[(DECODE, USUAL), (DECODE, SPLIT), (WIDE_DECODE, WIDE),
+              (WIDE_DECODE, {**USUAL, "tile_q": 32, "tile_kv": 32}),
+              (PREFILL, WIDE), ({}, SMALL)],
     rejected=[
         Rejection({}, SMALL, "mma", "mma.sync m16n8k16 and cp.async need sm_80; the target is sm_75", arch="sm_75"),
         Rejection(DECODE, {**USUAL, "warps": 2}, "warps", "2 warps are no multiple of warps_vo = 4"),
@@ -169,6 +171,8 @@ SEARCHES = declare.Searches(
         Rejection(DECODE, {**USUAL, "tile_kv": 16}, "warps_vo", "16 keys for 4 warps are no multiple of 8 each"),
         Rejection(WIDE_DECODE, {**WIDE, "warps": 2, "warps_vo": 2, "tile_kv": 16}, "registers",
                   "(4 x (128 of out, 4 of scores) and what a warp keeps beside); 255 are there"),
+        Rejection(WIDE_DECODE, {**SPLIT, "tile_q": 32, "tile_kv": 32, "split_kv": 2}, "registers",
+                  "about 256 registers per thread (2 x (64 of out, 4 of scores)"),
         Rejection(DECODE, USUAL, "shared_memory",
                   "168704 bytes of shared memory (16 rows and 2 x 64 keys of 576 elements, and weights); "
                   "sm_86 has 101376 per block", arch="sm_86"),
