@@ -180,10 +180,12 @@ def _padding(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> Rejec
 
 
 def _narrowest(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> bool:
-    """Whether a block of half as many warps has no schedule, as too few threads copy what a tile has."""
-    warps = int(t["warps"]) // 2
+    """Whether a block of half as many warps has no schedule, as too few threads copy what a tile has; or has one where
+    pages hold whole tiles alone, which may be the slower one for as many copies of each thread."""
+    warps, page_size = int(t["warps"]) // 2, p.page_size and 1
     half = {**t, "tile_q": PIECE * warps, "tile_kv": PIECE, "warps": warps, "q_in": "shared"}
-    return pieces(t) == 1 and warps > 0 and _registers(p, half) > target.registers_per_thread
+    needed = registers(half, padded(p.head_dim_qk), padded(p.head_dim_vo), page_size=page_size) if warps else 0
+    return pieces(t) == 1 and needed > target.registers_per_thread
 
 
 def _registers(p: AttentionProblem, t: Mapping[str, Any]) -> int:
@@ -290,6 +292,9 @@ def _small(p: AttentionProblem, target: Target, default: Schedule) -> dict[str, 
     queries = tuple(tile for tile in (64, 128) if tile < 2 * power_of_two(rows)) or (int(default.get("tile_q")),)
     keys = tuple(tile for tile in (32, 64, 128) if tile < 2 * power_of_two(p.seq_kv)) or (int(default.get("tile_kv")),)
     warps = (4, 8) if queries[-1] == 128 else (int(default.get("warps")),)
+    twice = {**default.as_dict(), "tile_q": 2 * PIECE, "warps": 2}
+    if default.get("tile_q") == PIECE and _narrowest(p, twice, target):
+        queries, warps = (PIECE, 2 * PIECE), (1, 2)
     return {
         "tile_q": _with(queries, default, "tile_q"),
         "tile_kv": _with(keys, default, "tile_kv"),

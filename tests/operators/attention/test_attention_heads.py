@@ -58,6 +58,15 @@ def test_heads_of_any_size_have_a_candidate_or_no_schedule_of_the_fewest_registe
     assert largest >= 256
 
 
+@pytest.mark.parametrize(("size", "tiles"), [(1, {32}), (16, {16, 32}), (64, {16, 32})])
+def test_decoding_with_heads_of_256_has_blocks_whose_copies_fit_their_threads(size: int, tiles: set[int]) -> None:
+    for heads, arch in product(SHARED, TARGETS):
+        candidates = lower(
+            problem_of(f"pages of {size}", DECODE, heads, head_dim_qk=256), target(arch), LEVEL_1
+        ).candidates
+        assert {candidate.schedule.get("tile_q") for candidate in candidates} == tiles
+
+
 @pytest.mark.parametrize("batches", BATCHES)
 def test_the_schedule_that_a_refusal_names_is_accepted(batches: str) -> None:
     named = 0
