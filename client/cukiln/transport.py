@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 import httpx2
 from tenacity import AsyncRetrying, RetryCallState, Retrying
 
+from cukiln.addresses import UNUSABLE, no_connection, parse_url
 from cukiln.bodies import LARGEST_ANSWER, read_body, read_body_async
 from cukiln.breaker import Breaker
 from cukiln.errors import ProblemError, ServiceBusy, ServiceError, ServiceFailed, ServiceUnreachable, UsageError
@@ -92,7 +93,7 @@ class _Rules:
     ) -> None:
         if attempts < 1:
             raise UsageError(f"attempts is {attempts}; at least 1 is needed, which counts the first try")
-        parsed = _parse_url(url)
+        parsed = parse_url(url)
         headers = {"Accept": "application/json"}
         if api_key is not None:
             if not api_key.isascii() or not api_key.isprintable():
@@ -148,11 +149,11 @@ class _Rules:
             self.breaker.failed()
 
     def _of_request(self, call: Call) -> dict[str, Any]:
-        """The arguments of httpx2's `request`."""
+        """The arguments of httpx2's `stream`, beside the call's method and path."""
         sent = dict(call.headers)
         if call.content is not None:
             sent["Content-Type"] = "application/json"
-        options: dict[str, Any] = {"method": call.method, "url": call.path, "content": call.content, "headers": sent}
+        options: dict[str, Any] = {"content": call.content, "headers": sent}
         if call.seconds is not None:
             options["timeout"] = httpx2.Timeout(call.seconds, connect=min(self.connect_seconds, call.seconds))
         return options
@@ -248,8 +249,18 @@ class Transport(_Rules):
         response: httpx2.Response = Retrying(sleep=self.sleep, **self._policy(call))(self._once, call, limit)
         return response
 
+    @contextmanager
+    def _answer(self, call: Call, **options: Any) -> Iterator[httpx2.Response]:
+        """An answer that has begun. Raises `ServiceUnreachable` where no connection can be made, now or later."""
+        with ExitStack() as stack:
+            try:
+                response = stack.enter_context(self._connected().stream(call.method, call.path, **options))
+            except UNUSABLE as error:
+                raise no_connection(self.url, call.method, call.path, error) from error
+            yield response
+
     def _once(self, call: Call, limit: Limit | None) -> httpx2.Response:
-        with self._connected().stream(**self._of_request(call)) as response:
+        with self._answer(call, **self._of_request(call)) as response:
             if limit is not None:
                 limit.extend(call.more_seconds(response))
             # Where it is late, nothing waits for it any more.
@@ -264,7 +275,7 @@ class Transport(_Rules):
         call = Call("GET", path)
         self._begin(call)
         timeout = self._stream_timeout(idle)
-        with self._connected().stream("GET", path, headers=dict(headers), timeout=timeout) as response:
+        with self._answer(call, headers=dict(headers), timeout=timeout) as response:
             if response.status_code >= 400:
                 response = read_body(response, call.most_bytes)
             yield checked(response)
@@ -319,10 +330,21 @@ class AsyncTransport(_Rules):
         self._end(call, None)
         return result
 
+    @asynccontextmanager
+    async def _answer(self, call: Call, **options: Any) -> AsyncIterator[httpx2.Response]:
+        """As that of `Transport`."""
+        async with AsyncExitStack() as stack:
+            try:
+                answer = self._connected().stream(call.method, call.path, **options)
+                response = await stack.enter_async_context(answer)
+            except UNUSABLE as error:
+                raise no_connection(self.url, call.method, call.path, error) from error
+            yield response
+
     async def _once(self, call: Call, limit: asyncio.Timeout) -> httpx2.Response:
         began = time.monotonic()
         try:
-            async with self._connected().stream(**self._of_request(call)) as response:
+            async with self._answer(call, **self._of_request(call)) as response:
                 if (end := limit.when()) is not None:
                     limit.reschedule(end + call.more_seconds(response))
                 return checked(await read_body_async(response, call.most_bytes))
@@ -337,24 +359,10 @@ class AsyncTransport(_Rules):
         call = Call("GET", path)
         self._begin(call)
         timeout = self._stream_timeout(idle)
-        async with self._connected().stream("GET", path, headers=dict(headers), timeout=timeout) as response:
+        async with self._answer(call, headers=dict(headers), timeout=timeout) as response:
             if response.status_code >= 400:
                 response = await read_body_async(response, call.most_bytes)
             yield checked(response)
-
-
-def _parse_url(url: str) -> httpx2.URL:
-    try:
-        parsed = httpx2.URL(url)
-    except httpx2.InvalidURL as error:
-        raise UsageError(
-            f"the service address {url!r} (--url, CUKILN_URL) is not a URL ({error}); expected http://host:port"
-        ) from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise UsageError(
-            f"the service address {url!r} (--url, CUKILN_URL) is not an http or https URL; expected http://host:port"
-        )
-    return parsed
 
 
 def may_repeat(error: httpx2.TransportError, repeatable: bool) -> bool:

@@ -54,7 +54,7 @@ class _Kernels:
         try:
             return self._find(problem)
         except CukilnError as error:  # refused by the service, or a library that cannot be had
-            warnings.warn(f"XLA computes a call of {problem['operator']}: {error}", stacklevel=2)
+            _warn(problem, error)
             return None
 
     def _find(self, problem: Mapping[str, Any]) -> Tuned | None:
@@ -134,9 +134,17 @@ def find(problem: Mapping[str, Any]) -> Tuned | None:
             _recorded.append(dict(problem))
         return None
     if _configured is None:
-        configure()
+        try:
+            configure()
+        except CukilnError as error:  # of the environment, or of the configuration file
+            _warn(problem, error)
+            return None
     assert _configured is not None
     return _configured.find(problem)
+
+
+def _warn(problem: Mapping[str, Any], error: CukilnError) -> None:
+    warnings.warn(f"XLA computes a call of {problem['operator']}: {error}", stacklevel=3)
 
 
 def call(tuned: Tuned, arrays: Sequence[jax.Array], like: jax.ShapeDtypeStruct) -> tuple[jax.Array, ...]:

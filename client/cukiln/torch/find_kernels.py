@@ -106,9 +106,9 @@ class Finder:
                     self._changed.notify_all()
 
     def _find(self, entries: Sequence[Entry]) -> None:
-        if self._client is None:
-            self._client = shared_client(self._options.url)
         try:
+            if self._client is None:
+                self._client = shared_client(self._options.url)
             records = self._look_up(entries)
         except CukilnError as error:
             if len(entries) > 1:  # one of them is refused
