@@ -21,6 +21,7 @@ from cukiln.gpu import local_target
 from cukiln.json_file import read_json_object
 from cukiln.local_cache import LocalCache, verify
 from cukiln.lock import Lock
+from cukiln.private_copies import COPIES
 from cukiln.pytorch_tensors import check_values, have_no_memory
 from cukiln.settings import ClientSettings
 from cukiln.types import FrontEntry, WinnerRecord
@@ -283,7 +284,8 @@ def load(
     file; or a library's bytes. `sha256` is needed for bytes, and for a file that is not named after its digest.
     `locked`: refuse all but what a lock file pins (True: `CUKILN_LOCK`, else `cukiln.lock`;
     or its path); then `source` may be a problem, too, whose record is in the file.
-    No GPU is needed to load; `Kernel.prepare` is what needs one.
+    A cache that cannot be written is a warning; the library is then loaded from a temporary folder of this process. No
+    GPU is needed to load; `Kernel.prepare` is what needs one.
     Raises `DigestMismatch` before anything of the library runs, `NotLocked`, `NotLoadable`, `UsageError`.
     """
     cache = _cache(client, cache_dir)
@@ -317,8 +319,8 @@ def load(
         lock.check_library(sha256)
     data = source if isinstance(source, bytes) else _fetched(sha256, client, cache) if path is None else _read(path)
     verify(data, sha256, f"the library {source}" if isinstance(source, str | Path) else "the library")
-    # Loaded from the cache folder only: the file there is the one whose bytes were checked.
-    return _open(cache.put(sha256, data), entry)
+    # Loaded from a folder of this user only: the file there is the one whose bytes were checked.
+    return _open(cache.keep(sha256, data) or COPIES.put(sha256, data), entry)
 
 
 def read_record(folder: Path) -> WinnerRecord:

@@ -135,9 +135,8 @@ class LocalCache:
             whys = [why for folder, found in stats if found is not None and (why := _why_not_own(folder, found))]
             self._refusal = whys[0] if whys else None
             self._is_checked = bool(whys) or all(found is not None for _, found in stats)
-            if whys and whys[0] not in _SAID:
-                _SAID.add(whys[0])
-                LOG.warning("%s", whys[0])
+            if whys:
+                _say_once(whys[0])
         return self._refusal
 
     def path(self, digest: str, kind: str = "so") -> Path:
@@ -170,6 +169,14 @@ class LocalCache:
                 ) from error
             self._note_write()
         return path
+
+    def keep(self, digest: str, data: bytes, kind: str = "so") -> Path | None:
+        """As `put`, but None where the folder cannot be written or is not used, which is said once."""
+        try:
+            return self.put(digest, data, kind)
+        except UsageError as error:
+            _say_once(str(error))
+            return None
 
     def answer(self, request: str) -> CachedAnswer | None:
         """What is kept of the answer to the request with this digest."""
@@ -272,6 +279,12 @@ class LocalCache:
         if self._written % _PRUNE_EVERY == 0:
             self.prune()
         self._written += 1
+
+
+def _say_once(warning: str) -> None:
+    if warning not in _SAID:
+        _SAID.add(warning)
+        LOG.warning("%s", warning)
 
 
 def _stat(path: Path) -> os.stat_result | None:

@@ -172,10 +172,11 @@ def lock_request(client: Client, request: Mapping[str, Any], path: Path) -> tupl
 
 
 def fetch_locked(client: Client, lock: Lock) -> int:
-    """Bring the libraries of the lock into the local cache; returns their number."""
+    """Bring the libraries of the lock into the local cache; returns their number. Raises `UsageError` where it cannot
+    be written."""
     libraries = {entry.so_sha256 for entry in lock.entries()}
     for digest in sorted(libraries):
-        client.blob(digest)
+        client.cache.put(digest, client.blob(digest))
     return len(libraries)
 
 
