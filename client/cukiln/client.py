@@ -187,7 +187,11 @@ class Client(JobOperations, ServiceOperations, FileOperations, LookupOperations)
     def _revalidate(self, stale: Sequence[Prepared], missed: OnMissTerms) -> None:
         if new := self._claim(stale):
             ask = self._asked_again(new, missed)
-            threading.Thread(target=self._run_behind, args=[ask], name="cukiln-revalidate", daemon=True).start()
+            thread = threading.Thread(target=self._run_behind, args=[ask], name="cukiln-revalidate", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # of a machine that has no more of them: the next lookup asks
+                self._memory.release(prepared.digest for prepared in new)
 
     def _run_behind(self, operation: Operation[None]) -> None:
         try:

@@ -37,7 +37,10 @@ def within(limit: Limit, function: Callable[[], _T]) -> _T:
             outcome.append(error)
         done.set()
 
-    threading.Thread(target=run, name="cukiln-call", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="cukiln-call", daemon=True).start()
+    except RuntimeError as error:  # of a machine that has no more of them
+        raise httpx2.ConnectError(str(error)) from error
     while not done.wait(limit.left):
         if limit.left == 0.0:
             raise httpx2.ReadTimeout(f"no answer within {limit.seconds:g} s")

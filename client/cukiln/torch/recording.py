@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from cukiln.torch.dispatch import Dispatcher, Key, Operator, Tensors, forget_graphs, install
+from cukiln.torch.dispatch import Dispatcher, Key, Operator, Tensors, current, forget_graphs, install, remove
 from cukiln.torch.find_kernels import Entry
 from cukiln.torch.options import Options
 from cukiln.torch.plan import Plan
@@ -23,6 +23,10 @@ class _Recorder(Dispatcher):
         self.problems: list[dict[str, Any]] = []
         self._seen: set[str] = set()
         self._recording = threading.Lock()  # autograd computes gradients on threads of its own
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._recording = threading.Lock()
 
     def computes(self, device: torch.device) -> bool:
         return True
@@ -52,12 +56,12 @@ def record(file: Path | str | None = None, *, target: str | None = None) -> Iter
     recorder = _Recorder()
     recorder.of_gpus = target != "cpu"
     forget_graphs()  # which hide their problems
-    before = install(recorder)
+    install(recorder)
     try:
         yield recorder.problems
     finally:
-        install(before)
-        before.misses_are_due()  # graphs are compiled again, which would have the misses of before for good
+        remove(recorder)
+        current().misses_are_due()  # graphs are compiled again, which would have the misses of before for good
         recorder.close()
     if file is not None:
         request = (
