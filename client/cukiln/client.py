@@ -85,10 +85,11 @@ class Client(JobOperations, ServiceOperations, FileOperations, LookupOperations)
     that the service ever answered come from the cache in `cache_dir`, shared by all processes of a user, and are asked
     for again after `fresh_seconds`, in the background. `offline`: nothing is sent.
 
-    `timeout`: seconds without a byte that any other request may take, not a job; `attempts`: how often one that may be
-    repeated is tried. `transport`: one that was made by the caller, in place of `url` and these. A client may be shared
-    between threads. Every method raises `ServiceError` and its subclasses; `lookup` of them what the service refuses
-    alone (`BadRequest`, `NotAuthorised`, `NotFound`).
+    `timeout`: seconds that any other request, not a job, may take until its answer begins, and as many for the answer,
+    with one more for each 10,000 bytes of it; `attempts`: how often one that may be repeated is tried. `transport`: one
+    that was made by the caller, in place of `url` and these. A client may be shared between threads. Every method
+    raises `ServiceError` and its subclasses; `lookup` of them what the service refuses alone (`BadRequest`,
+    `NotAuthorised`, `NotFound`).
     """
 
     _transport: Transport

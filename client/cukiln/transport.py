@@ -5,7 +5,6 @@
 """
 
 import asyncio
-import random
 import ssl
 import sys
 import threading
@@ -21,20 +20,19 @@ from tenacity import AsyncRetrying, RetryCallState, Retrying
 
 from cukiln.addresses import UNUSABLE, no_connection, parse_url
 from cukiln.bodies import LARGEST_ANSWER, read_body, read_body_async
+from cukiln.bounded_network import bound_network, bounding
 from cukiln.breaker import Breaker
 from cukiln.errors import ProblemError, ServiceBusy, ServiceError, ServiceFailed, ServiceUnreachable, UsageError
 from cukiln.forks import renew_after_fork
 from cukiln.limit import Limit, within
 from cukiln.refused import checked
+from cukiln.retries import delay, may_repeat
 
 CONNECT_SECONDS, LOOKUP_SECONDS, CALL_SECONDS = 0.2, 1.0, 30.0
 ATTEMPTS, _QUICK_ATTEMPTS = 5, 2
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-_FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds
-
-# The request never left this machine, so it is safe to send again.
-_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+LEAST_BYTES_A_SECOND = 10_000.0  # of the body of an answer that has no budget
 
 
 class _HeldUp(httpx2.ConnectTimeout):
@@ -74,10 +72,11 @@ class Call:
 
 
 class _Rules:
-    """What both transports share. `timeout`: seconds without a byte, of a call that has no budget of its own;
-    `connect_seconds`: to connect, of a call that has one; `attempts` counts the first try; `patience` is the longest
-    time in seconds that one wait for the service may take: a longer Retry-After is left to the caller. `offline`:
-    nothing is sent, every call raises `ServiceUnreachable`."""
+    """What both transports share. `timeout`: seconds until the answer begins, of a call that has no budget of its own,
+    and as many for its body, with one more for each 10,000 bytes; `connect_seconds`: to connect, of a call that has
+    one; `attempts` counts the first try; `patience` is the longest time in seconds that one wait for the service may
+    take: a longer Retry-After is left to the caller. `offline`: nothing is sent, every call raises
+    `ServiceUnreachable`."""
 
     def __init__(
         self,
@@ -211,6 +210,7 @@ class Transport(_Rules):
         with self._lock:
             if self._client is None:
                 self._client = httpx2.Client(**self._options)
+                bound_network(self._client)
             return self._client
 
     def close(self) -> None:
@@ -259,12 +259,18 @@ class Transport(_Rules):
                 raise no_connection(self.url, call.method, call.path, error) from error
             yield response
 
-    def _once(self, call: Call, limit: Limit | None) -> httpx2.Response:
-        with self._answer(call, **self._of_request(call)) as response:
-            if limit is not None:
-                limit.extend(call.more_seconds(response))
-            # Where it is late, nothing waits for it any more.
-            return checked(read_body(response, call.most_bytes, lambda: limit is not None and limit.left == 0.0))
+    def _once(self, call: Call, of_call: Limit | None) -> httpx2.Response:
+        limit = of_call or Limit(self.timeout)  # without a budget: of this attempt, to the first byte of the body
+
+        def took(size: int) -> None:
+            if of_call is None:
+                limit.extend(size / LEAST_BYTES_A_SECOND)
+            elif limit.left == 0.0:  # nothing waits for it any more
+                raise httpx2.ReadTimeout("no answer within its time")
+
+        with bounding(limit), self._answer(call, **self._of_request(call)) as response:
+            limit.extend(self.timeout if of_call is None else call.more_seconds(response))
+            return checked(read_body(response, call.most_bytes, took))
 
     @contextmanager
     def stream(self, path: str, *, headers: Mapping[str, str], idle: float) -> Iterator[httpx2.Response]:
@@ -275,9 +281,11 @@ class Transport(_Rules):
         call = Call("GET", path)
         self._begin(call)
         timeout = self._stream_timeout(idle)
-        with self._answer(call, headers=dict(headers), timeout=timeout) as response:
-            if response.status_code >= 400:
-                response = read_body(response, call.most_bytes)
+        with ExitStack() as stack:
+            with bounding(Limit(self.timeout)):
+                response = stack.enter_context(self._answer(call, headers=dict(headers), timeout=timeout))
+                if response.status_code >= 400:
+                    response = read_body(response, call.most_bytes)
             yield checked(response)
 
 
@@ -341,13 +349,28 @@ class AsyncTransport(_Rules):
                 raise no_connection(self.url, call.method, call.path, error) from error
             yield response
 
-    async def _once(self, call: Call, limit: asyncio.Timeout) -> httpx2.Response:
+    async def _once(self, call: Call, of_call: asyncio.Timeout) -> httpx2.Response:
+        if call.seconds is not None:
+            return await self._within(call, of_call)
+        try:
+            async with asyncio.timeout(self.timeout) as of_attempt:
+                return await self._within(call, of_attempt)
+        except TimeoutError as error:
+            raise httpx2.ReadTimeout("no whole answer within its time") from error
+
+    async def _within(self, call: Call, limit: asyncio.Timeout) -> httpx2.Response:
+        def extend(seconds: float) -> None:
+            if seconds and (end := limit.when()) is not None and not limit.expired():
+                limit.reschedule(end + seconds)
+
+        def took(size: int) -> None:
+            extend(size / LEAST_BYTES_A_SECOND if call.seconds is None else 0.0)
+
         began = time.monotonic()
         try:
             async with self._answer(call, **self._of_request(call)) as response:
-                if (end := limit.when()) is not None:
-                    limit.reschedule(end + call.more_seconds(response))
-                return checked(await read_body_async(response, call.most_bytes))
+                extend(self.timeout if call.seconds is None else call.more_seconds(response))
+                return checked(await read_body_async(response, call.most_bytes, took))
         except httpx2.ConnectTimeout as error:
             if time.monotonic() - began > _HELD_UP * self.connect_seconds:
                 raise _HeldUp(str(error), request=error.request) from error
@@ -359,20 +382,13 @@ class AsyncTransport(_Rules):
         call = Call("GET", path)
         self._begin(call)
         timeout = self._stream_timeout(idle)
-        async with self._answer(call, headers=dict(headers), timeout=timeout) as response:
-            if response.status_code >= 400:
-                response = await read_body_async(response, call.most_bytes)
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self.timeout):
+                    answer = self._answer(call, headers=dict(headers), timeout=timeout)
+                    response = await stack.enter_async_context(answer)
+                    if response.status_code >= 400:
+                        response = await read_body_async(response, call.most_bytes)
+            except TimeoutError as error:
+                raise httpx2.ReadTimeout("no answer within its time") from error
             yield checked(response)
-
-
-def may_repeat(error: httpx2.TransportError, repeatable: bool) -> bool:
-    """Whether sending again after `error` is safe, and can help."""
-    if isinstance(error, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError | httpx2.ProxyError):
-        return False
-    return repeatable or isinstance(error, _NOT_SENT)
-
-
-def delay(attempt: int) -> float:
-    """Seconds before the attempt after `attempt`: doubling; jittered, so that many clients do not come back at once."""
-    longest = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** (attempt - 1))
-    return longest * random.uniform(0.5, 1.0)

@@ -33,8 +33,8 @@ from cukiln import (
 from cukiln.client import Client
 from cukiln.operations import record_memory
 from cukiln.operations.lookups import LARGEST_LOOKUP
+from cukiln.retries import delay
 from cukiln.settings import DEFAULT_URL, ClientSettings
-from cukiln.transport import delay
 from tests.support.fixtures.client import ScriptedService, closed_port, job_json, problem_json, record_json
 
 BY_ID: dict[str, Callable[[Client, str], object]] = {
