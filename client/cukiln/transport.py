@@ -27,6 +27,7 @@ from cukiln.forks import renew_after_fork
 from cukiln.limit import Limit, within
 from cukiln.refused import checked
 from cukiln.retries import delay, may_repeat
+from cukiln.seconds import check_seconds
 
 CONNECT_SECONDS, LOOKUP_SECONDS, CALL_SECONDS = 0.2, 1.0, 30.0
 ATTEMPTS, _QUICK_ATTEMPTS = 5, 2
@@ -92,6 +93,9 @@ class _Rules:
     ) -> None:
         if attempts < 1:
             raise UsageError(f"attempts is {attempts}; at least 1 is needed, which counts the first try")
+        check_seconds("timeout", timeout)
+        check_seconds("connect_seconds", connect_seconds)
+        check_seconds("patience", patience, waited=False)
         parsed = parse_url(url)
         headers = {"Accept": "application/json"}
         if api_key is not None:

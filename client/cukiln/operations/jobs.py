@@ -13,6 +13,7 @@ from cukiln.gpu import local_target
 from cukiln.job_request import encode
 from cukiln.operations.answers import json_object, parse
 from cukiln.operations.steps import Follow, Listing, Operation, Pause, job_path, once
+from cukiln.seconds import check_seconds
 from cukiln.transport import Call
 from cukiln.types import (
     ENDED,
@@ -74,6 +75,8 @@ class JobOperations:
             "ptx": ptx,
         }
         request = {name: value for name, value in options.items() if value is not None}
+        if timeout is not None:
+            check_seconds("timeout", timeout, waited=False)
         job = yield from self._submit({**request, "problems": [dict(problem) for problem in problems]})
         return (yield from self._wait(job, progress=progress, timeout=timeout)) if wait else job
 
@@ -144,6 +147,8 @@ class JobOperations:
     ) -> Operation[Job]:
         """Wait until the job has ended. `progress` is called with the counts whenever they change. Raises
         `WaitTimeout` after `timeout` seconds."""
+        if timeout is not None:
+            check_seconds("timeout", timeout, waited=False)
         deadline = None if timeout is None else time.monotonic() + timeout
         current = job if isinstance(job, Job) else (yield from self._job(job))
         last: Progress | None = None

@@ -1,6 +1,7 @@
 """Lookups: the winners of problems, from memory, the disk or the service."""
 
 import hashlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -192,7 +193,7 @@ class LookupOperations(ClientState):
         answers: dict[str, LookedUp] = {}
         for shared, part in _requests(prepared):
             body = encode({**shared, **missed.fields, "problems": [dict(one.problem) for one in part]})
-            seconds = self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS)
+            seconds = min(self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS), threading.TIMEOUT_MAX)
             read = partial(_results if patient else _results_of_each, asked=part)
             try:
                 most = largest_lookup(len(part))

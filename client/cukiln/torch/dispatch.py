@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, Unpack
 
 import torch
 
+from cukiln.seconds import check_seconds
 from cukiln.torch.find_kernels import Entry, Finder, Load, load_entry
 from cukiln.torch.options import Options, OptionsGiven
 from cukiln.torch.plan import Plan
@@ -177,6 +178,8 @@ def using(**options: Unpack[OptionsGiven]) -> Iterator[None]:
 def settle(seconds: float | None = None) -> bool:
     """Wait until every kernel that calls have asked for is there, or known to be missing; False where `seconds` were
     over before. Call it after a first run, before a CUDA graph is captured or something is timed."""
+    if seconds is not None:
+        check_seconds("seconds", seconds)
     return _CURRENT.dispatcher.settle(seconds)
 
 
