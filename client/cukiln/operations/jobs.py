@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from cukiln.errors import BadRequest, WaitTimeout
 from cukiln.events import Event
 from cukiln.gpu import local_target
-from cukiln.job_request import encode
+from cukiln.job_request import check_problems, encode
 from cukiln.operations.answers import json_object, parse
 from cukiln.operations.steps import Follow, Listing, Operation, Pause, job_path, once
 from cukiln.seconds import check_seconds
@@ -77,7 +77,7 @@ class JobOperations:
         request = {name: value for name, value in options.items() if value is not None}
         if timeout is not None:
             check_seconds("timeout", timeout, waited=False)
-        job = yield from self._submit({**request, "problems": [dict(problem) for problem in problems]})
+        job = yield from self._submit({**request, "problems": [dict(problem) for problem in check_problems(problems)]})
         return (yield from self._wait(job, progress=progress, timeout=timeout)) if wait else job
 
     def _submit(self, request: Mapping[str, Any]) -> Operation[Job]:
