@@ -31,22 +31,24 @@ def largest_lookup(problems: int) -> int:
     return min(MIB + problems * _OF_PROBLEM, _LARGEST_LOOKUP)
 
 
-def read_body(response: httpx2.Response, most: int, is_late: Callable[[], bool] = lambda: False) -> httpx2.Response:
-    """The answer with its body. Raises `UnexpectedAnswer` where that is larger than `most` bytes, and
-    `httpx2.ReadTimeout` where `is_late` before all of it was there."""
+def read_body(response: httpx2.Response, most: int, took: Callable[[int], None] = lambda size: None) -> httpx2.Response:
+    """The answer with its body. `took` is called with the size of each piece. Raises `UnexpectedAnswer` where the body
+    is larger than `most` bytes."""
     body = _Body(response, most)
     for piece in response.iter_bytes():
         body.take(piece)
-        if is_late():
-            raise httpx2.ReadTimeout("no answer within its time")
+        took(len(piece))
     return body.response()
 
 
-async def read_body_async(response: httpx2.Response, most: int) -> httpx2.Response:
+async def read_body_async(
+    response: httpx2.Response, most: int, took: Callable[[int], None] = lambda size: None
+) -> httpx2.Response:
     """`read_body`, awaited."""
     body = _Body(response, most)
     async for piece in response.aiter_bytes():
         body.take(piece)
+        took(len(piece))
     return body.response()
 
 

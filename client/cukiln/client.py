@@ -85,10 +85,11 @@ class Client(JobOperations, ServiceOperations, FileOperations, LookupOperations)
     that the service ever answered come from the cache in `cache_dir`, shared by all processes of a user, and are asked
     for again after `fresh_seconds`, in the background. `offline`: nothing is sent.
 
-    `timeout`: seconds without a byte that any other request may take, not a job; `attempts`: how often one that may be
-    repeated is tried. `transport`: one that was made by the caller, in place of `url` and these. A client may be shared
-    between threads. Every method raises `ServiceError` and its subclasses; `lookup` of them what the service refuses
-    alone (`BadRequest`, `NotAuthorised`, `NotFound`).
+    `timeout`: seconds that any other request, not a job, may take until its answer begins, and as many for the answer,
+    with one more for each 10,000 bytes of it; `attempts`: how often one that may be repeated is tried. `transport`: one
+    that was made by the caller, in place of `url` and these. A client may be shared between threads. Every method
+    raises `ServiceError` and its subclasses; `lookup` of them what the service refuses alone (`BadRequest`,
+    `NotAuthorised`, `NotFound`).
     """
 
     _transport: Transport
@@ -187,7 +188,11 @@ class Client(JobOperations, ServiceOperations, FileOperations, LookupOperations)
     def _revalidate(self, stale: Sequence[Prepared], missed: OnMissTerms) -> None:
         if new := self._claim(stale):
             ask = self._asked_again(new, missed)
-            threading.Thread(target=self._run_behind, args=[ask], name="cukiln-revalidate", daemon=True).start()
+            thread = threading.Thread(target=self._run_behind, args=[ask], name="cukiln-revalidate", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # of a machine that has no more of them: the next lookup asks
+                self._memory.release(prepared.digest for prepared in new)
 
     def _run_behind(self, operation: Operation[None]) -> None:
         try:

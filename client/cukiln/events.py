@@ -10,7 +10,8 @@ import httpx2
 
 from cukiln.bodies import LARGEST_EVENT
 from cukiln.errors import ServiceBusy, UnexpectedAnswer
-from cukiln.transport import AsyncTransport, Transport, delay
+from cukiln.retries import delay
+from cukiln.transport import AsyncTransport, Transport
 
 # The service sends a comment every 15 s at the latest; three missed ones mean that the connection is dead.
 _IDLE_SECONDS = 45.0

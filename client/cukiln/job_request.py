@@ -1,11 +1,13 @@
 """What is sent: a job request or a lookup, as bytes."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from cukiln.errors import UsageError
+
+EXPECTED_PROBLEM = 'expected an object such as {"operator": "matmul", "m": 512, "n": 512, "k": 512}'
 
 
 def encode(body: Mapping[str, Any]) -> bytes:
@@ -16,6 +18,19 @@ def encode(body: Mapping[str, Any]) -> bytes:
         raise UsageError(
             f"the request cannot be written as JSON: {error}; use numbers, strings, lists and dicts"
         ) from error
+
+
+def check_problems(problems: Iterable[Any], prepared: type | None = None) -> list[Any]:
+    """The problems of a call, objects each, or `prepared`. Raises `UsageError`."""
+    if type(problems) is not list:  # what is usual is told in a tenth of the time
+        if isinstance(problems, Mapping | str):
+            raise UsageError("problems is one problem, or none; expected a list of them: [problem]")
+        problems = list(problems)
+    for problem in problems:
+        if type(problem) is not prepared and type(problem) is not dict and not isinstance(problem, Mapping):
+            place = next(place for place, other in enumerate(problems) if other is problem)
+            raise UsageError(f"problems[{place}] is {problem!r:.100}; {EXPECTED_PROBLEM}")
+    return problems
 
 
 def read_request(path: str, target: str | None = None) -> dict[str, Any]:

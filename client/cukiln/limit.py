@@ -26,7 +26,8 @@ class Limit:
 
 def within(limit: Limit, function: Callable[[], _T]) -> _T:
     """Of a function that may be late, such as a name that is resolved or an answer that comes byte by byte: its result,
-    within the limit. Raises `httpx2.ReadTimeout`; the thread then ends by itself, with what it waits for."""
+    within the limit. Raises `httpx2.ReadTimeout`, or `ConnectError` without a thread. Where its reads keep to the limit
+    (`cukiln.bounded_network`), it then ends, and its thread with it."""
     outcome: list[_T | BaseException] = []
     done = threading.Event()
 
@@ -37,7 +38,10 @@ def within(limit: Limit, function: Callable[[], _T]) -> _T:
             outcome.append(error)
         done.set()
 
-    threading.Thread(target=run, name="cukiln-call", daemon=True).start()
+    try:
+        threading.Thread(target=run, name="cukiln-call", daemon=True).start()
+    except RuntimeError as error:  # of a machine that has no more of them
+        raise httpx2.ConnectError(str(error)) from error
     while not done.wait(limit.left):
         if limit.left == 0.0:
             raise httpx2.ReadTimeout(f"no answer within {limit.seconds:g} s")

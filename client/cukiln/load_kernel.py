@@ -21,6 +21,8 @@ from cukiln.gpu import local_target
 from cukiln.json_file import read_json_object
 from cukiln.local_cache import LocalCache, verify
 from cukiln.lock import Lock
+from cukiln.private_copies import COPIES
+from cukiln.pytorch_tensors import check_values, have_no_memory
 from cukiln.settings import ClientSettings
 from cukiln.types import FrontEntry, WinnerRecord
 from cukiln.workspace_pool import POOL, of_cpu
@@ -89,9 +91,10 @@ class Kernel:
         but the shape. `stream`: a raw CUDA stream handle; default: PyTorch's or CuPy's current stream for their
         tensors, else the default stream. A kernel of target `cpu` takes CPU tensors, has no stream, and returns when it
         is done.
-        Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices, `UsageError` for
-        tensors without memory, and `DeviceError`.
+        Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices and for negated views
+        of PyTorch, `UsageError` for tensors without memory, and `DeviceError`.
         """
+        check_values(tensors)
         numbers = self._numbers(attributes, scalars)
         run, more = (self._run, ()) if transformed is None else (self.function("run_transformed"), (transformed,))
         like = tensors[0] if tensors else None
@@ -108,7 +111,7 @@ class Kernel:
             with _lent(tensors, stream, needed, like) as address, self._loading(like), _on_stream(tensors, stream):
                 run(*tensors, address, *more, *numbers)
         except (RuntimeError, ValueError) as error:
-            if _have_no_memory(tensors):
+            if have_no_memory(tensors):
                 raise UsageError(
                     "the tensors have no memory: they are of the meta device, or of a trace of torch.compile, whose "
                     "way to kernels is cukiln.torch"
@@ -133,8 +136,8 @@ class Kernel:
         self, *, attributes: tuple[int, ...] | None = None, scalars: tuple[float, ...] | None = None
     ) -> Callable[..., None]:
         """The library's own entry with these numbers, for callers to whom microseconds matter: it takes the tensors of
-        a call, and behind them the address of a workspace where `workspace_bytes` of them is not 0. What goes wrong on
-        the device is a `RuntimeError`."""
+        a call, none of them a negated view, and behind them the address of a workspace where `workspace_bytes` of them
+        is not 0. What goes wrong on the device is a `RuntimeError`."""
         numbers, run = self._numbers(attributes, scalars), self._run
         if not numbers:
             entry: Callable[..., None] = run
@@ -156,6 +159,7 @@ class Kernel:
         to `transformed`, a GPU tensor of `transformed_bytes` bytes or its address, for any number of calls; returns
         when it is queued. `tensors`: as of a call; the others are not read. Raises what a call does, and
         `UsageError`."""
+        check_values(tensors)
         transform, numbers = self.function("transform"), self._numbers(attributes, None)
         like = tensors[0] if tensors else None
         stream = _cupys_stream(like) if stream is None else stream
@@ -204,16 +208,6 @@ class _Unordered:
 
     def __dlpack_device__(self) -> Any:
         return self._tensor.__dlpack_device__()
-
-
-def _have_no_memory(tensors: tuple[Any, ...]) -> bool:
-    """Whether some are PyTorch's, with shapes and dtypes alone."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return False
-    from torch._subclasses.fake_tensor import FakeTensor
-
-    return any(isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False) for tensor in tensors)
 
 
 def _own_tensor(tensor: Any) -> Any:
@@ -290,7 +284,8 @@ def load(
     file; or a library's bytes. `sha256` is needed for bytes, and for a file that is not named after its digest.
     `locked`: refuse all but what a lock file pins (True: `CUKILN_LOCK`, else `cukiln.lock`;
     or its path); then `source` may be a problem, too, whose record is in the file.
-    No GPU is needed to load; `Kernel.prepare` is what needs one.
+    A cache that cannot be written is a warning; the library is then loaded from a temporary folder of this process. No
+    GPU is needed to load; `Kernel.prepare` is what needs one.
     Raises `DigestMismatch` before anything of the library runs, `NotLocked`, `NotLoadable`, `UsageError`.
     """
     cache = _cache(client, cache_dir)
@@ -324,8 +319,8 @@ def load(
         lock.check_library(sha256)
     data = source if isinstance(source, bytes) else _fetched(sha256, client, cache) if path is None else _read(path)
     verify(data, sha256, f"the library {source}" if isinstance(source, str | Path) else "the library")
-    # Loaded from the cache folder only: the file there is the one whose bytes were checked.
-    return _open(cache.put(sha256, data), entry)
+    # Loaded from a folder of this user only: the file there is the one whose bytes were checked.
+    return _open(cache.keep(sha256, data) or COPIES.put(sha256, data), entry)
 
 
 def read_record(folder: Path) -> WinnerRecord:

@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from math import inf
 from pathlib import Path
 from stat import S_IMODE, S_ISREG, S_IWGRP, S_IWOTH
 
@@ -33,6 +34,7 @@ RECORD = "record"
 # A file in use is newer than this, so no other process removes it between the check and the load.
 _KEPT_SECONDS = 600.0
 _TOUCHED_SECONDS = 300.0  # a use is noted as often as this
+_CLOCKS_DIFFER = 60.0  # seconds, of machines that share a folder
 _PRUNE_EVERY = 64  # files written by this process
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _ROOMS = "blobs", "answers"
@@ -135,9 +137,8 @@ class LocalCache:
             whys = [why for folder, found in stats if found is not None and (why := _why_not_own(folder, found))]
             self._refusal = whys[0] if whys else None
             self._is_checked = bool(whys) or all(found is not None for _, found in stats)
-            if whys and whys[0] not in _SAID:
-                _SAID.add(whys[0])
-                LOG.warning("%s", whys[0])
+            if whys:
+                _say_once(whys[0])
         return self._refusal
 
     def path(self, digest: str, kind: str = "so") -> Path:
@@ -170,6 +171,14 @@ class LocalCache:
                 ) from error
             self._note_write()
         return path
+
+    def keep(self, digest: str, data: bytes, kind: str = "so") -> Path | None:
+        """As `put`, but None where the folder cannot be written or is not used, which is said once."""
+        try:
+            return self.put(digest, data, kind)
+        except UsageError as error:
+            _say_once(str(error))
+            return None
 
     def answer(self, request: str) -> CachedAnswer | None:
         """What is kept of the answer to the request with this digest."""
@@ -227,12 +236,11 @@ class LocalCache:
         """Remove what was not used for the longest time, until at most `most_bytes` (default: the cache's own limit)
         are left; nothing that was used within `unused_seconds`. Returns what was removed."""
         limit = self.most_bytes if most_bytes is None else most_bytes
-        files = sorted(self._files(), key=lambda file: file[1].st_mtime)
-        left = sum(stat.st_size for _, stat in files)
-        newest = time.time() - unused_seconds
+        files = sorted((_unused_seconds(stat), path, stat) for path, stat in self._files())
+        left = sum(stat.st_size for _, _, stat in files)
         removed = Usage()
-        for path, stat in files:
-            if left <= limit or stat.st_mtime > newest:
+        for age, path, stat in reversed(files):
+            if left <= limit or age < unused_seconds:
                 break
             try:
                 path.unlink()
@@ -262,7 +270,7 @@ class LocalCache:
                 try:
                     if _DIGEST.fullmatch(entry.name.partition(".")[0]):
                         yield Path(entry.path), entry.stat(follow_symlinks=False)
-                    elif time.time() - entry.stat().st_mtime > _KEPT_SECONDS:
+                    elif _unused_seconds(entry.stat()) > _KEPT_SECONDS:
                         Path(entry.path).unlink(missing_ok=True)  # left by a process that was killed
                 except OSError:
                     continue
@@ -272,6 +280,18 @@ class LocalCache:
         if self._written % _PRUNE_EVERY == 0:
             self.prune()
         self._written += 1
+
+
+def _unused_seconds(stat: os.stat_result) -> float:
+    """Of a file of the future, without an end: its clock stood ahead, and nothing says when it was used."""
+    age = time.time() - stat.st_mtime
+    return age if age > -_CLOCKS_DIFFER else inf
+
+
+def _say_once(warning: str) -> None:
+    if warning not in _SAID:
+        _SAID.add(warning)
+        LOG.warning("%s", warning)
 
 
 def _stat(path: Path) -> os.stat_result | None:
@@ -323,7 +343,7 @@ def _read(path: str | Path) -> bytes | None:
         return None
     finally:
         os.close(file)
-    if time.time() - status.st_mtime > _TOUCHED_SECONDS:
+    if _unused_seconds(status) > _TOUCHED_SECONDS:
         with contextlib.suppress(OSError):  # of another user
             os.utime(path)
     return data

@@ -19,6 +19,7 @@ from cukiln.job_request import encode
 from cukiln.json_file import read_json_object
 from cukiln.local_cache import verify, write_atomically
 from cukiln.operations.record_memory import record_bytes
+from cukiln.settings import own_path
 from cukiln.types import FrontEntry, WinnerRecord
 
 LOCK_FILE = "cukiln.lock"  # in the current folder, unless CUKILN_LOCK names another
@@ -46,7 +47,7 @@ class Lock:
     def read(cls, path: Path | str | None = None) -> "Lock":
         """The file at `path`, else at `CUKILN_LOCK`, else `cukiln.lock` in the current folder. Raises `UsageError`
         where there is none, `DigestMismatch` for a record that was changed."""
-        file = Path(path or os.environ.get("CUKILN_LOCK") or LOCK_FILE)
+        file = Path(path) if path else own_path(os.environ.get("CUKILN_LOCK") or LOCK_FILE)
         read = read_json_object(file, "lock file", "`cukiln lock` writes one")
         if read.get("version") != VERSION:
             raise UsageError(

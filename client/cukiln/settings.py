@@ -54,10 +54,20 @@ class ClientSettings:
             url=named["url"] or DEFAULT_URL,
             url_from="CUKILN_URL" if values.get("CUKILN_URL") else of_file,
             api_key=named["api_key"] or None,
-            cache_dir=Path(named["cache"]) if named["cache"] else _home(values, "XDG_CACHE_HOME", ".cache") / "cukiln",
+            cache_dir=own_path(named["cache"])
+            if named["cache"]
+            else _home(values, "XDG_CACHE_HOME", ".cache") / "cukiln",
             cache_bytes=_bytes(named["cache_bytes"]),
             offline=_flag(named["offline"]),
         )
+
+
+def own_path(text: str) -> Path:
+    """`~` is the home folder: no shell expands it in a file, nor in a unit of systemd. Raises `UsageError`."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise UsageError(f"{text!r} names no folder ({error}): set HOME, or name the whole path") from error
 
 
 def _home(values: Mapping[str, str], variable: str, default: str) -> Path:
@@ -73,7 +83,7 @@ def _home(values: Mapping[str, str], variable: str, default: str) -> Path:
 
 def _config_file(values: Mapping[str, str]) -> Path:
     named = values.get("CUKILN_CONFIG")
-    return Path(named) if named else _home(values, "XDG_CONFIG_HOME", ".config") / "cukiln" / "config.toml"
+    return own_path(named) if named else _home(values, "XDG_CONFIG_HOME", ".config") / "cukiln" / "config.toml"
 
 
 def _read_config(path: Path, *, is_named: bool) -> dict[str, Any]:

@@ -5,13 +5,12 @@
 """
 
 import asyncio
-import random
 import ssl
 import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,21 +18,22 @@ from typing import Any
 import httpx2
 from tenacity import AsyncRetrying, RetryCallState, Retrying
 
+from cukiln.addresses import UNUSABLE, no_connection, parse_url
 from cukiln.bodies import LARGEST_ANSWER, read_body, read_body_async
+from cukiln.bounded_network import bound_network, bounding
 from cukiln.breaker import Breaker
 from cukiln.errors import ProblemError, ServiceBusy, ServiceError, ServiceFailed, ServiceUnreachable, UsageError
 from cukiln.forks import renew_after_fork
 from cukiln.limit import Limit, within
 from cukiln.refused import checked
+from cukiln.retries import delay, may_repeat
+from cukiln.seconds import check_seconds
 
 CONNECT_SECONDS, LOOKUP_SECONDS, CALL_SECONDS = 0.2, 1.0, 30.0
 ATTEMPTS, _QUICK_ATTEMPTS = 5, 2
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-_FIRST_DELAY, _LONGEST_DELAY = 0.1, 5.0  # seconds
-
-# The request never left this machine, so it is safe to send again.
-_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+LEAST_BYTES_A_SECOND = 10_000.0  # of the body of an answer that has no budget
 
 
 class _HeldUp(httpx2.ConnectTimeout):
@@ -73,10 +73,11 @@ class Call:
 
 
 class _Rules:
-    """What both transports share. `timeout`: seconds without a byte, of a call that has no budget of its own;
-    `connect_seconds`: to connect, of a call that has one; `attempts` counts the first try; `patience` is the longest
-    time in seconds that one wait for the service may take: a longer Retry-After is left to the caller. `offline`:
-    nothing is sent, every call raises `ServiceUnreachable`."""
+    """What both transports share. `timeout`: seconds until the answer begins, of a call that has no budget of its own,
+    and as many for its body, with one more for each 10,000 bytes; `connect_seconds`: to connect, of a call that has
+    one; `attempts` counts the first try; `patience` is the longest time in seconds that one wait for the service may
+    take: a longer Retry-After is left to the caller. `offline`: nothing is sent, every call raises
+    `ServiceUnreachable`."""
 
     def __init__(
         self,
@@ -92,7 +93,10 @@ class _Rules:
     ) -> None:
         if attempts < 1:
             raise UsageError(f"attempts is {attempts}; at least 1 is needed, which counts the first try")
-        parsed = _parse_url(url)
+        check_seconds("timeout", timeout)
+        check_seconds("connect_seconds", connect_seconds)
+        check_seconds("patience", patience, waited=False)
+        parsed = parse_url(url)
         headers = {"Accept": "application/json"}
         if api_key is not None:
             if not api_key.isascii() or not api_key.isprintable():
@@ -148,11 +152,11 @@ class _Rules:
             self.breaker.failed()
 
     def _of_request(self, call: Call) -> dict[str, Any]:
-        """The arguments of httpx2's `request`."""
+        """The arguments of httpx2's `stream`, beside the call's method and path."""
         sent = dict(call.headers)
         if call.content is not None:
             sent["Content-Type"] = "application/json"
-        options: dict[str, Any] = {"method": call.method, "url": call.path, "content": call.content, "headers": sent}
+        options: dict[str, Any] = {"content": call.content, "headers": sent}
         if call.seconds is not None:
             options["timeout"] = httpx2.Timeout(call.seconds, connect=min(self.connect_seconds, call.seconds))
         return options
@@ -210,6 +214,7 @@ class Transport(_Rules):
         with self._lock:
             if self._client is None:
                 self._client = httpx2.Client(**self._options)
+                bound_network(self._client)
             return self._client
 
     def close(self) -> None:
@@ -248,12 +253,28 @@ class Transport(_Rules):
         response: httpx2.Response = Retrying(sleep=self.sleep, **self._policy(call))(self._once, call, limit)
         return response
 
-    def _once(self, call: Call, limit: Limit | None) -> httpx2.Response:
-        with self._connected().stream(**self._of_request(call)) as response:
-            if limit is not None:
-                limit.extend(call.more_seconds(response))
-            # Where it is late, nothing waits for it any more.
-            return checked(read_body(response, call.most_bytes, lambda: limit is not None and limit.left == 0.0))
+    @contextmanager
+    def _answer(self, call: Call, **options: Any) -> Iterator[httpx2.Response]:
+        """An answer that has begun. Raises `ServiceUnreachable` where no connection can be made, now or later."""
+        with ExitStack() as stack:
+            try:
+                response = stack.enter_context(self._connected().stream(call.method, call.path, **options))
+            except UNUSABLE as error:
+                raise no_connection(self.url, call.method, call.path, error) from error
+            yield response
+
+    def _once(self, call: Call, of_call: Limit | None) -> httpx2.Response:
+        limit = of_call or Limit(self.timeout)  # without a budget: of this attempt, to the first byte of the body
+
+        def took(size: int) -> None:
+            if of_call is None:
+                limit.extend(size / LEAST_BYTES_A_SECOND)
+            elif limit.left == 0.0:  # nothing waits for it any more
+                raise httpx2.ReadTimeout("no answer within its time")
+
+        with bounding(limit), self._answer(call, **self._of_request(call)) as response:
+            limit.extend(self.timeout if of_call is None else call.more_seconds(response))
+            return checked(read_body(response, call.most_bytes, took))
 
     @contextmanager
     def stream(self, path: str, *, headers: Mapping[str, str], idle: float) -> Iterator[httpx2.Response]:
@@ -264,9 +285,11 @@ class Transport(_Rules):
         call = Call("GET", path)
         self._begin(call)
         timeout = self._stream_timeout(idle)
-        with self._connected().stream("GET", path, headers=dict(headers), timeout=timeout) as response:
-            if response.status_code >= 400:
-                response = read_body(response, call.most_bytes)
+        with ExitStack() as stack:
+            with bounding(Limit(self.timeout)):
+                response = stack.enter_context(self._answer(call, headers=dict(headers), timeout=timeout))
+                if response.status_code >= 400:
+                    response = read_body(response, call.most_bytes)
             yield checked(response)
 
 
@@ -319,13 +342,39 @@ class AsyncTransport(_Rules):
         self._end(call, None)
         return result
 
-    async def _once(self, call: Call, limit: asyncio.Timeout) -> httpx2.Response:
+    @asynccontextmanager
+    async def _answer(self, call: Call, **options: Any) -> AsyncIterator[httpx2.Response]:
+        """As that of `Transport`."""
+        async with AsyncExitStack() as stack:
+            try:
+                answer = self._connected().stream(call.method, call.path, **options)
+                response = await stack.enter_async_context(answer)
+            except UNUSABLE as error:
+                raise no_connection(self.url, call.method, call.path, error) from error
+            yield response
+
+    async def _once(self, call: Call, of_call: asyncio.Timeout) -> httpx2.Response:
+        if call.seconds is not None:
+            return await self._within(call, of_call)
+        try:
+            async with asyncio.timeout(self.timeout) as of_attempt:
+                return await self._within(call, of_attempt)
+        except TimeoutError as error:
+            raise httpx2.ReadTimeout("no whole answer within its time") from error
+
+    async def _within(self, call: Call, limit: asyncio.Timeout) -> httpx2.Response:
+        def extend(seconds: float) -> None:
+            if seconds and (end := limit.when()) is not None and not limit.expired():
+                limit.reschedule(end + seconds)
+
+        def took(size: int) -> None:
+            extend(size / LEAST_BYTES_A_SECOND if call.seconds is None else 0.0)
+
         began = time.monotonic()
         try:
-            async with self._connected().stream(**self._of_request(call)) as response:
-                if (end := limit.when()) is not None:
-                    limit.reschedule(end + call.more_seconds(response))
-                return checked(await read_body_async(response, call.most_bytes))
+            async with self._answer(call, **self._of_request(call)) as response:
+                extend(self.timeout if call.seconds is None else call.more_seconds(response))
+                return checked(await read_body_async(response, call.most_bytes, took))
         except httpx2.ConnectTimeout as error:
             if time.monotonic() - began > _HELD_UP * self.connect_seconds:
                 raise _HeldUp(str(error), request=error.request) from error
@@ -337,34 +386,13 @@ class AsyncTransport(_Rules):
         call = Call("GET", path)
         self._begin(call)
         timeout = self._stream_timeout(idle)
-        async with self._connected().stream("GET", path, headers=dict(headers), timeout=timeout) as response:
-            if response.status_code >= 400:
-                response = await read_body_async(response, call.most_bytes)
+        async with AsyncExitStack() as stack:
+            try:
+                async with asyncio.timeout(self.timeout):
+                    answer = self._answer(call, headers=dict(headers), timeout=timeout)
+                    response = await stack.enter_async_context(answer)
+                    if response.status_code >= 400:
+                        response = await read_body_async(response, call.most_bytes)
+            except TimeoutError as error:
+                raise httpx2.ReadTimeout("no answer within its time") from error
             yield checked(response)
-
-
-def _parse_url(url: str) -> httpx2.URL:
-    try:
-        parsed = httpx2.URL(url)
-    except httpx2.InvalidURL as error:
-        raise UsageError(
-            f"the service address {url!r} (--url, CUKILN_URL) is not a URL ({error}); expected http://host:port"
-        ) from error
-    if parsed.scheme not in ("http", "https") or not parsed.host:
-        raise UsageError(
-            f"the service address {url!r} (--url, CUKILN_URL) is not an http or https URL; expected http://host:port"
-        )
-    return parsed
-
-
-def may_repeat(error: httpx2.TransportError, repeatable: bool) -> bool:
-    """Whether sending again after `error` is safe, and can help."""
-    if isinstance(error, httpx2.UnsupportedProtocol | httpx2.LocalProtocolError | httpx2.ProxyError):
-        return False
-    return repeatable or isinstance(error, _NOT_SENT)
-
-
-def delay(attempt: int) -> float:
-    """Seconds before the attempt after `attempt`: doubling; jittered, so that many clients do not come back at once."""
-    longest = min(_LONGEST_DELAY, _FIRST_DELAY * 2.0 ** (attempt - 1))
-    return longest * random.uniform(0.5, 1.0)

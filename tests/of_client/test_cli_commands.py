@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -486,3 +488,31 @@ def test_an_empty_argument_is_refused_by_its_name(
     assert code == 2
     assert f"Invalid value for '{name}': it is empty" in err
     assert not scripted.seen
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["fetch", "e28f", "--out", "out"], "'e28f' is neither a file nor a key: give 64 hexadecimal digits, or"),
+        (["profile", "d92468d"], "'d92468d' is neither a file nor a job: give 32 lower-case hexadecimal digits, or"),
+    ],
+)
+def test_too_few_digits_are_answered_with_how_many_are_enough(
+    cukiln: Run, scripted: ScriptedService, arguments: list[str], words: str
+) -> None:
+    code, _, err = cukiln(*arguments, "--url", scripted.url)
+    assert code == 2 and words in err and not scripted.seen
+
+
+@pytest.mark.parametrize("command", ["lookup", "lock"])
+def test_a_problem_of_a_file_that_is_none_is_named(cukiln: Run, scripted: ScriptedService, command: str) -> None:
+    Path("request.json").write_text('{"target": "cpu", "problems": [{"operator": "matmul"}, 1]}')
+    code, _, err = cukiln(command, "request.json", "--url", scripted.url)
+    assert code == 2 and "problems[1] is 1; expected an object such as" in err and not scripted.seen
+
+
+def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "cukiln", "cache", "ls"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (1, "cukiln: the output cannot be written: No space left on device\n")

@@ -31,10 +31,11 @@ from cukiln import (
     shared_client,
 )
 from cukiln.client import Client
+from cukiln.lock import Lock
 from cukiln.operations import record_memory
 from cukiln.operations.lookups import LARGEST_LOOKUP
+from cukiln.retries import delay
 from cukiln.settings import DEFAULT_URL, ClientSettings
-from cukiln.transport import delay
 from tests.support.fixtures.client import ScriptedService, closed_port, job_json, problem_json, record_json
 
 BY_ID: dict[str, Callable[[Client, str], object]] = {
@@ -424,3 +425,44 @@ def test_a_shared_client_that_is_dropped_closes_its_connections_once_nobody_has_
     gc.collect()  # it is part of a cycle
     assert connections is not None and connections.is_closed
     held.operators()
+
+
+NO_PROBLEMS: dict[str, Callable[[Client, Any], object]] = {
+    "lookup": lambda client, problems: client.lookup(problems),
+    "lookup_fields": lambda client, problems: client.lookup_fields(problems, ["key"]),
+    "tune": lambda client, problems: client.tune(problems),
+}
+
+
+@pytest.mark.parametrize(
+    ("problems", "message"),
+    [
+        (MATMUL, r"problems is one problem, or none; expected a list of them"),
+        ("matmul", r"problems is one problem, or none; expected a list of them"),
+        ([MATMUL, 1], r"problems\[1\] is 1; expected an object such as"),
+        ([["operator", "matmul"]], r"problems\[0\] is \['operator', 'matmul'\]; expected an object such as"),
+    ],
+)
+@pytest.mark.parametrize("call", NO_PROBLEMS.values(), ids=NO_PROBLEMS)
+def test_what_is_no_list_of_problems_is_refused_before_it_is_sent(
+    call: Callable[[Client, Any], object], problems: Any, message: str, scripted: ScriptedService, client_of: Clients
+) -> None:
+    client = client_of(scripted.url)
+    with pytest.raises(UsageError, match=message):
+        call(client, problems)
+    with pytest.raises(UsageError, match="is 1; expected an object"):
+        client.prepare(1)  # type: ignore[arg-type]
+    assert not scripted.seen
+
+
+def test_a_tilde_of_a_setting_is_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "config.toml").write_text('cache = "~/kept"\n')
+    of_file = ClientSettings.from_environment({"CUKILN_CONFIG": "~/config.toml"})
+    of_variable = ClientSettings.from_environment({"CUKILN_CONFIG": "~/config.toml", "CUKILN_CACHE": "~/ck"})
+    assert (of_file.cache_dir, of_variable.cache_dir) == (tmp_path / "kept", tmp_path / "ck")
+    monkeypatch.setenv("CUKILN_LOCK", "~/no.lock")
+    with pytest.raises(UsageError, match=f"{tmp_path}/no.lock"):
+        Lock.read()
+    with pytest.raises(UsageError, match="set HOME, or name the whole path"):
+        ClientSettings.from_environment({"CUKILN_CACHE": "~no-such-user/ck"})

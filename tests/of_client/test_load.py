@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -125,6 +127,51 @@ def test_without_a_client_the_service_of_the_environment_is_asked(
     monkeypatch.setenv("CUKILN_CACHE", str(tmp_path / "cukiln"))
     kernel = load(WinnerRecord.model_validate(record_json(digest)))
     assert kernel.path == tmp_path / "cukiln/blobs" / f"{digest}.so"
+
+
+@pytest.fixture(params=["no folder", "of all users"])
+def no_cache(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A folder that cannot be a cache."""
+    folder = tmp_path / "cache"
+    if request.param == "no folder":
+        folder.write_text("")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777)
+    return folder
+
+
+def test_a_cache_that_cannot_be_written_takes_no_library_away(
+    no_cache: Path, library: bytes, digest: str, scripted: ScriptedService, caplog: pytest.LogCaptureFixture
+) -> None:
+    scripted.on("GET", f"/v1/blobs/sha256/{digest}", Response(library))
+    record = WinnerRecord.model_validate(record_json(digest))
+    with Client(scripted.url, cache_dir=no_cache) as client:
+        assert client.blob(digest) == library
+        assert load(record, client=client).workspace_bytes(3, 7) == 37
+    kernel = load(library, sha256=digest, cache_dir=no_cache)
+    assert no_cache not in kernel.path.parents and kernel.path.parent.stat().st_mode & 0o777 == 0o700
+    (said,) = caplog.records
+    assert str(no_cache) in said.message and "CUKILN_CACHE" in said.message
+
+
+def test_what_is_loaded_without_a_cache_is_gone_with_its_process(library: bytes, digest: str, tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("")
+    (tmp_path / "any.so").write_bytes(library)
+    code = (
+        "import cukiln, os, sys\n"
+        f"load = lambda: cukiln.load('any.so', sha256={digest!r}, cache_dir='cache').path\n"
+        "path = load()\n"
+        "if (child := os.fork()) == 0:\n"
+        "    sys.exit(load() == path)\n"  # it has a folder of its own, and leaves its parent's
+        "print(os.waitpid(child, 0)[1], path.exists(), path)\n"
+    )
+    command = [sys.executable, "-c", code]
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
+    status, exists, path = done.stdout.split()
+    assert (status, exists) == ("0", "True") and Path(path).is_relative_to(tmp_path)
+    assert not list(tmp_path.glob("cukiln-*"))
 
 
 def test_without_a_driver_prepare_says_what_is_missing(library: bytes, digest: str, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -38,6 +39,21 @@ def test_the_longest_unused_go_first_and_what_is_in_use_stays(tmp_path: Path) ->
     assert cache.prune(0).libraries == 1  # the one that is not in use
     assert cache.usage().libraries == 1
     assert cache.prune(0, unused_seconds=0).libraries == 1
+
+
+def test_files_of_a_clock_that_stood_ahead_go_first_unless_they_are_used(tmp_path: Path) -> None:
+    cache, ahead = LocalCache(tmp_path, most_bytes=250), time.time() + 10 * 365 * 86_400
+    future = [put(cache, bytes([number]) * 100, ahead) for number in range(3)]
+    old = put(cache, b"old" * 10, OLD)
+    assert cache.get(future[0]) is not None  # a use: from now on its time is right
+    left = tmp_path / "blobs" / ".killed"
+    left.touch()
+    os.utime(left, (ahead, ahead))
+    assert cache.prune().libraries == 1
+    assert [cache.path(digest).exists() for digest in (future[0], old)] == [True, True]
+    assert sum(cache.path(digest).exists() for digest in future) == 2 and not left.exists()
+    assert cache.prune(0).libraries == 2 and cache.path(future[0]).exists()
+    assert cache.prune(0, unused_seconds=-math.inf).libraries == 1
 
 
 def test_a_write_keeps_the_cache_below_its_limit(tmp_path: Path) -> None:

@@ -59,6 +59,24 @@ def test_lock_fetch_and_load_need_the_service_once(
     assert len(scripted.seen) == asked
 
 
+def test_without_a_cache_a_fetch_writes_its_folder_and_libraries_of_a_lock_are_refused(
+    run: Any, scripted: ScriptedService, library: bytes, digest: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("file").write_text("")
+    monkeypatch.setenv("CUKILN_CACHE", "file")
+    files = {kind: hashlib.sha256(kind.encode()).hexdigest() for kind in ("cubin", "source")}
+    record = record_json(digest, **files)
+    scripted.on("GET", "/v1/kernels/" + "a" * 64, record)
+    scripted.on("GET", f"/v1/blobs/sha256/{digest}", Response(library))
+    for kind, of_kind in files.items():
+        scripted.on("GET", f"/v1/blobs/sha256/{of_kind}", Response(kind))
+    assert run("fetch", "a" * 64, "--out", "out", "--url", scripted.url)[0] == 0
+    assert (Path("out") / ("a" * 16) / f"{digest}.so").read_bytes() == library
+    make_lock(Path("cukiln.lock"), [PROBLEM], [WinnerRecord.model_validate(record)]).write()
+    code, _, err = run("fetch", "--lock", "--url", scripted.url)
+    assert code == 2 and "cannot be written" in err
+
+
 def test_a_problem_without_a_winner_is_named_and_nothing_is_written(run: Any, scripted: ScriptedService) -> None:
     miss = {"results": [{"name": "ffn1", "key": "a" * 64, "record": None}], "hits": 0, "misses": 1}
     scripted.on("POST", "/v1/lookups", miss)

@@ -55,8 +55,32 @@ def test_a_lookup_of_a_hung_service_ends_as_a_miss_within_its_budget(answer: byt
 
 @pytest.mark.parametrize("seconds", [0, -1.0, float("nan"), float("inf")])
 def test_a_budget_that_is_none_is_refused(seconds: float) -> None:
-    with pytest.raises(UsageError, match=r"lookup_budget is .*; a positive number of seconds is needed"):
+    with pytest.raises(UsageError, match=r"lookup_budget is .*; (expected seconds from 0 to|more than that is needed)"):
         Client(lookup_budget=seconds)
+
+
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "1", 1e12])
+@pytest.mark.parametrize("name", ["timeout", "connect_seconds", "lookup_budget", "fresh_seconds"])
+@pytest.mark.parametrize("kind", [Client, AsyncClient])
+def test_seconds_that_cannot_be_waited_are_refused_when_the_client_is_made(
+    kind: Any, name: str, seconds: float
+) -> None:
+    if (name, seconds) == ("fresh_seconds", 1e12):  # no wait: a winner is fresh for so long
+        kind(**{name: seconds})
+        return
+    with pytest.raises(UsageError, match=f"{name} is .*; expected seconds from 0"):
+        kind(**{name: seconds})
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan")])
+def test_a_time_to_wait_for_a_job_that_is_none_is_refused_before_it_is_sent(
+    timeout: float, scripted: ScriptedService, client_of: Clients
+) -> None:
+    client = client_of(scripted.url)
+    for call in (lambda: client.tune([MATMUL], timeout=timeout), lambda: client.wait("job1", timeout=timeout)):
+        with pytest.raises(UsageError, match=r"timeout is .*; expected seconds from 0 on"):
+            call()
+    assert not scripted.seen
 
 
 def test_after_three_failures_nothing_is_sent_until_the_pause_is_over() -> None:

@@ -3,6 +3,7 @@
 import json
 import time
 from dataclasses import asdict
+from math import inf
 from typing import Annotated
 
 import typer
@@ -52,7 +53,7 @@ def prune(
 ) -> None:
     """Remove what was not used for the longest time; what was used within ten minutes stays."""
     cache = _cache()
-    removed = cache.prune(0, unused_seconds=-1.0) if everything else cache.prune(most_bytes)
+    removed = cache.prune(0, unused_seconds=-inf) if everything else cache.prune(most_bytes)
     typer.echo(f"Removed: {_described(removed)}. Left: {_described(cache.usage())}.")
 
 

@@ -4,6 +4,8 @@ Exit codes: 0 done; 1 failed; 2 the command or its file is wrong; 3 some problem
 cannot start with its settings; 130 interrupted.
 """
 
+import errno
+import os
 import sys
 from typing import Annotated
 
@@ -25,6 +27,7 @@ from cukiln.cli.winners import winners_app
 from cukiln.errors import BadRequest, CukilnError, UsageError
 from cukiln.printable import printable
 
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO}
 app = typer.Typer(
     name="cukiln",
     help="Compile, verify and rank CUDA kernels in batches, and look the winners up.",
@@ -45,7 +48,15 @@ app.add_typer(cache_app, name="cache")
 def main() -> None:
     """Entry point: expected errors become one line, never a traceback. Typer exits with 130 after Ctrl-C."""
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # what cannot be written is said here, not by the interpreter when it ends
+    except OSError as error:
+        if error.errno not in _NO_ROOM or error.filename is not None:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is left of it is dropped
+        sys.exit(_complain(CukilnError(f"the output cannot be written: {error.strerror}"), FAILED))
     except (UsageError, BadRequest) as error:
         sys.exit(_complain(error, WRONG_USE))
     except CukilnError as error:

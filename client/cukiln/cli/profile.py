@@ -63,6 +63,10 @@ def profile(
     if of_job:
         with find_client(url) as client:
             pages = list(client.profile_pages(what, filters=filters, opened=opened))
+    elif re.fullmatch(r"[0-9a-f]{1,7}", what) and not Path(what).exists():
+        raise UsageError(
+            f"{what!r} is neither a file nor a job: give 32 lower-case hexadecimal digits, or the first 8 or more"
+        )
     else:
         pages = [estimated(read_request(what), filters, opened)]
     operators = [row for page in pages for row in page.operators]

@@ -95,6 +95,10 @@ def fetch(
         if re.fullmatch(r"[0-9a-f]{8,64}", what) and not Path(what).exists():
             typer.echo(fetch_record(client, record := client.kernel(what), out / record.key[:16]))
         else:
+            if re.fullmatch(r"[0-9a-f]{1,7}", what) and not Path(what).exists():
+                raise UsageError(
+                    f"{what!r} is neither a file nor a key: give 64 hexadecimal digits, or the first 8 or more"
+                )
             for result in lookup_request(client, read_request(what, target)):
                 if result.record is None:
                     misses += 1
@@ -172,10 +176,11 @@ def lock_request(client: Client, request: Mapping[str, Any], path: Path) -> tupl
 
 
 def fetch_locked(client: Client, lock: Lock) -> int:
-    """Bring the libraries of the lock into the local cache; returns their number."""
+    """Bring the libraries of the lock into the local cache; returns their number. Raises `UsageError` where it cannot
+    be written."""
     libraries = {entry.so_sha256 for entry in lock.entries()}
     for digest in sorted(libraries):
-        client.blob(digest)
+        client.cache.put(digest, client.blob(digest))
     return len(libraries)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from cukiln.client import Client
 from cukiln.errors import CukilnError, UsageError
 from cukiln.gpu import local_target
 from cukiln.load_kernel import Kernel, load
+from cukiln.request_file import writable, write_problems
 from cukiln.shared_client import shared_client
 from cukiln.types import FrontEntry, OnMiss
 
@@ -54,7 +54,7 @@ class _Kernels:
         try:
             return self._find(problem)
         except CukilnError as error:  # refused by the service, or a library that cannot be had
-            warnings.warn(f"XLA computes a call of {problem['operator']}: {error}", stacklevel=2)
+            _warn(problem, error)
             return None
 
     def _find(self, problem: Mapping[str, Any]) -> Tuned | None:
@@ -113,8 +113,9 @@ def configure(
 @contextmanager
 def record(file: Path | str | None = None) -> Iterator[list[dict[str, Any]]]:
     """The problems of all calls that are traced meanwhile, each once; XLA computes them. At the end they are in `file`,
-    a request that `cukiln tune` takes."""
+    a request that `cukiln tune` takes. Raises `UsageError` at once where no file can be written there."""
     global _recorded
+    written = None if file is None else writable(Path(file))
     jax.clear_caches()
     problems: list[dict[str, Any]] = []
     _recorded = problems
@@ -123,8 +124,8 @@ def record(file: Path | str | None = None) -> Iterator[list[dict[str, Any]]]:
     finally:
         _recorded = None
         jax.clear_caches()
-    if file is not None:
-        Path(file).write_text(json.dumps({"problems": problems}, indent=1) + "\n")
+        if written is not None:  # also of a model that raises: what it called before is there
+            write_problems(written, {"problems": problems})
 
 
 def find(problem: Mapping[str, Any]) -> Tuned | None:
@@ -134,9 +135,17 @@ def find(problem: Mapping[str, Any]) -> Tuned | None:
             _recorded.append(dict(problem))
         return None
     if _configured is None:
-        configure()
+        try:
+            configure()
+        except CukilnError as error:  # of the environment, or of the configuration file
+            _warn(problem, error)
+            return None
     assert _configured is not None
     return _configured.find(problem)
+
+
+def _warn(problem: Mapping[str, Any], error: CukilnError) -> None:
+    warnings.warn(f"XLA computes a call of {problem['operator']}: {error}", stacklevel=3)
 
 
 def call(tuned: Tuned, arrays: Sequence[jax.Array], like: jax.ShapeDtypeStruct) -> tuple[jax.Array, ...]:

@@ -22,6 +22,7 @@ def softmax(x: Any) -> jax.Array:
     """Along the last axis."""
     (x,) = as_arrays(x)
     _floats("softmax", x)
+    _has_rows("softmax", x)
     return apply(Softmax(), x)
 
 
@@ -40,6 +41,7 @@ def _norm(operator: str, x: Any, scale: Any, shift: Any, epsilon: float) -> jax.
     vectors = [vector for vector in (scale, shift) if vector is not None]
     arrays = as_arrays(x, *vectors)
     _floats(operator, *arrays)
+    _has_rows(operator, arrays[0])
     return apply(Norm(operator, scale is not None, shift is not None, plain("epsilon", epsilon)), *arrays)
 
 
@@ -49,12 +51,19 @@ def _floats(name: str, *arrays: jax.Array) -> None:
             raise UsageError(f"{name} takes floats, and an array is {array.dtype}; x.astype('float32') is one")
 
 
+def _has_rows(name: str, x: jax.Array) -> None:
+    if not x.ndim:
+        raise UsageError(f"{name} is along the last axis, and x has none: expected an array of at least one axis")
+
+
 def reduce(x: Any, axes: int | Sequence[int], fn: Fn = "sum") -> jax.Array:
     """`fn` over `axes`, which the answer does not have; folded in fp32."""
     if fn not in _FOLDS:
         raise UsageError(f"fn is {fn!r}; allowed: {', '.join(map(repr, _FOLDS))}")
     (x,) = as_arrays(x)
     axes = tuple(index(axis) for axis in (axes if isinstance(axes, Sequence) else [axes]))
+    if not x.ndim:
+        raise UsageError(f"axes are {axes}, and x has none: it is a number already")
     if not axes or any(not -x.ndim <= axis < x.ndim for axis in axes):
         raise UsageError(f"axes are {axes}; allowed: at least one of {-x.ndim} to {x.ndim - 1}")
     return apply(Reduce(tuple(sorted({axis % x.ndim for axis in axes})), fn), x)

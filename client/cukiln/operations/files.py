@@ -50,8 +50,8 @@ class FileOperations(ClientState):
         """The bytes with this SHA-256, from the local cache or the service.
 
         `kind` is the suffix of the cached file. Not `patient`: it stands in the way of a call that did not ask for it,
-        so that the answer begins within the client's `lookup_budget`, and a megabyte of it takes 4 s at most. Raises
-        `NotFound`, and `DigestMismatch` when other bytes came.
+        so that the answer begins within the client's `lookup_budget`, and a megabyte of it takes 4 s at most. A cache
+        that cannot be written is a warning. Raises `NotFound`, and `DigestMismatch` when other bytes came.
         """
         check_digest(digest)
         data = self.cache.get(digest, kind)
@@ -61,7 +61,7 @@ class FileOperations(ClientState):
             headers = {"Accept": "*/*"}
             response = yield Call("GET", path, headers=headers, seconds=seconds, bytes_a_second=rate)
             data = verify(response.content, digest, f"the answer of {self.url}{path}")
-            self.cache.put(digest, data, kind)
+            self.cache.keep(digest, data, kind)
         return data
 
 

@@ -10,9 +10,10 @@ from pydantic import ValidationError
 from cukiln.errors import BadRequest, WaitTimeout
 from cukiln.events import Event
 from cukiln.gpu import local_target
-from cukiln.job_request import encode
+from cukiln.job_request import check_problems, encode
 from cukiln.operations.answers import json_object, parse
 from cukiln.operations.steps import Follow, Listing, Operation, Pause, job_path, once
+from cukiln.seconds import check_seconds
 from cukiln.transport import Call
 from cukiln.types import (
     ENDED,
@@ -74,7 +75,9 @@ class JobOperations:
             "ptx": ptx,
         }
         request = {name: value for name, value in options.items() if value is not None}
-        job = yield from self._submit({**request, "problems": [dict(problem) for problem in problems]})
+        if timeout is not None:
+            check_seconds("timeout", timeout, waited=False)
+        job = yield from self._submit({**request, "problems": [dict(problem) for problem in check_problems(problems)]})
         return (yield from self._wait(job, progress=progress, timeout=timeout)) if wait else job
 
     def _submit(self, request: Mapping[str, Any]) -> Operation[Job]:
@@ -144,6 +147,8 @@ class JobOperations:
     ) -> Operation[Job]:
         """Wait until the job has ended. `progress` is called with the counts whenever they change. Raises
         `WaitTimeout` after `timeout` seconds."""
+        if timeout is not None:
+            check_seconds("timeout", timeout, waited=False)
         deadline = None if timeout is None else time.monotonic() + timeout
         current = job if isinstance(job, Job) else (yield from self._job(job))
         last: Progress | None = None

@@ -1,6 +1,7 @@
 """Lookups: the winners of problems, from memory, the disk or the service."""
 
 import hashlib
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from cukiln.bodies import largest_lookup
 from cukiln.counted import counted
 from cukiln.errors import CukilnError, UnexpectedAnswer
 from cukiln.gpu import local_target
-from cukiln.job_request import encode
+from cukiln.job_request import check_problems, encode
 from cukiln.operations.answers import json_object, not_valid, parse, unexpected
 from cukiln.operations.state import NO_ANSWER, ClientState
 from cukiln.operations.steps import Ask, Operation
@@ -68,6 +69,7 @@ class LookupOperations(ClientState):
         deterministic: bool = False,
     ) -> Prepared:
         """The problem with these options, for `lookup`: what is looked up many times is written as JSON once."""
+        check_problems([problem])
         return self._prepare(
             problem,
             {
@@ -102,7 +104,8 @@ class LookupOperations(ClientState):
             "workspace_limit_bytes": workspace_limit_bytes,
             "deterministic": deterministic or None,
         }
-        return [problem if isinstance(problem, Prepared) else self._prepare(problem, options) for problem in problems]
+        listed = check_problems(problems, Prepared)
+        return [problem if type(problem) is Prepared else self._prepare(problem, options) for problem in listed]
 
     def _lookup(
         self,
@@ -192,7 +195,7 @@ class LookupOperations(ClientState):
         answers: dict[str, LookedUp] = {}
         for shared, part in _requests(prepared):
             body = encode({**shared, **missed.fields, "problems": [dict(one.problem) for one in part]})
-            seconds = self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS)
+            seconds = min(self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS), threading.TIMEOUT_MAX)
             read = partial(_results if patient else _results_of_each, asked=part)
             try:
                 most = largest_lookup(len(part))

@@ -1,11 +1,11 @@
 """What a client keeps between its calls."""
 
-import threading
 from pathlib import Path
 
 from cukiln.errors import ServiceBusy, ServiceFailed, ServiceUnreachable, UnexpectedAnswer, UsageError
 from cukiln.local_cache import LocalCache
 from cukiln.operations.record_memory import RecordMemory
+from cukiln.seconds import check_seconds
 from cukiln.settings import ClientSettings
 from cukiln.transport import AsyncTransport, Transport
 
@@ -24,8 +24,10 @@ class ClientState:
         lookup_budget: float,
         fresh_seconds: float,
     ) -> None:
-        if not 0 < lookup_budget <= threading.TIMEOUT_MAX:
-            raise UsageError(f"lookup_budget is {lookup_budget}; a positive number of seconds is needed")
+        check_seconds("lookup_budget", lookup_budget)
+        check_seconds("fresh_seconds", fresh_seconds, waited=False)
+        if lookup_budget == 0:
+            raise UsageError("lookup_budget is 0; more than that is needed (offline=True has nothing sent)")
         folder = Path(cache_dir) if cache_dir is not None else settings.cache_dir
         self.cache = LocalCache(folder, settings.cache_bytes)
         self._memory = RecordMemory(self.cache)

@@ -94,10 +94,11 @@ class _Conv2d(torch.autograd.Function):
         x, w, out = ctx.saved_tensors
         of_x, of_w, of_bias, of_residual, *_ = ctx.needs_input_grad
         dz = _as(activations.gradient(ctx.activation, gradients[0], out), channels_last(x, w))
+        of_convolution = dz.to(x.dtype)  # a residual of a wider type made the result one
         return (
-            _image_gradient(dz, w, x.shape, ctx.geometry) if of_x else None,
-            _filter_gradient(dz, x, w.shape, ctx.geometry) if of_w else None,
-            sum_of_axes(dz, [0, 2, 3]) if of_bias else None,
+            _image_gradient(of_convolution, w, x.shape, ctx.geometry) if of_x else None,
+            _filter_gradient(of_convolution, x, w.shape, ctx.geometry) if of_w else None,
+            sum_of_axes(of_convolution, [0, 2, 3]) if of_bias else None,
             dz.sum_to_size(ctx.residual) if of_residual else None,
             None,
             None,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cukiln.torch.dispatch import Dispatcher, Key, Operator, Tensors, current, install
+from cukiln.torch.dispatch import Dispatcher, Key, Operator, Tensors, current, install, remove
 from cukiln.torch.find_kernels import Entry
 from cukiln.torch.plan import Plan
 
@@ -19,6 +19,9 @@ class Calls:
     kernels: int = 0
     own: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def after_fork(self) -> None:
+        self._lock = threading.Lock()
 
     def add(self, entry: Entry) -> None:
         with self._lock:
@@ -47,6 +50,12 @@ class _Counting(Dispatcher):
         super().__init__(of.options, of.load)
         self.table = _CountedTable(of.table, self._count)
         self._of, self._calls = of, calls
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._of.after_fork()
+        self._calls.after_fork()
+        self.table = _CountedTable(self._of.table, self._count)
 
     def computes(self, device: torch.device) -> bool:
         return self._of.computes(device)
@@ -80,9 +89,9 @@ class _Counting(Dispatcher):
 def counted() -> Iterator[Calls]:
     """Counts the calls inside the `with`, of all threads, for examples and tests: each takes longer by it."""
     calls = Calls()
-    before = current()
-    install(_Counting(before, calls))
+    counting = _Counting(current(), calls)
+    install(counting)
     try:
         yield calls
     finally:
-        install(before)
+        remove(counting)

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias, Unpack
 
 import torch
 
+from cukiln.seconds import check_seconds
 from cukiln.torch.find_kernels import Entry, Finder, Load, load_entry
 from cukiln.torch.options import Options, OptionsGiven
 from cukiln.torch.plan import Plan
@@ -30,6 +31,12 @@ class Dispatcher:
         self.of_gpus = False  # whether tensors of a CPU stand for those of a GPU
         self._finder = Finder(options, load)
         self._late_until = 0.0  # calls waited in vain, and do not wait again until then
+        self._lock = threading.Lock()
+
+    def after_fork(self) -> None:
+        """Without kernels: the thread that finds them is not there, and locks may be held for ever."""
+        self.table = {}
+        self._finder = Finder(self.options, self.load)
         self._lock = threading.Lock()
 
     def first(self, key: Key, plan: Plan | None, device: torch.device) -> Entry:
@@ -127,11 +134,17 @@ class Operator:
 
 
 class _Current:
-    """The process's dispatcher: a variable of a thread or a context would not reach autograd's threads."""
+    """The process's dispatcher: a variable of a thread or a context would not reach autograd's threads. It is the one
+    that was installed last among those that are not removed: blocks of several threads end in any order."""
 
     def __init__(self) -> None:
         self.dispatcher = Dispatcher(Options())
+        self.installed = [self.dispatcher]  # that of `configure` first
+        self.lock = threading.Lock()
         self.graphs_lack_kernels = False  # whether compiled graphs have PyTorch's own for want of kernels
+
+    def set(self, installed: list[Dispatcher]) -> None:
+        self.installed, self.dispatcher = installed, installed[-1]
 
 
 _CURRENT = _Current()
@@ -139,8 +152,14 @@ _CURRENT = _Current()
 
 def configure(**options: Unpack[OptionsGiven]) -> None:
     """Where the kernels of `cukiln.torch` come from, in the whole process from now on: `cukiln.torch.Options`. What is
-    not named is as by default. Kernels that were found before are looked up again, those of compiled graphs too."""
-    install(Dispatcher(Options(**options))).close()
+    not named is as by default; blocks of `using`, `counted` and `record` end with it. Kernels that were found before
+    are looked up again, those of compiled graphs too."""
+    made = Dispatcher(Options(**options))
+    with _CURRENT.lock:
+        before = _CURRENT.installed
+        _CURRENT.set([made])
+    for dispatcher in before:
+        dispatcher.close()
     forget_graphs()
 
 
@@ -148,24 +167,33 @@ def configure(**options: Unpack[OptionsGiven]) -> None:
 def using(**options: Unpack[OptionsGiven]) -> Iterator[None]:
     """`configure` for the calls inside the `with`, of all threads; what was found before is there again after it."""
     made = Dispatcher(Options(**options))
-    before = install(made)
+    install(made)
     try:
         yield
     finally:
-        install(before)
+        remove(made)
         made.close()
 
 
 def settle(seconds: float | None = None) -> bool:
     """Wait until every kernel that calls have asked for is there, or known to be missing; False where `seconds` were
     over before. Call it after a first run, before a CUDA graph is captured or something is timed."""
+    if seconds is not None:
+        check_seconds("seconds", seconds)
     return _CURRENT.dispatcher.settle(seconds)
 
 
-def install(dispatcher: Dispatcher) -> Dispatcher:
-    """Make it the process's; returns the one before."""
-    before, _CURRENT.dispatcher = _CURRENT.dispatcher, dispatcher
-    return before
+def install(dispatcher: Dispatcher) -> None:
+    """Make it the process's, until it is removed or another one is installed."""
+    with _CURRENT.lock:
+        _CURRENT.set([*_CURRENT.installed, dispatcher])
+
+
+def remove(dispatcher: Dispatcher) -> None:
+    """What was installed after it stays the process's; else what was there before it is again."""
+    with _CURRENT.lock:
+        if dispatcher in _CURRENT.installed:  # unless `configure` has removed it
+            _CURRENT.set([other for other in _CURRENT.installed if other is not dispatcher])
 
 
 def graph_lacks_kernel() -> None:
@@ -187,9 +215,9 @@ def current() -> Dispatcher:
 
 
 def _after_fork() -> None:
-    # The thread that finds kernels is not there, and its locks may be held for ever.
-    before = _CURRENT.dispatcher
-    _CURRENT.dispatcher = Dispatcher(before.options, before.load)
+    _CURRENT.lock = threading.Lock()
+    for dispatcher in _CURRENT.installed:
+        dispatcher.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork)

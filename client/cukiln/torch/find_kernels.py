@@ -52,6 +52,7 @@ class Finder:
         self._changed = threading.Condition()
         self._asked: set[Entry] = set()  # and not answered yet
         self._thread: threading.Thread | None = None
+        self._closed = False
         self.failed_until = 0.0
         self._said: set[str] = set()
 
@@ -60,11 +61,17 @@ class Finder:
         with self._changed:
             if entry in self._asked:
                 return
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, name="cukiln-torch", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # of a machine that has no more of them
+                    self._leave(entry)
+                    self._say(f"finding the kernel of {_of(entry)}: {error}")
+                    return
+                self._thread = thread
             self._asked.add(entry)
-            if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._work, name="cukiln-torch", daemon=True)
-                self._thread.start()
-        self._queue.put(entry)
+            self._queue.put(entry)
 
     def settle(self, seconds: float | None) -> bool:
         """Wait until all that is asked now is answered, also what was asked again; False where it took longer."""
@@ -81,34 +88,49 @@ class Finder:
             self._changed.wait_for(lambda: entry not in self._asked, seconds)
 
     def close(self) -> None:
-        self._queue.put(None)
+        """The thread ends when all that was asked is answered. What is asked later, by a call that was under way, is
+        answered by another one."""
+        with self._changed:
+            self._closed = True
+            self._queue.put(None)  # wakes it
 
     def _work(self) -> None:
-        while (entry := self._queue.get()) is not None:
-            entries = [entry]
-            while len(entries) < AT_ONCE and not self._queue.empty():
-                if (another := self._queue.get()) is None:
-                    self._queue.put(None)  # ends this thread after these
-                    break
-                entries.append(another)
+        while entries := self._next():
             try:
                 self._find(entries)
-            except Exception:  # this thread serves others, too
+            except BaseException:  # this thread serves others, too
                 if not getattr(self._client, "_closed", False):  # httpx2's, of a client that was closed meanwhile
                     LOG.exception("finding the kernel of %s; PyTorch's own operator runs", _of(entries[0]))
             finally:
                 for entry in entries:
                     if not entry.ready.is_set():  # it was left out, by whatever ended the search
-                        entry.until = time.monotonic() + self._options.retry_seconds
-                        entry.ready.set()
+                        self._leave(entry)
                 with self._changed:
                     self._asked.difference_update(entries)
                     self._changed.notify_all()
 
+    def _next(self) -> list[Entry]:
+        """Entries to find, waited for; none where this thread is to end."""
+        while True:
+            with self._changed:
+                if self._closed and self._queue.empty():
+                    self._thread = None
+                    return []
+            asked = [self._queue.get()]
+            while len(asked) < AT_ONCE and not self._queue.empty():
+                asked.append(self._queue.get())
+            if entries := [entry for entry in asked if entry is not None]:
+                return entries
+
+    def _leave(self, entry: Entry) -> None:
+        """To PyTorch's own operator, until it is asked for again."""
+        entry.until = time.monotonic() + self._options.retry_seconds
+        entry.ready.set()
+
     def _find(self, entries: Sequence[Entry]) -> None:
-        if self._client is None:
-            self._client = shared_client(self._options.url)
         try:
+            if self._client is None:
+                self._client = shared_client(self._options.url)
             records = self._look_up(entries)
         except CukilnError as error:
             if len(entries) > 1:  # one of them is refused

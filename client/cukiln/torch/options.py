@@ -5,6 +5,7 @@ from typing import Literal, TypeAlias, TypedDict, get_args
 
 from cukiln.client import Client
 from cukiln.errors import UsageError
+from cukiln.seconds import check_seconds
 
 OnMiss: TypeAlias = Literal["none", "tune", "nearest"]
 
@@ -36,9 +37,8 @@ class Options:
             raise UsageError(f"on_miss is {self.on_miss!r}; allowed: {', '.join(get_args(OnMiss))}")
         if self.client is not None and self.url is not None:
             raise UsageError("client and url are given; one of them says where the service is")
-        for name in ("wait_seconds", "retry_seconds"):
-            if not getattr(self, name) >= 0:
-                raise UsageError(f"{name} is {getattr(self, name)!r}; expected seconds from 0 on")
+        check_seconds("wait_seconds", self.wait_seconds)
+        check_seconds("retry_seconds", self.retry_seconds, waited=False)
 
 
 class OptionsGiven(TypedDict, total=False):

@@ -212,9 +212,9 @@ class _Matmul(torch.autograd.Function):
         out = forward(MATMUL, direct, a, b, bias, residual, activation)
         of_a, of_b, *_ = ctx.needs_input_grad  # what no gradient reads may be written meanwhile
         ctx.save_for_backward(a if of_b else None, b if of_a else None, None if activation is None else out)
-        ctx.shapes = a.shape, b.shape
+        ctx.shapes, ctx.dtype = (a.shape, b.shape), a.dtype
         ctx.activation = activation
-        ctx.bias = None if bias is None else bias.shape
+        ctx.bias = None if bias is None else (bias.shape, bias.dtype)
         ctx.residual = None if residual is None else residual.shape
         return out
 
@@ -223,10 +223,11 @@ class _Matmul(torch.autograd.Function):
         a, b, out = ctx.saved_tensors
         of_a, of_b, of_bias, of_residual, _, _ = ctx.needs_input_grad
         dz = activations.gradient(ctx.activation, gradients[0], out)
+        dproduct = dz.to(ctx.dtype)  # a bias or residual of a wider type made the result one
         return (
-            _summed(matmul(dz, b.mT), ctx.shapes[0]) if of_a else None,
-            _of_second(a, ctx.shapes[1], dz) if of_b else None,
-            _of_bias(dz, ctx.bias) if of_bias else None,
+            _summed(matmul(dproduct, b.mT), ctx.shapes[0]) if of_a else None,
+            _of_second(a, ctx.shapes[1], dproduct) if of_b else None,
+            _of_bias(dz, ctx.dtype, *ctx.bias) if of_bias else None,
             dz.sum_to_size(ctx.residual) if of_residual else None,
             None,
             None,
@@ -244,7 +245,8 @@ def _of_second(a: torch.Tensor, shape: torch.Size, dz: torch.Tensor) -> torch.Te
     return _summed(matmul(a.mT, dz), shape)
 
 
-def _of_bias(dz: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+def _of_bias(dz: torch.Tensor, of_product: torch.dtype, shape: torch.Size, dtype: torch.dtype) -> torch.Tensor:
+    dz = dz.to(torch.promote_types(of_product, dtype))  # a residual of a wider type made the result one
     if len(shape) == 1 and shape[0] == dz.shape[-1]:
         return sum_of_axes(dz, range(dz.dim() - 1))
     return dz.sum_to_size(shape)

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from cukiln.torch.dispatch import Dispatcher, Key, Operator, Tensors, forget_graphs, install
+from cukiln.request_file import writable, write_problems
+from cukiln.torch.dispatch import Dispatcher, Key, Operator, Tensors, current, forget_graphs, install, remove
 from cukiln.torch.find_kernels import Entry
 from cukiln.torch.options import Options
 from cukiln.torch.plan import Plan
@@ -23,6 +24,10 @@ class _Recorder(Dispatcher):
         self.problems: list[dict[str, Any]] = []
         self._seen: set[str] = set()
         self._recording = threading.Lock()  # autograd computes gradients on threads of its own
+
+    def after_fork(self) -> None:
+        super().after_fork()
+        self._recording = threading.Lock()
 
     def computes(self, device: torch.device) -> bool:
         return True
@@ -45,22 +50,22 @@ class _Recorder(Dispatcher):
 @contextmanager
 def record(file: Path | str | None = None, *, target: str | None = None) -> Iterator[list[dict[str, Any]]]:
     """The problems of all calls meanwhile, each once, those of gradients too; PyTorch's own operators compute them. At
-    the end they are in `file`, a request that `cukiln tune` takes, for `target` (default: what that command takes).
+    the end they are in `file`, a request that `cukiln tune` takes, for `target` (default: what that command takes);
+    also where what is inside raises. Raises `UsageError` at once where no file can be written there.
 
     No GPU is needed: calls on CPU tensors are recorded as those of the same tensors on a GPU.
     """
+    written = None if file is None else writable(Path(file))
     recorder = _Recorder()
     recorder.of_gpus = target != "cpu"
     forget_graphs()  # which hide their problems
-    before = install(recorder)
+    install(recorder)
     try:
         yield recorder.problems
     finally:
-        install(before)
-        before.misses_are_due()  # graphs are compiled again, which would have the misses of before for good
+        remove(recorder)
+        current().misses_are_due()  # graphs are compiled again, which would have the misses of before for good
         recorder.close()
-    if file is not None:
-        request = (
-            {"problems": recorder.problems} if target is None else {"target": target, "problems": recorder.problems}
-        )
-        Path(file).write_text(json.dumps(request, indent=1) + "\n")
+        if written is not None:  # also of a model that raises: what it called before is there
+            shared = {} if target is None else {"target": target}
+            write_problems(written, {**shared, "problems": recorder.problems})

@@ -113,7 +113,9 @@ def own(tensors: Tensors, options: Options) -> torch.Tensor:
 def _argmax(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> torch.Tensor:
     if len(axes) == 1:
         return torch.argmax(x, axes[0], keepdim=keepdim)
-    reduced = sorted(axis % x.dim() for axis in axes)
+    if not axes:  # all of a tensor without axes
+        return torch.argmax(x)
+    reduced = sorted(axis % max(x.dim(), 1) for axis in axes)
     kept = [axis for axis in range(x.dim()) if axis not in reduced]
     made = x.permute(*kept, *reduced).flatten(len(kept)).argmax(-1)
     for axis in reduced if keepdim else []:
@@ -138,7 +140,8 @@ class _Reduce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        axes = sorted(dim % len(ctx.shape) for dim in ctx.dims)
+        # A tensor without axes has none, though PyTorch takes 0 and -1 as theirs.
+        axes = sorted(dim % len(ctx.shape) for dim in ctx.dims if ctx.shape)
 
         def spread(tensor: torch.Tensor) -> torch.Tensor:
             for axis in [] if ctx.keepdim else axes:

@@ -296,6 +296,10 @@ def test_a_miss_is_queued_where_that_is_asked_for(client: cukiln.Client, called:
         (lambda cj: cj.masked_activation(np.ones(3), np.ones(3)), "expected bools"),
         (lambda cj: cj.masked_activation(np.ones(3), np.ones(3, bool), where_set="cube"), "no function of a mask"),
         (lambda cj: cj.attention(*np.ones((3, 1, 2, 3))), "expected \\(batch, positions"),
+        (lambda cj: cj.softmax(np.float32(3)), "softmax is along the last axis, and x has none"),
+        (lambda cj: cj.layer_norm(np.float32(3)), "layer_norm is along the last axis, and x has none"),
+        (lambda cj: cj.rms_norm(np.float32(3), np.ones(3)), "rms_norm is along the last axis, and x has none"),
+        (lambda cj: cj.reduce(np.float32(3), 0), "axes are \\(0,\\), and x has none"),
     ],
 )
 def test_a_wrong_call_says_what_is_allowed(call: Any, message: str) -> None:

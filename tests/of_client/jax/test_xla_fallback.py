@@ -149,3 +149,14 @@ def test_what_is_empty_is_empty_or_zero() -> None:
     empty = random(1, 0, 2, 8, dtype="bfloat16")
     made = cj.attention(random(1, 3, 2, 8, dtype="bfloat16"), empty, empty)
     assert made.shape == (1, 3, 2, 8) and not np.asarray(made, np.float32).any()
+
+
+def test_a_service_whose_address_is_none_is_xlas_with_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    import cukiln.jax as cj
+    from cukiln.jax import kernels
+
+    monkeypatch.setattr(kernels, "_configured", None)
+    monkeypatch.setenv("CUKILN_URL", "http://a..b")
+    with pytest.warns(UserWarning, match="XLA computes a call of softmax: .*a part that is empty"):
+        out = cj.softmax(np.zeros((2, 4), np.float32))
+    np.testing.assert_allclose(out, 0.25)

@@ -36,12 +36,14 @@ def played() -> Iterator[Callable[..., PlayedService]]:
         service = service or PlayedService()
         of_call = {"target": "cpu", "wait_seconds": 30.0, **options}
         dispatcher = dispatch.Dispatcher(Options(client=service, **of_call), load=service.load)  # type: ignore[arg-type]
-        installed.append((dispatcher, dispatch.install(dispatcher)))
+        dispatch.install(dispatcher)
+        installed.append(dispatcher)
         return service
 
     yield install
-    for dispatcher, before in reversed(installed):
-        dispatch.install(before)
+    if installed:
+        dispatch.configure()
+    for dispatcher in installed:
         dispatcher.close()
 
 

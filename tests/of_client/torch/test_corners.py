@@ -159,7 +159,6 @@ def test_what_no_gradient_reads_may_be_written_before_it(service: PlayedService)
     torch.testing.assert_close(w.grad, a.t() @ torch.ones(4, 6))
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_search_that_breaks_off_is_tried_again(played: Callable[..., PlayedService]) -> None:
     import math
 

@@ -132,8 +132,14 @@ def test_settings_are_checked_and_said() -> None:
         ck.configure(on_miss="later")  # type: ignore[typeddict-item]
     with pytest.raises(UsageError, match="client and url are given"):
         ck.configure(client=Client(), url="http://here")
-    with pytest.raises(UsageError, match="wait_seconds is -1; expected seconds from 0 on"):
-        ck.configure(wait_seconds=-1)
+    for seconds in (-1, float("nan"), float("inf"), 1e12):
+        with pytest.raises(UsageError, match=r"wait_seconds is .*; expected seconds from 0 to \d+"):
+            ck.configure(wait_seconds=seconds)
+        with pytest.raises(UsageError, match=r"seconds is .*; expected seconds from 0 to \d+"):
+            ck.settle(seconds)
+    for seconds in (-1, float("nan")):
+        with pytest.raises(UsageError, match=r"retry_seconds is .*; expected seconds from 0 on"):
+            ck.configure(retry_seconds=seconds)
 
 
 def test_a_service_that_hangs_costs_one_wait_and_a_dead_one_none(tmp_path: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cukiln.errors import UsageError
 from cukiln.job_request import read_request
 
 if TYPE_CHECKING:
@@ -37,6 +39,46 @@ def test_each_problem_is_written_once_and_pytorch_computes(service: PlayedServic
     assert not service.asked
     layer()
     assert [{**problem, "target": "cpu"} for problem in problems] == service.asked
+
+
+@pytest.mark.parametrize("of", ["torch", "jax"])
+@pytest.mark.parametrize("file", ["no/such/x.json", "folder"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_model_runs(file: str, of: str, tmp_path: Path) -> None:
+    if of == "jax":
+        pytest.importorskip("jax_tvm_ffi")
+    framework = importlib.import_module(f"cukiln.{of}")
+    (tmp_path / "folder").mkdir()
+    ran = False
+    with (
+        pytest.raises(UsageError, match=rf"cannot be written to {tmp_path / file} \("),
+        framework.record(tmp_path / file),
+    ):
+        ran = True
+    assert not ran
+
+
+def test_a_model_that_raises_leaves_what_it_called_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import cukiln.torch as ck
+
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt), ck.record("request.json", target="sm_80"):
+        layer()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        raise KeyboardInterrupt
+    request = json.loads((tmp_path / "request.json").read_text())
+    assert (request["target"], len(request["problems"])) == ("sm_80", 2)
+
+
+def test_tracing_that_raises_leaves_what_it_called_before(tmp_path: Path) -> None:
+    pytest.importorskip("jax_tvm_ffi")
+    import cukiln.jax as cj
+
+    with pytest.raises(KeyboardInterrupt), cj.record(tmp_path / "request.json"):
+        cj.softmax([[1.0, 2.0]])
+        raise KeyboardInterrupt
+    (problem,) = json.loads((tmp_path / "request.json").read_text())["problems"]
+    assert problem["operator"] == "softmax"
 
 
 def test_a_request_names_the_target_that_is_given(tmp_path: Path) -> None:
@@ -87,13 +129,13 @@ def test_a_graph_that_was_compiled_while_recording_has_kernels_afterwards(servic
     assert service.calls == 1
 
 
-def test_a_model_that_fails_writes_no_request_and_ends_the_recording(service: PlayedService, tmp_path: Path) -> None:
+def test_a_model_that_fails_ends_the_recording(service: PlayedService, tmp_path: Path) -> None:
     import cukiln.torch as ck
 
     with pytest.raises(ZeroDivisionError), ck.record(tmp_path / "request.json"):
         layer()
         _ = 1 // 0
-    assert not (tmp_path / "request.json").exists()
+    assert json.loads((tmp_path / "request.json").read_text())["problems"]
     layer()
     assert service.calls == 3
 

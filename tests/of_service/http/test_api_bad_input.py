@@ -322,6 +322,12 @@ BAD_CALLS: list[tuple[str, str, str]] = [
 ]
 
 
+@pytest.mark.parametrize("job", ["d92468d", "D92468D0", "0" * 33, "nothing"])
+def test_what_can_be_no_jobs_id_is_answered_with_what_can(shared_api: Api, job: str) -> None:
+    answer = problem(shared_api.client.get(f"/v1/jobs/{job}"))
+    assert answer.detail == f"{job!r} names no job: give 32 lower-case hexadecimal digits, or the first 8 or more."
+
+
 @pytest.mark.parametrize(("method", "path", "kind"), BAD_CALLS)
 def test_a_bad_call_is_a_problem(shared_api: Api, method: str, path: str, kind: str) -> None:
     answer = shared_api.client.request(method, path)
