@@ -9,8 +9,8 @@ from codegen.ptx.rules import Match, rule
 
 _ORDERED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _TO_INTEGER = {"rni": "nearest", "rzi": "toward_zero", "rmi": "down", "rpi": "up"}
-# ptxas may make one fma of such a product and such a sum: those without a rounding in their name (FFMA.SAT of a sum that
-# saturates).
+# ptxas may make one fma of such a product and such a sum: those without a rounding in their name. Of a sum that
+# saturates it makes FFMA.SAT.
 FUSIBLE_PRODUCT, FUSIBLE_SUM = re.compile(r"mul(\.ftz)?\.f32"), re.compile(r"(?:add|sub)(\.ftz)?(\.sat)?\.f32")
 APPROXIMATE = re.compile(r"(?:ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh|div)\.(?:approx|full)(?:\.ftz)?\.f32")
 
