@@ -99,15 +99,6 @@ def stored_or_nan(dtype: str, at: Bounded) -> Bounded:
     return Bounded(xp.where(nan, np.nan, final.value), xp.where(nan, 0.0, final.error))
 
 
-def with_nans(final: Bounded, nan: Array, chain: Sequence[Node], tensors: Mapping[str, Array]) -> Bounded:
-    """Outputs are NaN where sums were, but behind a mask's zero."""
-    xp = namespace_of(final.value)
-    for node, name in zip(chain, operand_names(chain), strict=True):
-        if node.op == "mask" and name is not None:
-            nan = nan & (tensors[name] != 0)
-    return Bounded(xp.where(nan, np.nan, final.value), final.error)
-
-
 def rounded_to_float32(values: Float64) -> Bounded:
     """Exact values, such as int32 sums, as fp32 holds them after one rounding."""
     return checkable(rounded(values, namespace_of(values).zeros_like(values)), LARGEST_FLOAT32)

@@ -10,7 +10,8 @@ if TYPE_CHECKING:  # the plan of a recorded kernel is checked where no operator 
     from codegen.problem import Problem
 
 # `long`: as many parts as candidates have, more steps than a pipeline remembers, extents that are too short for more.
-# `positive`: numbers on which roundings in one direction add up. `special`: normals with some NaN. `far`: on the CPU
+# `positive`: numbers on which roundings in one direction add up. `special`: normals with NaN, infinities and
+# zeros. `far`: on the CPU
 # alone, elements that lie FAR and more apart, where an offset in 32 bits ends elsewhere.
 Purpose = Literal["long", "positive", "special", "far"]
 FAR = 2**31

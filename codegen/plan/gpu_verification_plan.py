@@ -4,8 +4,8 @@ A case is a set of inputs and the launches made with it, whose outputs are compa
 `codegen.plan.verification_plan.check_output`:
 
 1. `reduced_cases`: the problems of the CPU's plan (even, tail tiles, smallest, many tiles), every launch, integers with
-   exact sums and random normals, positive numbers and NaN where the CPU's plan has them; no orders of warps: the GPU's
-   scheduler chooses them;
+   exact sums and random normals, positive numbers and special values where the CPU's plan has them; no orders of warps:
+   the GPU's scheduler chooses them;
 2. `full_cases`: the candidate's own problem and launch, integers and random normals;
 3. `fresh_case`: random normals from another seed, for the check after timing;
 4. `promised_cases`: the inputs of `codegen.plan.promised`, of whose outputs the SHA-256 is kept.
@@ -31,7 +31,7 @@ from codegen.plan.verification_plan import Inputs, Kind
 from codegen.run_once import Purpose, of_purpose
 
 # Raised when the cases change: old verdicts then no longer count.
-PLAN_SCHEMA = 4
+PLAN_SCHEMA = 5
 REPEATS = 2
 
 # Of the seeds that one seed gives: what they are for.

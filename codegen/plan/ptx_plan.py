@@ -13,7 +13,7 @@ from codegen.operator import Operator
 from codegen.plan.promised import PromisedInputs, promised_inputs
 from codegen.plan.verification_plan import Case, Run, plan_cases
 
-PLAN_SCHEMA = 2
+PLAN_SCHEMA = 3
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ says what is run with them and judges what comes back:
 3. case 2 again in another order of warps: the same bits, because every element has one order of summation;
 4. integers on a few long problems, once: with as many parts as candidates have, with many steps;
 5. positive numbers, once, of kernels that round their operands: a rounding in one direction adds up there;
-6. normals with some NaN, once, where the operator says what becomes of it;
+6. normals with some NaN and infinities, zeros of either sign and subnormals, once, where the operator says what becomes
+   of them: there a zero whose bound is 0 has its sign;
 7. integers once where elements lie more than 2^31 apart, in address space that is hardly touched.
 
 Buffers, shared memory and padding are poisoned with NaN before a case runs, so that what was never written shows.
@@ -35,7 +36,7 @@ Kind = Literal["integer", "normal", "positive", "special"]
 Order = Literal["ascending", "descending", "seeded"]
 
 # Raised when the cases or the check of outputs change: old verdicts then no longer count.
-PLAN_SCHEMA = 5
+PLAN_SCHEMA = 6
 # What is run once, in the order of the plan: which of the seeds that one seed gives it has.
 ONCE: dict[Purpose, int] = {"long": 1, "positive": 2, "special": 4, "far": 3}
 EXACT_ORDERS: tuple[Order, ...] = ("ascending", "descending", "seeded")
@@ -68,6 +69,11 @@ class Inputs:
     def shown(self) -> Problem:
         """That inputs and reference are of."""
         return self.problem
+
+    @property
+    def signed(self) -> bool:
+        """Whether zeros whose bound is 0 must have their sign."""
+        return self.kind == "special"
 
     def described(self, extents: Sequence[int], **more: Any) -> dict[str, Any]:
         """What the verdict's details keep of a case: enough to run it again."""
@@ -203,10 +209,10 @@ def _seed(seed: int, purpose: int, number: int) -> int:
     return int(np.random.SeedSequence([seed, purpose, number]).generate_state(1, np.uint32)[0])
 
 
-def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) -> OutputCheck:
+def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool, signed: bool = False) -> OutputCheck:
     """Compare an output with float64 `expected`; `bound` is absolute, per element, infinite where anything is allowed
     (an overflow of fp32, say). Exact: equal values (the sign of a zero aside) wherever the bound is finite. Where
-    NaN is expected, NaN is right.
+    NaN is expected, NaN is right. `signed`: a zero whose bound is 0 must have its sign, as in `special` inputs.
 
     All three are of one namespace, whichever; of a namespace without bfloat16 `got` is what `as_float64` makes of it.
     Where `expected` is int64, all are: then the distance is that on the ring Z/2^64, whose ends meet.
@@ -224,6 +230,9 @@ def check_output(got: Array, expected: Float64, bound: Float64, *, exact: bool) 
         free = xp.isposinf(allowed)
         agrees = (values == expected) | ((values != values) & (expected != expected))
         right = agrees | (error <= allowed) | free
+        if signed:
+            zero = (values == 0.0) & (expected == 0.0) & (allowed == 0.0)
+            right = right & ~(zero & (xp.signbit(values) != xp.signbit(expected)))
         error = xp.where(agrees | free, 0.0, error)
         ratio = xp.where(error == 0.0, 0.0, error / allowed)
     return _summary(right, error, allowed, ratio, lambda at: (float(values[at]), float(expected[at])))

@@ -9,8 +9,9 @@ from codegen.ptx.rules import Match, rule
 
 _ORDERED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
 _TO_INTEGER = {"rni": "nearest", "rzi": "toward_zero", "rmi": "down", "rpi": "up"}
-# ptxas may make one fma of such a product and such a sum: those without a rounding in their name.
-FUSIBLE_PRODUCT, FUSIBLE_SUM = re.compile(r"mul(\.ftz)?\.f32"), re.compile(r"(?:add|sub)(\.ftz)?\.f32")
+# ptxas may make one fma of such a product and such a sum: those without a rounding in their name. Of a sum that
+# saturates it makes FFMA.SAT.
+FUSIBLE_PRODUCT, FUSIBLE_SUM = re.compile(r"mul(\.ftz)?\.f32"), re.compile(r"(?:add|sub)(\.ftz)?(\.sat)?\.f32")
 APPROXIMATE = re.compile(r"(?:ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh|div)\.(?:approx|full)(?:\.ftz)?\.f32")
 
 
@@ -51,12 +52,11 @@ def fused_sum(operands: Operands, products: tuple[Product | None, Product | None
     factor, other = product.first, terms[1 - which]
     if subtract:  # x * y - c, or c - x * y
         factor, other = (factor, f"neg_f32({other})") if which == 0 else (f"neg_f32({factor})", other)
-    flush = match[1]
-    fused = _flushed(
-        f"fma_f32({_flushed(factor, flush)}, {_flushed(product.second, flush)}, {_flushed(other, flush)})", flush
-    )
+    flush, saturate = match[1], match[2]
+    factors = ", ".join(_flushed(each, flush) for each in (factor, product.second, other))
+    fused = _result(f"fma_f32({factors})", flush, saturate)
     name = "sub" if subtract else "add"
-    plain = _flushed(f"{name}_f32({_flushed(terms[0], flush)}, {_flushed(terms[1], flush)})", flush)
+    plain = _result(f"{name}_f32({_flushed(terms[0], flush)}, {_flushed(terms[1], flush)})", flush, saturate)
     return f"{operands.out(0, 32)} = fuse ? {fused} : {plain};"
 
 

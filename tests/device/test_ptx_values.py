@@ -17,6 +17,9 @@ BITS = {"rd": 64, "rs": 16, "p": 1}
 PRODUCTS = {
     "fused": Snippet("mul.f32 %f14, %f10, %f11; add.f32 %f20, %f14, %f12;", "f"),
     "fused_difference": Snippet("mul.f32 %f14, %f10, %f11; sub.f32 %f20, %f12, %f14;", "f"),
+    "saturated": Snippet("mul.f32 %f14, %f10, %f11; add.sat.f32 %f20, %f14, %f12;", "f"),
+    "saturated_difference": Snippet("mul.f32 %f14, %f10, %f11; sub.sat.f32 %f20, %f14, %f12;", "f"),
+    "of_saturated": Snippet("mul.sat.f32 %f14, %f10, %f11; add.f32 %f20, %f14, %f12;", "f"),
     "named": Snippet("mul.rn.f32 %f14, %f10, %f11; add.f32 %f20, %f14, %f12;", "f"),
     "changed": Snippet("mul.f32 %f14, %f10, %f11; mov.f32 %f10, %f12; add.f32 %f20, %f14, %f12;", "f"),
 }
@@ -83,6 +86,23 @@ def test_a_product_and_a_sum_that_ptxas_may_fuse_are_fused_in_the_runs_that_ask_
         last = c if name == "fused" else c ^ 0x80000000
         assert snippets.run(name, [(a, b, last)]).out == [unfused]
         assert snippets.run(name, [(a, b, last)], fuse=True).out == [square ^ sign]
+
+
+@pytest.mark.parametrize(("name", "sign"), [("saturated", 0), ("saturated_difference", 0x80000000)])
+def test_a_sum_that_saturates_may_be_fused_and_saturates_afterwards(snippets: Snippets, name: str, sign: int) -> None:
+    """ptxas makes FFMA.SAT of both."""
+    a, c = 0x3F800001, 0xBF800002 ^ sign
+    assert snippets.run(name, [(a, a, c)]).out == [0]
+    assert snippets.run(name, [(a, a, c)], fuse=True).out == [0x28800000]
+    one, two = 0x3F800000, 0x40000000
+    for fuse in (False, True):
+        assert snippets.run(name, [(two, two, 0)], fuse=fuse).out == [one]
+        assert snippets.run(name, [(two ^ 0x80000000, two, 0)], fuse=fuse).out == [0]
+
+
+def test_a_product_that_saturates_is_never_fused(snippets: Snippets) -> None:
+    two, less = 0x40000000, 0xBF800000
+    assert snippets.run("of_saturated", [(two, two, less)], fuse=True).out == [0]
 
 
 def test_a_product_with_a_rounding_in_its_name_or_changed_factors_is_never_fused(snippets: Snippets) -> None:

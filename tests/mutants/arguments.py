@@ -23,6 +23,11 @@ SAME_THERE = "where the choice differs, both sides are the same"
 TIMES_ZERO = "a number whose partner is 0"
 WHOLE_VECTORS = "an end of whole vectors: where a vector's first element exists, so does the one behind it"
 ORIGIN = "another origin of exponentials, by which sums and weights are divided alike"
+SECOND_PASS = "another origin of a row's sums; where it is far from the mean there is a second pass"
+OF_CLASS = "the same of every extent of the kernel's class; those of others have kernels of their own"
+ELSEWHERE = "another place of the same shared memory, where nothing else is"
+PAIR = "both of a pair, the second first"
+FEW = "the same of two warps, of which only the first is before another"
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,7 @@ ARGUMENTS = (
     Argument("mla/block.cuh", "if (tile < tiles) {", "case: .* -> true", EMPTY),
     Argument("mla/block.cuh", "sequence.end_seen(arguments, last < sequence.rows ? last", ".*", MASKED),
     Argument("mla/block.cuh", "float most = scores[i][0][half * 2];", "initial value: .*", ORIGIN, rounds=True),
+    Argument("mla/block.cuh", "most = maximum(most, scores[i][j][half * 2 + e]);", "element: .* 1", PAIR),
     Argument("mla/kernel.cuh", "asked < 1 ? 1 : asked < tiles ? asked : tiles", "comparison: < -> <=", SAME_THERE),
     # Without elements there is no workspace, and there are no places.
     Argument(
@@ -65,8 +71,32 @@ ARGUMENTS = (
         "case: begin < arguments.chunk -> true",
         SAME_THERE,
     ),
-    # Its rows say already that a call is refused.
-    Argument("rows.cuh", "arguments.columns = fits ? static_cast<int>(extents[1]) : -1;", "operator: .*", UNUSED),
+    # One of both says already that a call is refused.
+    Argument(
+        "rows.cuh", "arguments.columns = fits ? static_cast<int>(extents[1]) : -1;", "(operator|case): .*", UNUSED
+    ),
+    Argument("rows.cuh", "arguments.rows = fits ? static_cast<int>(extents[0]) : -1;", "case: fits -> true", UNUSED),
+    Argument("rows.cuh", "for (int step = 0; step < C::steps; ++step)", "extent: .* [+] 1.", EMPTY),
+    Argument("rows.cuh", "shared_memory<unsigned>() + which * state_words<C>", "operator: [*] -> [+]", ELSEWHERE),
+    Argument("layer_norm/kernel.cuh", "return c < low ? low : c < high ? c : high;", ".*", SECOND_PASS, rounds=True),
+    Argument("gemm/tile.cuh", "constexpr int64_t workspace_pitch(int64_t n)", "constant: 3 -> 2", OF_CLASS),
+    Argument("gemm/simt.cuh", "for (int k_left = length; k_left > 0;", "extent: k_left -> .k_left - 1.", OF_CLASS),
+    # Of a product that is not split: which of its slices a block has.
+    Argument("gemm/tile.cuh", "in_band / rows, matrix, -1};", "constant: 1 -> 0", UNUSED),
+    Argument("gemm/tensor.cuh", "constexpr int width = C::align_c < 2 ? 1 : 2;", "case: .* -> true", SLOWER),
+    Argument("reduce/kernel.cuh", "constexpr int width = C::scattered ? 1", "case: C::scattered -> true", SLOWER),
+    # Places of an output whose axes are in the caller's order already.
+    Argument(
+        "reduce/kernel.cuh", "const bool kept = (mask >> (max_axes - 1 - axis) & 1u) == 0;", "constant: .*", UNUSED
+    ),
+    Argument("masked_activation/kernel.cuh", "load_shared<1>(of_warps + other)", "operator: [+] -> -", FEW),
+    Argument(
+        "masked_activation/kernel.cuh",
+        "places = count * kernel.threads * word_bits;",
+        NARROW,
+        FITS,
+        refuses=lambda p: {"elements": MOST},
+    ),
     # Winograd and phases without taps: what their products read is set later.
     Argument("conv2d_dgrad/kernel.cuh", "arguments.a = pointers[dy_is_a ? 0 : 1];", "constant: 1 -> 2", UNUSED),
     Argument("conv2d_dgrad/kernel.cuh", "tile.column * C::tile_n >= phase.n) return;", "extent: .* [+] 1.", EMPTY),
@@ -126,6 +156,30 @@ class Open:
 
 OF_MERGES = "2^31 partial rows (batches, heads, queries, splits): the last heads of many, as a part"
 OPEN = (
+    Open("attention/merge.cuh", "const int64_t rows = int64_t(heads)", OF_MERGES),
+    Open(
+        "attention/kernel.cuh",
+        "place.begin(sequence.tile * C::tile_q);",
+        "a ragged sequence whose queries fill two tiles or more: the last query of the last is left out",
+    ),
+    Open("gemm/split.cuh", "const int64_t row = index / per_row;", "2^31 rows of partial sums, in several matrices"),
+    Open("gemm/tile.cuh", "(slice * rows + int64_t(matrix)", "2^31 rows of partial sums, in several matrices"),
+    Open("conv/winograd.cuh", "const int64_t tiles = int64_t(layer.images)", "2^31 tiles of many images, as a part"),
+    Open("reduce/kernel.cuh", "const int64_t slices = asked < 1", "2^31 values of an output, which `check` refuses"),
+    Open("reduce/kernel.cuh", "const int64_t outputs = extents[at_outputs]", "2^31 outputs, which `check` refuses"),
+    Open("rows.cuh", "const bool fits = extents[0] >= 0", "a call without rows, or with the most that it may have"),
+    Open(
+        "rows.cuh",
+        "for (int i = 0; i < in_flight; ++i)",
+        "a check of indices of a kernel's own array that is passed by reference",
+    ),
+    Open("masked_activation/kernel.cuh", "static_cast<uint32_t>(blocks < 1 ? 1 : blocks)", "a call without elements"),
+    Open("mla/kernel.cuh", "const bool counted = arguments.batch > 0", "a call of exactly as much as it may have"),
+    Open(
+        "mla/kernel.cuh",
+        "if (of_tensor.outer % vector_elements ||",
+        "a call in which a vector divides one stride alone, which no problem of the kernel's class has",
+    ),
     Open("attention/merge_rows.cuh", "const int64_t ", OF_MERGES),
     Open("attention/merge.cuh", "const int64_t head = int64_t(blockIdx.y)", OF_MERGES),
     Open("mla/kernel.cuh", "const int64_t first = blockIdx.y * rows", "2^31 partial rows of 512 floats, 4 TiB"),

@@ -117,6 +117,14 @@ CASES = {
         ),
         reductions("max"),
     ),
+    "relu's gradient is a product": Unstable(
+        "reduce",
+        (OWN, "x <= 0.0f ? 0.0f : value", "(x <= 0.0f ? 0.0f : 1.0f) * value"),
+        {
+            **reductions("sum", map="relu_grad"),
+            **{f"{name}, dx": kernel for name, kernel in reductions("max", map="relu_grad", write_map=True).items()},
+        },
+    ),
     "relu's gradient takes NaN for 0": Unstable(
         "reduce", (OWN, "x <= 0.0f", "!(x > 0.0f)"), reductions("sum", map="relu_grad")
     ),
@@ -204,6 +212,23 @@ CASES = {
             ),
         )
     },
+    "max begins at the least number": Unstable(
+        "reduce",
+        (
+            FOLDS,
+            "return {greatest ? Ends<T>::least() : Ends<T>::greatest()};",
+            "return {greatest ? static_cast<T>(-3.40282347e38f) : Ends<T>::greatest()};",
+        ),
+        {name: kernel for name, kernel in reductions("max").items() if "float32" in name},
+    ),
+    "argmax begins at the least number": Unstable(
+        "reduce",
+        (FOLDS, "return {Ends<T>::least(), 2147483647};", "return {static_cast<T>(-3.40282347e38f), 2147483647};"),
+        reductions("argmax", out_dtype="int32"),
+    ),
+    "logsumexp has no weight for infinities": Unstable(
+        "reduce", (FOLDS, "value == from ? 0.0f : value - from", "value - from"), reductions("logsumexp")
+    ),
     "reduce merges 128 slices": Unstable(
         "reduce",
         (OWN, "first < arguments.slices", "first < (arguments.slices < 128 ? arguments.slices : 128)"),

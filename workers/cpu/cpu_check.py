@@ -153,7 +153,7 @@ class KernelTest:
             if outcome.status != "ok":
                 return Failure(outcome.status, f"{outcome.message} [{_where(described, run)}]", outcome.tainted)
             got = compared([(out.view, out.operand.dtype) for out in outs])
-            output_check = check_output(got, expected, bound, exact=case.exact)
+            output_check = check_output(got, expected, bound, exact=case.exact, signed=case.signed)
             keep_worst(described, output_check)
             if not output_check.ok:
                 return Failure("incorrect", f"{output_check.sentence()} [{_where(described, run)}]")

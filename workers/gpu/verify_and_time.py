@@ -152,7 +152,8 @@ def run_once(
     gpu.poison_shared()
     call.run(operands.pointers, 0 if space is None else space.pointer)
     gpu.synchronize()
-    output_check = check_output(operands.out.values(), prepared.expected, prepared.bound, exact=case.exact)
+    expected, bound = prepared.expected, prepared.bound
+    output_check = check_output(operands.out.values(), expected, bound, exact=case.exact, signed=case.signed)
     keep_worst(described, output_check)
     harm = operands.harm() or (space.harm() if space is not None else None)
     if not output_check.ok:

@@ -8,11 +8,14 @@ one rounding for each product: it is inside.
 
 from collections.abc import Callable, Iterator, Mapping
 
+import numpy as np
+
 from codegen.arrays import Array, Float64, as_float64, namespace_of
 from codegen.epilogue import Node, tensor_nodes
-from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks, with_nans
+from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks
 from codegen.fixed_point_reference import finished
 from codegen.operators.convolution.problem import Convolution, with_axes
+from codegen.special_values import finite, of_sums, through_chain
 
 
 def reference(
@@ -28,17 +31,16 @@ def reference(
     operands = {name: channels_last(p, as_float64(inputs[name], p.dtype)) for name in p.reads}
     first, second = operands.values()
     xp = namespace_of(first)
-    # What no sum reads may be anything: NaN would spoil the bound.
-    nans = [x != x for x in (first, second)]
-    first, second = (xp.where(nan, 0.0, x) for nan, x in zip(nans, (first, second), strict=True))
     chain, tensors = _epilogue(p, inputs)
-    start = Bounded(multiply(first, second), bounded(first, second))
-    final = stored(p.out_dtype, apply_chain(chain, start, tensors, exact, p.out_dtype))
-    if chain:
-        reached = multiply(nans[0] * 1.0, xp.zeros_like(second) + 1.0) + multiply(
-            xp.zeros_like(first) + 1.0, nans[1] * 1.0
-        )
-        final = with_nans(final, reached > 0.0, chain, tensors)
+    # What no sum reads may be anything: NaN would spoil the bound.
+    numbers = finite(first), finite(second)
+    start = Bounded(multiply(*numbers), bounded(*numbers))
+    if bool(xp.all(xp.isfinite(first)) & xp.all(xp.isfinite(second))):
+        final = stored(p.out_dtype, apply_chain(chain, start, tensors, exact, p.out_dtype))
+    else:
+        with np.errstate(invalid="ignore"):  # of infinities NaN
+            whole = multiply(first, second)
+        final = through_chain(chain, of_sums(start, whole), tensors, p.out_dtype, exact)
     return _as_laid_out(p, final.value), _as_laid_out(p, final.error)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from codegen.arrays import as_float64, namespace_of
+from codegen.arrays import as_float64
 from codegen.counts import TRUNCATE, LaunchCounts, Openings, Primitive, load, merged, store
 from codegen.dtypes import dtype
 from codegen.epilogue import Identity, node_of, words_of_mask
 from codegen.epilogue import MaskedActivation as Node
-from codegen.epilogue_reference import Bounded, apply_chain, stored, unpacked_masks, with_nans
+from codegen.epilogue_reference import unpacked_masks
 from codegen.fixed_point import IMADS, RINGS, over_ring, products, shift_of
 from codegen.fixed_point_reference import applied, bounded
 from codegen.kernel import Kernel
@@ -39,6 +39,8 @@ from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_work
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
 from codegen.search.space import SearchSpace, Tunable
+from codegen.special_inputs import NO_NUMBERS, SMALLEST, ZEROS, with_special
+from codegen.special_values import of_values, through_chain
 from codegen.targets import Target
 
 THREADS = (64, 128, 256, 512, 1024)
@@ -171,8 +173,8 @@ class MaskedActivation(Operator):
         return [of_elements(s, elements) for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 64, 1)]
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        """NaN, which goes through every function; far, the last block of many and a part of one: not of lists, which
-        hold places of 32 bits and refuse more."""
+        """What is no number, zeros and a subnormal, which go through every function; far, the last block of many and a
+        part of one: not of lists, which hold places of 32 bits and refuse more."""
         s, t, once = kernel.signature_dict, _full(kernel.tunables.as_dict()), list[RunOnce]()
         *_, problem = map(self.own, self.test_problems(kernel)[:2])
         if not over_ring(problem):
@@ -197,7 +199,7 @@ class MaskedActivation(Operator):
         else:
             x = 2.0 * rng.standard_normal(drawn, dtype=np.float32)
             if kind == "special":
-                x[rng.random(drawn) < 0.1] = np.nan
+                x = with_special(x, 0.25, (*NO_NUMBERS, *ZEROS, SMALLEST[p.dtype]), rng)
         words = rng.integers(-(2**31), 2**31 - 1, words_of_mask(drawn), dtype=np.int32, endpoint=True)
         words = np.where(rng.random(words.size) < 0.25, rng.choice(np.array([0, -1, 1], np.int32), words.size), words)
         if p.mask == "bits":
@@ -214,11 +216,8 @@ class MaskedActivation(Operator):
         masks = unpacked_masks((p.node,), inputs, (p.elements,))
         if over_ring(p):
             return bounded(p.dtype, applied(p, (p.node,), inputs["x"], masks))
-        x = as_float64(inputs["x"], p.dtype)
-        xp = namespace_of(x)
-        start = Bounded(xp.where(x != x, 0.0, x), xp.zeros_like(x))
-        final = stored(p.dtype, apply_chain((p.node,), start, masks, exact, p.dtype))
-        final = with_nans(final, x != x, (), {})
+        x = of_values(as_float64(inputs["x"], p.dtype))
+        final = through_chain((p.node,), x, masks, p.dtype, exact)
         return final.value, final.error
 
     def cost(self, problem: Problem, schedule: Schedule) -> Cost:

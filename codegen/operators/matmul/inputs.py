@@ -23,6 +23,7 @@ from codegen.fixed_point import over_ring
 from codegen.operator import InputKind, Operand
 from codegen.operators.matmul import ring_inputs
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.special_inputs import NO_NUMBERS, ZEROS, with_special
 
 # Up to which integers A and B hold every integer; of float32, what tf32 holds.
 LARGEST = {"float32": 2**11, "float16": 2**11, "bfloat16": 2**8, "int8": 127}
@@ -31,8 +32,12 @@ SUM_QUANTA = 2**22
 # Quanta of a typical sum: as a power of two, and as how many more bits than a narrow type of an output or a cast has.
 # Some sums then fit the narrow type, others are halfway between two of its values, others elsewhere between.
 WIDE_BITS, BITS_TO_ROUND = 17, 4
-# Of a sum's elements of A, or of B, in `special` inputs: about a quarter of the sums have one.
-NANS = 0.3
+# Of a sum's elements of A, or of B, how many are no number in `special` inputs: about half of the sums have one. Of the
+# elements of biases and residuals.
+OF_A_SUM, OF_OPERANDS = 0.6, 0.1
+# Of the sums of `special` inputs of float16 so many have subnormal numbers: this many times smaller ones. Of fp32 sums
+# a subnormal may become 0: red.add.f32 does that (PTX ISA, "atom").
+SUBNORMAL_SUMS, SUBNORMAL = 0.15, 2.0**-16
 # Above so many elements a block is repeated, of the first of these lengths that no extent is a multiple of: primes.
 LARGEST_DRAWN = 2**22
 BLOCKS = (3_999_971, 3_999_949)
@@ -66,9 +71,13 @@ def make_inputs(
 
     `integer`: integers (times a power of two) of either sign whose every partial sum fp32 holds exactly, as wide as
     that allows. `normal`: standard normals, rounded to the dtype; of int8 uniform integers. `positive`: their sizes, of
-    A and B. `special`: normals, of A some NaN.
+    A and B. `special`: normals, of A some NaN and infinities, and some rows of subnormal numbers; of biases and
+    residuals some NaN, infinities and zeros of either sign.
     """
     made, terms = draw_inputs(problem, operands, kind, rng)
+    if kind == "special" and problem.dtype == "float16":
+        rows = np.where(rng.random(problem.m) < SUBNORMAL_SUMS, np.float16(SUBNORMAL), np.float16(1.0))
+        made["a"] = made["a"] * (rows if problem.a_transposed else rows[:, None])
     if problem.k > terms:
         factors = kept_products(problem.k, terms, made["a"].dtype, rng)
         made["a"] = made["a"] * (factors[:, None] if problem.a_transposed else factors)
@@ -90,7 +99,7 @@ def draw_inputs(
     special: Literal["a", "b"] = "a",
 ) -> tuple[dict[str, npt.NDArray[Any]], int]:
     """The arrays, whatever their shapes, and how many products a sum may have to be exact, where integers must be.
-    `special`: which operand has NaN in inputs of that kind."""
+    `special`: which operand has what is no number in inputs of that kind."""
     if over_ring(problem):
         return ring_inputs.draw_inputs(problem, operands, kind, rng)
     integers = _integers(problem, wide_a=bool(rng.integers(2)))
@@ -103,8 +112,10 @@ def draw_inputs(
             )
             block = _block(shape)
             drawn = _draw(problem, operand, block or shape, integers, kind, rng)
-            if kind == "special" and operand.name == special:
-                drawn[rng.random(drawn.shape) < NANS / problem.k] = np.nan
+            if kind == "special" and operand.name == special and drawn.dtype.kind == "f":
+                drawn = with_special(drawn, OF_A_SUM / problem.k, NO_NUMBERS, rng)
+            elif kind == "special" and operand.name.startswith(("bias", "residual")):
+                drawn = with_special(drawn, OF_OPERANDS, (*NO_NUMBERS, *ZEROS), rng)
             drawn = drawn.astype(dtype(operand.dtype).numpy)
             made[operand.name] = np.broadcast_to(np.resize(drawn, shape) if block else drawn, operand.shape)
     return made, integers.terms if kind == "integer" else problem.k

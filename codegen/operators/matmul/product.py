@@ -110,7 +110,7 @@ class ProductOperator(Operator):
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
         """Of kernels that round their operands positive numbers: the sums are neither so short nor so long that what
-        adding loses hides it. Of kernels with an epilogue NaN, which goes through it."""
+        adding loses hides it. Of floats what is no number, which goes through sums and epilogue."""
         s, problems, once = kernel.signature_dict, self.test_problems(kernel), list[RunOnce]()
 
         def once_of(purpose: Purpose, problem: Problem) -> RunOnce:
@@ -119,7 +119,7 @@ class ProductOperator(Operator):
         if s["dtype"] == "float32" and is_tensor(kernel.tunables.as_dict()):
             near = min(problems, key=lambda problem: abs((problem.sum_length or 0) - POSITIVE_SUM))
             once.append(once_of("positive", near))
-        if s["epilogue"] and s["dtype"] in ("float32", "float16", "bfloat16"):
+        if s["dtype"] in ("float32", "float16", "bfloat16"):
             once.append(once_of("special", problems[:2][-1]))
         return once
 

@@ -26,6 +26,8 @@ atomically.
 import math
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from codegen.alignment import needs_cuda_cores
 from codegen.arrays import EXACT_SUM, Array, Float64, as_float64, namespace_of, powers_of_two, whole_after
 from codegen.epilogue_reference import (
@@ -37,11 +39,11 @@ from codegen.epilogue_reference import (
     stored,
     summed_roundings,
     unpacked_masks,
-    with_nans,
 )
 from codegen.fixed_point import over_ring
 from codegen.fixed_point_reference import finished
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.special_values import finite, of_sums, through_chain
 
 TF32_SIGNIFICANT_BITS = 11
 SMALLEST_EXPONENT = -125  # of a normal fp32 number whose significand is in [0.5, 1), as frexp gives it
@@ -57,23 +59,24 @@ def reference(problem: MatmulProblem, inputs: Mapping[str, Array], exact: bool =
     if ring:
         product = xp.matmul(a, b)
         return finished(problem, problem.epilogue, product, unpacked_masks(problem.epilogue, inputs, product.shape))
-    nan = None
+    whole = None
     if problem.dtype == "int8":
         sums = _wrapped(xp.matmul(a, b))
         if problem.out_dtype == "int32":
             return sums, xp.zeros_like(sums)
         start = rounded_to_float32(sums)
     else:
-        if problem.epilogue:
-            is_nan = a != a
-            a, nan = xp.where(is_nan, 0.0, a), xp.matmul(is_nan * 1.0, xp.zeros((problem.k, 1)) + 1.0) > 0.0
+        if not bool(xp.all(xp.isfinite(a))):
+            with np.errstate(invalid="ignore"):  # of infinities NaN
+                a, whole = finite(a), xp.matmul(a, b)
         on_cuda_cores = needs_cuda_cores(problem.dtype, problem.allow_tf32)
         bound = accumulated(xp.matmul, a, b, problem.k, on_cuda_cores=on_cuda_cores, tf32=problem.allow_tf32)
         start = Bounded(xp.matmul(a, b), bound)
     tensors = unpacked_masks(problem.epilogue, inputs, tuple(start.value.shape))
-    final = stored(problem.out_dtype, apply_chain(problem.epilogue, start, tensors, exact, problem.out_dtype))
-    if nan is not None:
-        final = with_nans(final, nan, problem.epilogue, tensors)
+    if whole is not None:
+        final = through_chain(problem.epilogue, of_sums(start, whole), tensors, problem.out_dtype, exact)
+    else:
+        final = stored(problem.out_dtype, apply_chain(problem.epilogue, start, tensors, exact, problem.out_dtype))
     return final.value, final.error
 
 

@@ -176,11 +176,14 @@ class Reduce(Operator):
         return [[1]] if kernel.tunables.get("split") == "none" else [[3], [1], [MANY_SLICES]]
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        """With as many slices as a device has room for blocks, and far."""
+        """With as many slices as a device has room for blocks, of floats with what is no number, and far."""
         s, t, once = kernel.signature_dict, kernel.tunables.as_dict(), list[RunOnce]()
         if t["split"] != "none":
             problem, slices = long_problem(s, t)
             once.append(RunOnce("long", problem, tuple(slices)))
+        if s["dtype"] not in ("int32", "int64") and s["map"] not in APPROXIMATE:
+            special = self.test_problems(kernel)[:2][-1]
+            once.append(RunOnce("special", special, tuple(self.test_launches(kernel, special)[0])))
         if far := far_problem(s, t):
             once.append(RunOnce("far", far, tuple(self.test_launches(kernel, far)[0]), far))
         return once

@@ -8,6 +8,7 @@ import numpy as np
 from codegen.dtypes import dtype
 from codegen.operator import Array, InputKind, Operand
 from codegen.operators.reduce.problem import ReduceProblem
+from codegen.special_inputs import NO_NUMBERS, SMALLEST, ZEROS, with_special
 
 # Sums of fp32 are exact up to 2^24; kept a little below, for squares and products of values up to LARGEST.
 EXACT_TOTAL, LARGEST = 2**22, 4
@@ -16,6 +17,8 @@ FAR = {"float32": 4096.0, "float16": 2000.0, "bfloat16": 64.0}
 BEYOND = 2000.0
 # Of whole numbers that float64, in which the reference adds, holds all of; of those that an epilogue scales exactly.
 EXACT_BITS, EPILOGUE_BITS = 52, 20
+# Of an output's values how many are no number in `special` inputs.
+OF_OUTPUTS = 0.6
 
 
 def make_inputs(
@@ -24,7 +27,7 @@ def make_inputs(
     """`integer`: small whole numbers, so few of them other than 0 that sums of their squares are exact; of int32 large
     ones, whose sums leave 32 bits, of int64 any. `normal`: standard normals, of a variance in half of the outputs far
     from 0, of max and min beyond all others. Some rows of an argmax have NaN, and equal values, some of max and min
-    NaN, and some x of relu's gradient."""
+    NaN, and some x of relu's gradient. `special`: normals with NaN, infinities and zeros."""
     arrays: dict[str, Array] = {}
     for operand in operands:
         if operand.role != "in":
@@ -47,7 +50,32 @@ def make_inputs(
                 _put_nans(arrays["x"], rng)
             elif kind == "normal":
                 arrays["x"] = _unusual(problem, arrays["x"], rng)
+        if kind == "special":
+            arrays[operand.name] = _special(problem, operand, arrays[operand.name], rng)
     return arrays
+
+
+def _special(problem: ReduceProblem, operand: Operand, values: Array, rng: np.random.Generator) -> Array:
+    """With what is no number, in about half of the outputs, and zeros; of the function of one array some outputs have
+    one kind of value alone."""
+    if values.dtype.kind in "iub":
+        return values
+    if operand.name not in ("dy", "x"):
+        return with_special(values, 0.1, (*NO_NUMBERS, *ZEROS), rng)
+    few = min(0.2, OF_OUTPUTS / max(1, problem.count))
+    if operand.name == "x" and problem.two_inputs:
+        return with_special(values, 0.2, (*NO_NUMBERS, *ZEROS) if problem.map == "relu_grad" else ZEROS, rng)
+    values = with_special(values, 0.1, (*ZEROS, SMALLEST[problem.dtype]), rng)
+    values = with_special(values, few, NO_NUMBERS, rng)
+    if problem.two_inputs or problem.fn == "variance" or problem.outputs < 3:
+        return values
+    # What an extreme is sought from, and zeros that are all negative, are in one output each.
+    kinds = np.array([np.inf if problem.fn == "min" else -np.inf, -0.0, -np.inf, np.inf, 0.0], values.dtype)
+    order, alone = rng.permutation(problem.outputs), rng.choice(kinds, problem.outputs)
+    chosen = rng.random(problem.outputs) < 0.1
+    alone[order[:2]], chosen[order[:2]] = kinds[:2], True
+    shape = tuple(1 if axis in problem.axes else extent for axis, extent in enumerate(values.shape))
+    return np.where(chosen.reshape(shape), alone.reshape(shape), values)
 
 
 def _small(problem: ReduceProblem, operand: Operand, rng: np.random.Generator) -> Array:

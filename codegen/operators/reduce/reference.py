@@ -36,12 +36,15 @@ from codegen.epilogue_reference import (
     apply_chain,
     logistic,
     stored,
-    stored_or_nan,
     summed_roundings,
 )
 from codegen.fixed_point_reference import bounded
 from codegen.operators.matmul.reference import accumulated
 from codegen.operators.reduce.problem import APPROXIMATE, ReduceProblem
+from codegen.special_values import Special, finite, settled, through_chain
+
+# e^x is 0 in fp32 below it.
+NO_WEIGHT = -104.0
 
 
 def reference(problem: ReduceProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
@@ -52,6 +55,8 @@ def reference(problem: ReduceProblem, inputs: Mapping[str, Array], exact: bool =
         rows = inputs["x"].transpose(*order).reshape(flat)
         return bounded("int64", _of_ring(p.fn, rows).reshape(p.out_shape))
     given = [as_float64(inputs[name], p.dtype) for name in (("dy", "x") if p.two_inputs else ("x",))]
+    if p.fn != "argmax" and not all(bool(namespace_of(each).all(namespace_of(each).isfinite(each))) for each in given):
+        return _of_special(p, given, inputs, exact)
     values = _mapped(p.map, given, exact)
     rows = Bounded(values.value.transpose(*order).reshape(flat), values.error.transpose(*order).reshape(flat))
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -62,13 +67,36 @@ def reference(problem: ReduceProblem, inputs: Mapping[str, Array], exact: bool =
         start = _as_float32(out) if p.dtype == "int32" and p.fn in ("sum", "sum_of_squares", "max", "min") else out
         tensors = {name: inputs[name].reshape(1, -1) for name in operand_names(p.epilogue) if name is not None}
         line = Bounded(start.value.reshape(1, -1), start.error.reshape(1, -1))
-        if p.fn in ("max", "min") and not p.epilogue:
-            final = stored_or_nan(p.out_dtype, line)
-        else:
-            final = stored(p.out_dtype, apply_chain(p.epilogue, line, tensors, exact, p.out_dtype))
-    if not p.write_map:
+        final = stored(p.out_dtype, apply_chain(p.epilogue, line, tensors, exact, p.out_dtype))
+    return _with_mapped(p, final, stored(p.dtype, values) if p.write_map else None)
+
+
+def _of_special(
+    p: ReduceProblem, given: list[Float64], inputs: Mapping[str, Array], exact: bool
+) -> tuple[Float64, Float64]:
+    """The same of floats with NaN and infinities among them, where the map rounds once at most."""
+    xp = namespace_of(given[0])
+    with np.errstate(invalid="ignore", over="ignore"):
+        mapped = _mapped(p.map, given, exact)
+        values = Special(
+            Bounded(finite(mapped.value), xp.where(xp.isfinite(mapped.value), mapped.error, 0.0)),
+            mapped.value,
+            mapped.value == mapped.value,
+        )
+        out = _reduced_special(p, values, exact)
+    tensors = {name: inputs[name].reshape(1, -1) for name in operand_names(p.epilogue) if name is not None}
+    line = Special(
+        Bounded(out.state.value.reshape(1, -1), out.state.error.reshape(1, -1)),
+        out.whole.reshape(1, -1),
+        out.certain.reshape(1, -1),
+    )
+    final = through_chain(p.epilogue, line, tensors, p.out_dtype, exact)
+    return _with_mapped(p, final, settled(values, stored(p.dtype, values.state)) if p.write_map else None)
+
+
+def _with_mapped(p: ReduceProblem, final: Bounded, written: Bounded | None) -> tuple[Float64, Float64]:
+    if written is None:
         return final.value.reshape(p.out_shape), final.error.reshape(p.out_shape)
-    written = stored(p.dtype, values)
     return joined([final.value.reshape(-1), written.value]), joined([final.error.reshape(-1), written.error])
 
 
@@ -139,6 +167,37 @@ _SLOPES: dict[str, Callable[[Float64], Bounded]] = {
 }
 
 # ---- the function
+
+
+def _reduced_special(p: ReduceProblem, values: Special, exact: bool) -> Special:
+    """Of all values: an infinity in a variance may become one or NaN, as its order has it."""
+
+    def in_rows(each: Array) -> Array:
+        return each.transpose(*p.kept, *p.axes).reshape(p.outputs, p.count)
+
+    xp, whole = namespace_of(values.whole), in_rows(values.whole)
+    numbers = Bounded(in_rows(values.state.value), in_rows(values.state.error))
+    infinite = (xp.abs(whole) == math.inf).any(axis=1)
+    if p.fn in ("max", "min"):
+        extreme = whole.max(axis=1) if p.fn == "max" else whole.min(axis=1)
+        zero, negative = whole == 0.0, xp.signbit(whole)
+        # Of zeros of both signs either is right.
+        certain = ~xp.isfinite(extreme) | ~((zero & negative).any(axis=1) & (zero & ~negative).any(axis=1))
+        return Special(Bounded(finite(extreme), numbers.error.max(axis=1)), extreme, certain)
+    if p.fn == "logsumexp":
+        greatest = whole.max(axis=1)
+        # What is infinitely far below has no weight.
+        least = xp.where(xp.isfinite(greatest), greatest, 0.0)[:, None] + 2.0 * NO_WEIGHT
+        numbers = Bounded(xp.where(whole == -math.inf, least, numbers.value), numbers.error)
+        total = greatest
+    elif p.fn == "variance":
+        total = (whole * 0.0).sum(axis=1)
+    else:
+        total = (whole * whole if p.fn == "sum_of_squares" else whole).sum(axis=1)
+    state = _reduced(p, numbers, exact)
+    if p.fn == "variance":
+        state = Bounded(state.value, xp.where(infinite, math.inf, state.error))
+    return Special(state, xp.where(xp.isfinite(total), state.value, total), ~xp.isfinite(total))
 
 
 def _reduced(p: ReduceProblem, rows: Bounded, exact: bool) -> Bounded:

@@ -78,7 +78,7 @@ def test_a_long_problem_is_run_once_exactly_before_it() -> None:
     kernel = matmul_kernel(split="workspace")
     (long,) = of_purpose(MATMUL.run_once(kernel), "long")
     problem, launch = long.problem, long.launch
-    *_, last, _, _ = plan_cases(MATMUL, kernel, 1)
+    (last,) = (case for case in plan_cases(MATMUL, kernel, 1) if case.problem == problem)
     assert (last.problem, last.kind, last.exact) == (problem, "integer", True)
     assert [(run.launch, run.watch) for run in last.runs] == [(launch, False)]
     assert launch[1] == 64
@@ -145,6 +145,14 @@ def test_an_exact_judgement_forgives_nothing_but_the_sign_of_zero() -> None:
     assert check_output(np.float32([[1, -2], [-0.0, 4]]), expected, loose, exact=True).ok
     output_check = check_output(np.nextafter(np.float32([[1, -2], [0, 4]]), np.float32(9)), expected, loose, exact=True)
     assert (output_check.wrong, output_check.index, output_check.expected, output_check.bound) == (4, (0, 0), 1.0, 0.0)
+
+
+def test_where_signs_count_a_zero_of_another_is_wrong_unless_its_bound_leaves_it_open() -> None:
+    got, expected = np.float32([0.0, -0.0, -0.0, 1.0]), np.array([0.0, -0.0, 0.0, 1.0])
+    bound = np.array([0.0, 0.0, 2.0**-149, 0.0])
+    assert check_output(got, expected, bound, exact=False, signed=True).ok
+    assert check_output(-got, expected, bound, exact=False).wrong == 1
+    assert check_output(-got, expected, bound, exact=False, signed=True).wrong == 3
 
 
 @pytest.mark.parametrize("exact", [True, False])

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +14,11 @@ from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.text import render_cpu
 from codegen.text.render_group import header_text
+from tests.operators.masked_activation.test_masked_activation import vectorised
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
 from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
 from tests.support.kernels.mutants import Site, changed, switched_matmul, with_switches
-from tests.support.kernels.wrong_kernels import COMMON, CUDA_CORES, DIVIDED, EPILOGUES, TENSOR_CORES, WITHOUT_NAN
+from tests.support.kernels.wrong_kernels import COMMON, CUDA_CORES, DIVIDED, EPILOGUES, SPECIAL_EPILOGUES, TENSOR_CORES
 
 # Level 1's usual tile and its large one, of which the plan's larger problems have room for one only.
 LARGE = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 8, "thread_n": 8, "unroll_k": 8, "stages": 2}
@@ -123,12 +123,22 @@ def test_a_wrong_epilogue_is_caught(wrong: str, epilogue_verdicts: list[MutantVe
     assert by_number[number] in ("incorrect", "runtime_error")
 
 
-def test_an_epilogue_that_loses_nan_is_caught(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def special_verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int], str]:
+    """By kernel, and number among SPECIAL_EPILOGUES."""
     texts = {"epilogue.cuh": header_text("epilogue.cuh")}
-    wrong = [changed(texts, node, "epilogue.cuh", old, new) for node, (old, new) in WITHOUT_NAN.items()]
-    kernels = [matmul_kernel(epilogue=(node,)) for node in WITHOUT_NAN]
+    wrong = [changed(texts, name, "epilogue.cuh", old, new) for name, (_, old, new) in SPECIAL_EPILOGUES.items()]
+    nodes = list(dict.fromkeys(node for node, _, _ in SPECIAL_EPILOGUES.values()))
+    kernels = [vectorised(node) if isinstance(node, str) else matmul_kernel(epilogue=node) for node in nodes]
     with header_changed("epilogue.cuh", with_switches(texts, wrong)["epilogue.cuh"]):
-        verdicts = {(each.kernel, each.number): each.verdict for each in judge_mutants(kernels, tmp_path)}
-    for number in range(len(kernels)):
-        assert verdicts[number, AS_IT_IS] == "ok"
-        assert verdicts[number, number] == "incorrect"
+        verdicts = judge_mutants(kernels, tmp_path_factory.mktemp("special"))
+    return {(str(nodes[each.kernel]), each.number): each.verdict for each in verdicts}
+
+
+@pytest.mark.parametrize("wrong", SPECIAL_EPILOGUES)
+def test_an_epilogue_that_is_wrong_on_what_is_no_number_or_the_sign_of_a_zero_is_caught(
+    wrong: str, special_verdicts: Mapping[tuple[str, int], str]
+) -> None:
+    node = str(SPECIAL_EPILOGUES[wrong][0])
+    assert special_verdicts[node, AS_IT_IS] == "ok"
+    assert special_verdicts[node, list(SPECIAL_EPILOGUES).index(wrong)] == "incorrect"

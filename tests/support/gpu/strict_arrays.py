@@ -23,7 +23,8 @@ NAME = "strict"
 # What `strict` has. The first operand is an array, but of `where` one of those to choose from is one too.
 FUNCTIONS = (
     "abs", "all", "argmax", "argmin", "broadcast_to", "clip", "count_nonzero", "exp", "frexp", "isfinite", "isposinf",
-    "log", "matmul", "max", "maximum", "min", "minimum", "nan_to_num", "rint", "sqrt", "tanh", "where", "zeros_like",
+    "log", "matmul", "max", "maximum", "min", "minimum", "nan_to_num", "rint", "signbit", "sqrt", "tanh", "where",
+    "zeros_like",
 )  # fmt: skip
 SCALARS = (bool, int, float)
 TYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
@@ -109,6 +110,9 @@ class StrictArray:
         if type(values) is not StrictArray or not all(type(part) is slice for part in index):
             raise TypeError("what is set is a block, to values of the same namespace")
         self._values[index] = values._values
+
+    def __invert__(self) -> StrictArray:
+        return StrictArray(~self._values)
 
     def _number(self) -> Any:
         if self._values.size != 1:

@@ -183,9 +183,32 @@ EPILOGUES: dict[str, tuple[tuple[str, ...], str, str]] = {
     "half for bfloat16": (("cast.bfloat16",), "round_to_bfloat16(x)", "round_to_half(x)"),
     "no cast": (("cast.float16",), "round_to_half(x)", "x"),
 }
-# Nodes that are right on numbers.
-WITHOUT_NAN: dict[str, tuple[str, str]] = {
-    "relu": ("x < V(0) ? V(0) : x", "x > V(0) ? x : V(0)"),
-    "leaky_relu": ("x < 0.0f ? x * scalars[0] : x", "x < 0.0f ? x * scalars[0] : x > 0.0f ? x : 0.0f"),
-    "clip": (f"x < scalars[0] ? scalars[0] : {_CLIP}", f"!(x >= scalars[0]) ? scalars[0] : {_CLIP}"),
-}
+# Nodes that are right on numbers, but for the sign of a zero: a chain of matmul's, or the node of a masked activation.
+_RELU, _MASK = "x < V(0) ? V(0) : x", "kept.data[i] != 0 ? value.data[i] : V(0)"
+_LEAKY, _LARGEST = "x < 0.0f ? x * scalars[0] : x", "x > 0.0f ? 65504.0f : -65504.0f"
+SPECIAL_EPILOGUES: dict[str, tuple[tuple[str, ...] | str, str, str]] = {
+    "relu loses NaN": (("relu",), _RELU, "x > V(0) ? x : V(0)"),
+    "leaky relu loses NaN": (("leaky_relu",), _LEAKY, f"{_LEAKY} > 0.0f ? x : 0.0f"),
+    "clip loses NaN": (
+        ("clip",), f"x < scalars[0] ? scalars[0] : {_CLIP}", f"!(x >= scalars[0]) ? scalars[0] : {_CLIP}",
+    ),
+    "relu is a product": (("relu",), _RELU, "x * V(x > V(0) || x != x)"),
+    "relu writes -0": (("relu",), _RELU, "x < V(0) ? V(0) * V(-1) : x"),
+    "a mask is a product": (("mask",), _MASK, "value.data[i] * V(kept.data[i] != 0)"),
+    "a mask writes -0": (("mask",), _MASK, f"{_MASK} * V(-1)"),
+    "infinities of either sign are one": (
+        ("residual",), "return a + b;", "return a + b != a + b && a == a && b == b ? a : a + b;",
+    ),
+    "sigmoid divides infinities": (
+        ("sigmoid",), "1.0f / (1.0f + cukiln::exp(-x))", "cukiln::exp(x) / (1.0f + cukiln::exp(x))",
+    ),
+    "a clip lets infinities through": (
+        ("clip",), "x > scalars[1] ? scalars[1] : x", "x > scalars[1] && x - x == 0.0f ? scalars[1] : x",
+    ),
+    "a cast makes numbers of infinities": (
+        ("cast.float16",), "round_to_half(x)", f"x - x != 0.0f && x == x ? ({_LARGEST}) : round_to_half(x)",
+    ),
+    "an identity loses -0": ("bits.relu.identity", "return x;", "return x + V(0);"),
+    "a relu loses -0": ("bits.relu.identity", _RELU, "x > V(0) || x != x ? x : V(0)"),
+    "a relu takes the smallest number for 0": ("bits.relu.identity", _RELU, "x < V(1e-38f) && x != V(0) ? V(0) : x"),
+}  # fmt: skip
