@@ -6,9 +6,11 @@ element, which on a GPU synchronises with all that was queued before.
 
 CuPy always compiles with `-ftz=true`: a subnormal number of float32 counts as 0 in its kernels. No verdict depends on
 it. Sums, bounds and comparisons are of float64, which the option leaves alone, and bits are compared as integers; what
-is left are conversions from and to float32. There a value below 2^-126 may become 0. Whole numbers of the exact cases
-are none, a normal is so small once in 10^37, subnormals of float16 are ordinary numbers of float32, and where an
-activation's tail gets there, its bound allows 2^-126 or more (`codegen.epilogue_reference`).
+is left are conversions from and to float32. There a value below 2^-126 may become 0 of its sign. Whole numbers of the
+exact cases are none, a normal is so small once in 10^37, subnormals of float16 are ordinary numbers of float32, an
+activation's tail has a bound of 2^-126 or more there (`codegen.epilogue_reference`), and `special` inputs
+(`codegen.special_inputs`) have one only where 0 in its place changes no output by more. So only the CPU sees a kernel
+that takes them for 0.
 """
 
 import importlib
@@ -22,6 +24,8 @@ import numpy as np
 # An array of any namespace, and one of float64: the two libraries share no static type.
 Array = Any
 Float64 = Any
+
+SMALLEST_NORMAL = 2.0**-126  # of float32 and bfloat16
 
 _numpy_erf = np.frompyfunc(math.erf, 1, 1)
 

@@ -110,8 +110,8 @@ def _certain(node: Node, at: Special, whole: Float64, tensor: Array | None) -> A
     """Where a kernel has this very number: what is none; what is left as it was; zeros of certain numbers, of which a
     polynomial may round on its way; and zeros that a node writes."""
     xp = namespace_of(whole)
-    # What rounds on its way may be 0, or what it was, in float64 alone.
-    rounds = not node.exact or isinstance(node, Polynomial)
+    # What rounds may be 0, or what it was, in float64 alone.
+    rounds = not node.exact or isinstance(node, Cast | Polynomial)
     settled_before = (at.whole == 0.0) | ~xp.isfinite(at.whole)
     kept = settled_before & (whole == 0.0) if rounds else (whole == 0.0) | (whole == at.whole)
     certain = ~xp.isfinite(whole) | (at.certain & kept)

@@ -205,7 +205,7 @@ def test_the_winners_record_names_blobs_that_are_what_they_say(client: Client, j
         assert hashlib.sha256(client.blob(digest)).hexdigest() == digest
     assert best.launch.functions[0].symbol.encode() in client.blob(best.cubin_sha256)
     assert best.verdict["venue"] == "cpu"
-    assert {case["kind"] for case in best.verdict["cases"]} == {"integer", "normal"}
+    assert {case["kind"] for case in best.verdict["cases"]} == {"integer", "normal", "special"}
     assert all(case["max_error"] == 0 for case in best.verdict["cases"] if case["exact"])
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from codegen.arrays import SMALLEST_NORMAL
 from codegen.dtypes import dtype
 from codegen.operator import Array, InputKind, Operand
 from codegen.operators.reduce.problem import ReduceProblem
@@ -65,7 +66,7 @@ def _special(problem: ReduceProblem, operand: Operand, values: Array, rng: np.ra
     few = min(0.2, OF_OUTPUTS / max(1, problem.count))
     if operand.name == "x" and problem.two_inputs:
         return with_special(values, 0.2, (*NO_NUMBERS, *ZEROS) if problem.map == "relu_grad" else ZEROS, rng)
-    values = with_special(values, 0.1, (*ZEROS, SMALLEST[problem.dtype]), rng)
+    values = with_special(values, 0.1, (*ZEROS, *_smallest(problem)), rng)
     values = with_special(values, few, NO_NUMBERS, rng)
     if problem.two_inputs or problem.fn == "variance" or problem.outputs < 3:
         return values
@@ -76,6 +77,13 @@ def _special(problem: ReduceProblem, operand: Operand, values: Array, rng: np.ra
     alone[order[:2]], chosen[order[:2]] = kinds[:2], True
     shape = tuple(1 if axis in problem.axes else extent for axis, extent in enumerate(values.shape))
     return np.where(chosen.reshape(shape), alone.reshape(shape), values)
+
+
+def _smallest(problem: ReduceProblem) -> tuple[float, ...]:
+    """None where its place, or the sign of its product, would be another's if it counted as 0 (`codegen.arrays`)."""
+    smallest = SMALLEST[problem.dtype]
+    decides = problem.fn == "argmax" or problem.two_inputs
+    return () if decides and smallest < SMALLEST_NORMAL else (smallest,)
 
 
 def _small(problem: ReduceProblem, operand: Operand, rng: np.random.Generator) -> Array:

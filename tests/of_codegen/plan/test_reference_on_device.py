@@ -13,11 +13,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codegen.arrays import as_float64, erf, namespace_of, powers_of_two
+from codegen.arrays import SMALLEST_NORMAL, as_float64, erf, namespace_of, powers_of_two
 from codegen.dtypes import dtype
+from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.plan.gpu_verification_plan import reduced_cases
 from codegen.plan.verification_plan import OutputCheck, check_output, differing
+from codegen.search.search import Search
+from codegen.targets import target
 from tests.support.fixtures.codegen import EVERY_NODE, matmul
 from tests.support.gpu import cupy_names, strict_arrays
 from tests.support.gpu.strict_arrays import StrictArray, on_device, on_host
@@ -118,6 +122,50 @@ def test_a_reference_hardly_waits_for_the_device(types: dict[str, Any]) -> None:
         assert StrictArray.waits <= MOST_WAITS
 
 
+RELU, LEAKY_RELU = [{"op": "relu"}], [{"op": "leaky_relu", "slope": 0.1}]
+OF_FEW_VALUES = {
+    "argmax": {"fn": "argmax"},
+    "max, relu": {"fn": "max", "epilogue": RELU},
+    "max of products": {"fn": "max", "map": "multiply"},
+    "max of products, relu": {"fn": "max", "map": "multiply", "epilogue": RELU},
+    "min of products, relu": {"fn": "min", "map": "multiply", "epilogue": RELU},
+    "min, leaky_relu": {"fn": "min", "epilogue": LEAKY_RELU},
+    "gradient of relu": {"fn": "sum", "map": "relu_grad"},
+    "sum": {"fn": "sum", "epilogue": RELU},
+    "logsumexp": {"fn": "logsumexp"},
+    "masked relu": {"where_set": {"op": "relu"}},
+    "masked square": {"where_set": {"op": "square"}, "where_clear": {"op": "gelu"}},
+    "masked polynomials": {
+        "where_set": {"op": "polynomial", "coefficients": [0.0, -1.0, 0.0]},
+        "where_clear": {"op": "polynomial", "coefficients": [1.0, 0.5, 0.25]},
+    },
+}
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fields", OF_FEW_VALUES.values(), ids=OF_FEW_VALUES)
+def test_subnormals_that_a_device_takes_for_0_refuse_no_right_output(fields: dict[str, Any], name: str) -> None:
+    """As a kernel computes it, which does not take them so."""
+    if "fn" in fields:
+        op, fields = operator("reduce"), {"shape": [4, 65536], "axes": [0], **fields}
+    else:
+        op, fields = operator("masked_activation"), {"shape": [1000], **fields}
+    problem, special = op.parse({"dtype": name, **fields}), 0
+    candidates = lower(problem, target("sm_90a"), Search(level=1, limit=6)).candidates
+    for kernel in {candidate.kernel.id: candidate.kernel for candidate in candidates}.values():
+        for case in (case for case in reduced_cases(op, kernel, 7) if case.kind == "special"):
+            special += 1
+            inputs = op.make_inputs(case.problem, "special", np.random.default_rng(case.seed))
+            value, _ = op.reference(case.problem, inputs, False)
+            out_dtype = next(each.dtype for each in op.operands(case.problem) if each.role == "out")
+            out = value.astype(np.float32).astype(dtype(out_dtype).numpy)
+            there: Any = {name: on_device(values) for name, values in inputs.items()}
+            expected, bound = op.reference(case.problem, there, False)
+            checked = check_output(as_float64(on_device(out), out_dtype), expected, bound, exact=False, signed=True)
+            assert checked.ok, (case.problem, checked.sentence())
+    assert special > 0
+
+
 def spoiled(values: npt.NDArray[Any], changes: dict[int, float]) -> npt.NDArray[Any]:
     out = values.copy()
     for place, value in changes.items():
@@ -175,7 +223,8 @@ def test_every_bfloat16_is_read_from_its_bits() -> None:
         expected = values.astype(np.float64)
         for values_ in (as_float64(bits, "bfloat16"), as_float64(values, "bfloat16")):
             np.testing.assert_array_equal(values_, expected)
-        np.testing.assert_array_equal(on_host(as_float64(on_device(values), "bfloat16")), expected)
+        flushed = np.where(np.abs(expected) < SMALLEST_NORMAL, np.copysign(0.0, expected), expected)
+        np.testing.assert_array_equal(on_host(as_float64(on_device(values), "bfloat16")), flushed)
 
 
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int32", "int8", "uint8"])

@@ -1,7 +1,8 @@
 """Arrays that compute with NumPy and allow what CuPy 13 and later allow: code that works with them works on a GPU.
 
-Like `cupy.ndarray` they refuse to become NumPy arrays unasked, have no bfloat16, reach float16 by way of float32, and
-do not name their namespace, which is the module `strict`. Beyond that they refuse whatever is not named here: NumPy's
+Like `cupy.ndarray` they refuse to become NumPy arrays unasked, have no bfloat16, reach float16 by way of float32, take
+subnormals of float32 for 0 where they are converted from it or to it, and do not name their namespace, which is the
+module `strict`. Beyond that they refuse whatever is not named here: NumPy's
 functions, NumPy arrays and scalars beside them, keyword arguments, functions of which every operand is a Python number
 (whose result type is a matter of opinion), and being looped over. `waits` counts what would wait for a GPU.
 """
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from codegen.arrays import SMALLEST_NORMAL
 from codegen.arrays import erf as numpy_erf
 
 NAME = "strict"
@@ -71,7 +73,10 @@ class StrictArray:
         values = self._values
         if (values.dtype.name, wanted.name) == ("float64", "float16"):
             values = _quiet(lambda: values.astype(np.float32))
-        return StrictArray(_quiet(lambda: values.astype(wanted)))
+        made = _quiet(lambda: values.astype(wanted))
+        if {values.dtype.name, wanted.name} == {"float32", "float64"}:
+            made = np.where(np.abs(values) < SMALLEST_NORMAL, np.copysign(wanted.type(0.0), made), made)
+        return StrictArray(made)
 
     def view(self, dtype: npt.DTypeLike) -> StrictArray:
         return StrictArray(self._values.view(np.dtype(dtype)))
