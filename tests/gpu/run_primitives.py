@@ -40,6 +40,9 @@ CPU_FLAGS = (
 TOOLKIT = "/usr/local/cuda"
 DEVICE_FLAGS = ("-cubin", "-std=c++17", "-O3")
 CPU_SECONDS = 60.0
+_RUNTIME_ERROR = 1  # of codegen/device/cpu/scheduler.h; the other statuses: no memory, no time
+# cudaError_t: assert, the device's exceptions, a failed launch. What is none of a kernel is the machine's.
+_FAULTS_OF_KERNELS = {700, 710, *range(714, 720)}
 
 _CPU_ENTRY = """
 namespace cukiln {{
@@ -74,7 +77,12 @@ class NoCompiler(BuildFailed):
 
 
 class RunFailed(Exception):
-    """A kernel did not run to its end; the message says why."""
+    """A kernel did not run to its end; the message says why. `is_verdict`: it is so of the kernel, and not of this
+    machine, which has no memory or no time, or refuses the launch."""
+
+    def __init__(self, why: str, *, is_verdict: bool = True) -> None:
+        super().__init__(why)
+        self.is_verdict = is_verdict
 
 
 class ContextLost(RunFailed):
@@ -166,7 +174,8 @@ class CpuEmulations:
         finally:
             self._library.cukiln_free_all()
         if status:
-            raise RunFailed(self._library.cukiln_message().decode(errors="replace"))
+            words = self._library.cukiln_message().decode(errors="replace")
+            raise RunFailed(words, is_verdict=status == _RUNTIME_ERROR)
         return outputs
 
     def _allocate(self, name: bytes, array: Words) -> ctypes.c_void_p:
@@ -174,7 +183,7 @@ class CpuEmulations:
             name, ctypes.c_uint64(array.nbytes), ctypes.c_uint64(16), name == b"out"
         )
         if not address:
-            raise RunFailed("out of memory")
+            raise RunFailed("out of memory", is_verdict=False)
         ctypes.memmove(address, np.ascontiguousarray(array).ctypes.data, array.nbytes)
         return ctypes.c_void_p(address)
 
@@ -290,7 +299,8 @@ class CupyGpu:
             kernel((len(words),), (check.threads,), (given, made), shared_mem=check.shared_bytes)
             outputs: Words = cupy.asnumpy(made)
         except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
-            raise (ContextLost if self._is_lost() else RunFailed)(str(error)) from error
+            kind = ContextLost if self._is_lost() else RunFailed
+            raise kind(str(error), is_verdict=error.status in _FAULTS_OF_KERNELS) from error
         return outputs
 
     def _is_lost(self) -> bool:
