@@ -33,7 +33,7 @@ CONNECT_SECONDS, LOOKUP_SECONDS, CALL_SECONDS = 0.2, 1.0, 30.0
 ATTEMPTS, _QUICK_ATTEMPTS = 5, 2
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-LEAST_BYTES_A_SECOND = 10_000.0  # of the body of an answer that has no budget
+LEAST_BYTES_A_SECOND = 10_000.0  # as they are sent, of the body of an answer that has no budget
 
 
 class _HeldUp(httpx2.ConnectTimeout):
@@ -73,10 +73,10 @@ class Call:
 
 
 class _Rules:
-    """What both transports share. `timeout`: seconds until the answer begins, of a call that has no budget of its own,
-    and as many for its body, with one more for each 10,000 bytes; `connect_seconds`: to connect, of a call that has
-    one; `attempts` counts the first try; `patience` is the longest time in seconds that one wait for the service may
-    take: a longer Retry-After is left to the caller. `offline`: nothing is sent, every call raises
+    """What both transports share. `timeout`: seconds until the answer begins, of each attempt of a call that has no
+    budget, and as many for its body, with one more for each 10,000 bytes sent; `connect_seconds`: to connect, of a call
+    that has one; `attempts` counts the first try; `patience` is the longest time in seconds that one wait for the
+    service may take: a longer Retry-After is left to the caller. `offline`: nothing is sent, every call raises
     `ServiceUnreachable`."""
 
     def __init__(
