@@ -364,7 +364,7 @@ def test_a_part_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
     monkeypatch.setattr(there, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep, time=time.time))
     monkeypatch.setattr(there, "GRACE_SECONDS", 0.2)
     part = Part("hangs", ("hangs",), 600)
-    ended = there._run(part, Progress(tmp_path), 600.0, tmp_path, [part], [])
+    ended = there._run(part, Progress(tmp_path), 600.0, tmp_path, [part], [], namespaces=True)
     assert ended.cut_off and ended.status == -signal.SIGKILL
     wait_for(lambda: not is_running(int(log.read_text())), seconds=60, what="the end of what the part started")
     assert Progress(tmp_path).ended["hangs"] == ended
