@@ -1,7 +1,7 @@
 """Runs every primitive on the GPU and in its CPU emulation and records which gave the same results: `make test-gpu`.
 
-Needs Python, NumPy, CuPy, nvcc and g++, and nothing else of this repository than codegen/device and this folder; of
-another GPU module its function `primitives_gpu`, and for a GPU's UUID the module's list of them.
+Needs Python, NumPy, CuPy, nvcc and g++, and no package of the service; of another GPU module its function
+`primitives_gpu`, and for a GPU's UUID the module's list of them.
 Exit status: 0 all primitives that this GPU has are confirmed, 1 one differs, or its kernels do not compile, 2 there is
 no GPU, 3 nothing was run: there is no compiler, or the GPU module runs no such kernels, 4 some could not be checked,
 for this machine or behind a lost context: with --journal the same command goes on with them.
