@@ -73,10 +73,10 @@ class _Body:
 
     def response(self) -> httpx2.Response:
         """The answer with what was taken."""
-        told, made = self._response, b"".join(self._pieces)
-        headers = [(name, value) for name, value in told.headers.multi_items() if name.lower() not in _OF_TRANSFER]
-        reason = {name: value for name, value in told.extensions.items() if name == "reason_phrase"}
-        return httpx2.Response(told.status_code, headers=headers, content=made, request=told.request, extensions=reason)
+        sent, made = self._response, b"".join(self._pieces)
+        headers = [(name, value) for name, value in sent.headers.multi_items() if name.lower() not in _OF_TRANSFER]
+        reason = {name: value for name, value in sent.extensions.items() if name == "reason_phrase"}
+        return httpx2.Response(sent.status_code, headers=headers, content=made, request=sent.request, extensions=reason)
 
     def _too_large(self, size: str) -> UnexpectedAnswer:
         request = self._response.request

@@ -240,10 +240,10 @@ def test_a_run_that_was_cut_off_has_confirmed_what_it_did_and_the_next_one_confi
     whole = tmp_path / "whole.json"
     assert confirm(PlayedGpu(emulations), emulations, "13.2.86", whole, SOME) == CONFIRMS
 
-    def told(path: Path) -> dict[str, Any]:
+    def undated(path: Path) -> dict[str, Any]:
         return {name: {**entry, "date": ""} for name, entry in written(path)["primitives"].items()}
 
-    assert told(target) == told(whole)
+    assert undated(target) == undated(whole)
     ran.clear()
     assert run() == CONFIRMS and ran == [], "all of it stands in the journal"
 

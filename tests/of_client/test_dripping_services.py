@@ -11,9 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx2
 import pytest
 
-from cukiln import ServiceUnreachable
+from cukiln import ServiceUnreachable, bounded_network
+from cukiln.bounded_network import bound_network
 from cukiln.client import AsyncClient, Client
 from cukiln.transport import AsyncTransport, Transport
 from tests.support.fixtures.client import MATMUL
@@ -119,6 +121,18 @@ def test_an_awaited_one_does(call: str, dripping: Dripping) -> None:
 
     asyncio.run(asked())
     wait_for(lambda: not dripping.open)
+
+
+def test_a_network_that_no_limit_can_be_set_for_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    bounded_network._warn_once.cache_clear()
+    with httpx2.Client() as whole, httpx2.Client() as without, httpx2.Client() as another:
+        bound_network(whole)
+        assert not caplog.records
+        for client in (without, another):
+            client._transport = httpx2.MockTransport(lambda request: httpx2.Response(200))
+            bound_network(client)
+    (said,) = caplog.records
+    assert httpx2.__version__ in said.message and "2.16 has them" in said.message
 
 
 def test_a_call_that_is_repeated_has_its_time_again(dripping: Dripping) -> None:

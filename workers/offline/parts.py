@@ -77,8 +77,8 @@ def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, secon
     """What tells most about all that follows comes first."""
     of_gpu = ("--gpu-module", gpu_module, "--device", device)
     measured = ("workers.offline.measure_bundle", str(installed / BUNDLE), "--out", str(into / "measured"))
-    kept = ("--result", str(into / CONFIRMED_FILE), "--journal", str(into / PRIMITIVES_JOURNAL))
-    primitives = ("tests.gpu.confirm_primitives", *kept, *of_gpu)
+    results = ("--result", str(into / CONFIRMED_FILE), "--journal", str(into / PRIMITIVES_JOURNAL))
+    primitives = ("tests.gpu.confirm_primitives", *results, *of_gpu)
     workspaces = ("tests.gpu.check_workspaces", "--library", str(installed / WORKSPACES_LIBRARY), *of_gpu)
     last = (*measured, *of_gpu, "--seconds", str(seconds))
     return [
