@@ -1,16 +1,21 @@
 """Where the service is, and what keeps every connection to it from being made: wrong addresses, proxies, TLS files."""
 
 import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
 
 import httpx2
 
 from cukiln.errors import ServiceUnreachable, UsageError
 
 # Of httpx2 and the standard library, before anything is sent: a proxy of an unknown kind, a package that it needs, an
-# address that is none, a name that is no host's (UnicodeError is a ValueError), a file that is not there.
-UNUSABLE = (ImportError, OSError, OverflowError, ValueError, httpx2.InvalidURL)
+# address that is none, a name that is no host's (UnicodeError is a ValueError), a file that is not there. A group
+# of them is of a host's addresses, which are tried side by side where they are awaited.
+_UNUSABLE = (ExceptionGroup, ImportError, OSError, OverflowError, ValueError, httpx2.InvalidURL)
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 _VARIABLES = (*_PROXIES, *(name.lower() for name in _PROXIES), "SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
+_SHOWN = 80  # characters of a path that is too long
 _LONGEST_LABEL = 63  # of a host's name (RFC 1035, 2.3.4)
 
 
@@ -34,13 +39,34 @@ def parse_url(url: str) -> httpx2.URL:
     raise UsageError(f"the service address {url!r} (--url, CUKILN_URL) {wrong}; expected http://host:port")
 
 
-def no_connection(url: str, method: str, path: str, error: Exception) -> ServiceUnreachable:
-    """`error`: of `UNUSABLE`. Values of variables are not named: a proxy's may hold a password."""
-    given = [name for name in _VARIABLES if os.environ.get(name)]
-    variables = f"the variables {', '.join(given)}" if given else "the proxy of this machine, if it has one"
-    return ServiceUnreachable(
-        f"no connection to the cukiln service at {url} can be made ({str(error) or type(error).__name__}); "
-        f"check {variables}, and --url or CUKILN_URL",
-        method=method,
-        url=url + path,
-    )
+def build_request(
+    client: httpx2.Client | httpx2.AsyncClient, method: str, path: str, options: Mapping[str, Any]
+) -> httpx2.Request:
+    """What is sent. Raises `UsageError` for what an address or a header cannot hold."""
+    try:
+        return client.build_request(method, path, **options)
+    except (ValueError, httpx2.InvalidURL) as error:
+        shown = path if len(path) <= _SHOWN else f"{path[:_SHOWN]}… ({len(path)} characters)"
+        raise UsageError(
+            f"nothing was sent: {method} {shown} can be no request ({error}); check the id or name that it has"
+        ) from error
+
+
+@contextmanager
+def connecting(url: str, method: str, path: str) -> Iterator[None]:
+    """Raises `ServiceUnreachable` where no connection can be made meanwhile, now or later. Values of variables are not
+    named: a proxy's may hold a password."""
+    try:
+        yield
+    except _UNUSABLE as error:
+        reason: Exception = error
+        while isinstance(reason, ExceptionGroup):
+            reason = reason.exceptions[0]
+        given = [name for name in _VARIABLES if os.environ.get(name)]
+        variables = f"the variables {', '.join(given)}" if given else "the proxy of this machine, if it has one"
+        raise ServiceUnreachable(
+            f"no connection to the cukiln service at {url} can be made ({str(reason) or type(reason).__name__}); "
+            f"check {variables}, and --url or CUKILN_URL",
+            method=method,
+            url=url + path,
+        ) from error

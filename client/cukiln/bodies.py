@@ -32,12 +32,11 @@ def largest_lookup(problems: int) -> int:
 
 
 def read_body(response: httpx2.Response, most: int, took: Callable[[int], None] = lambda size: None) -> httpx2.Response:
-    """The answer with its body. `took` is called with the size of each piece. Raises `UnexpectedAnswer` where the body
-    is larger than `most` bytes."""
+    """The answer with its body. `took` is called with the bytes that came for each piece, which gzip makes fewer than
+    it has. Raises `UnexpectedAnswer` where the body is larger than `most` bytes."""
     body = _Body(response, most)
     for piece in response.iter_bytes():
-        body.take(piece)
-        took(len(piece))
+        took(body.take(piece))
     return body.response()
 
 
@@ -47,8 +46,7 @@ async def read_body_async(
     """`read_body`, awaited."""
     body = _Body(response, most)
     async for piece in response.aiter_bytes():
-        body.take(piece)
-        took(len(piece))
+        took(body.take(piece))
     return body.response()
 
 
@@ -59,23 +57,26 @@ class _Body:
         self._response = response
         self._most = min(most, LARGEST_ERROR) if response.status_code >= 400 else most
         self._pieces: list[bytes] = []
-        self._size = 0
+        self._size = self._came = 0
         length = response.headers.get("Content-Length", "")
         if length.isdecimal() and (len(length) > 18 or int(length) > self._most):
             raise self._too_large(f"{length[:18]} bytes")
 
-    def take(self, piece: bytes) -> None:
+    def take(self, piece: bytes) -> int:
+        """The bytes that came since the last piece."""
         self._size += len(piece)
         if self._size > self._most:
             raise self._too_large("more")
         self._pieces.append(piece)
+        before, self._came = self._came, self._response.num_bytes_downloaded
+        return self._came - before
 
     def response(self) -> httpx2.Response:
         """The answer with what was taken."""
-        told, made = self._response, b"".join(self._pieces)
-        headers = [(name, value) for name, value in told.headers.multi_items() if name.lower() not in _OF_TRANSFER]
-        reason = {name: value for name, value in told.extensions.items() if name == "reason_phrase"}
-        return httpx2.Response(told.status_code, headers=headers, content=made, request=told.request, extensions=reason)
+        sent, made = self._response, b"".join(self._pieces)
+        headers = [(name, value) for name, value in sent.headers.multi_items() if name.lower() not in _OF_TRANSFER]
+        reason = {name: value for name, value in sent.extensions.items() if name == "reason_phrase"}
+        return httpx2.Response(sent.status_code, headers=headers, content=made, request=sent.request, extensions=reason)
 
     def _too_large(self, size: str) -> UnexpectedAnswer:
         request = self._response.request

@@ -1,5 +1,7 @@
 """Sockets that keep to the limit of the call that they are read for: httpx2's timeouts begin again with each byte."""
 
+import functools
+import logging
 import ssl
 import threading
 from collections.abc import Iterable, Iterator
@@ -10,6 +12,8 @@ import httpcore2
 import httpx2
 
 from cukiln.limit import Limit
+
+LOG = logging.getLogger("cukiln")
 
 
 class _OfThread(threading.local):
@@ -30,12 +34,25 @@ def bounding(limit: Limit) -> Iterator[None]:
 
 
 def bound_network(client: httpx2.Client) -> None:
-    """Have the client's connections keep to limits. httpx2 has no way for it but its own attributes; without these, a
-    call's thread ends with the connection."""
+    """Have the client's connections keep to limits. httpx2 has no way for it but its own attributes; without these,
+    which a warning says once, a call's thread ends with the connection."""
+    wrapped = False
     for transport in (getattr(client, "_transport", None), *getattr(client, "_mounts", {}).values()):
         pool: Any = getattr(transport, "_pool", None)
         if isinstance(backend := getattr(pool, "_network_backend", None), httpcore2.NetworkBackend):
             pool._network_backend = _Backend(backend)
+            wrapped = True
+    if not wrapped:
+        _warn_once()
+
+
+@functools.cache
+def _warn_once() -> None:
+    LOG.warning(
+        "httpx2 %s has no connections that a limit can be set for: a service that sends byte by byte holds a thread; "
+        "2.16 has them",
+        httpx2.__version__,
+    )
 
 
 def _seconds(timeout: float | None, late: type[Exception]) -> float | None:

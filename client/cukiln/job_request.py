@@ -22,8 +22,8 @@ def encode(body: Mapping[str, Any]) -> bytes:
 
 def check_problems(problems: Iterable[Any], prepared: type | None = None) -> list[Any]:
     """The problems of a call, objects each, or `prepared`. Raises `UsageError`."""
-    if type(problems) is not list:  # what is usual is told in a tenth of the time
-        if isinstance(problems, Mapping | str):
+    if type(problems) is not list:  # a comparison of types, which nearly all calls end with, takes little time
+        if isinstance(problems, Mapping | str) or not isinstance(problems, Iterable):
             raise UsageError("problems is one problem, or none; expected a list of them: [problem]")
         problems = list(problems)
     for problem in problems:

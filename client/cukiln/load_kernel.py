@@ -16,12 +16,12 @@ from pydantic import ValidationError
 
 from cukiln.capture import outside_captures
 from cukiln.counted import counted
-from cukiln.errors import DeviceError, NotLoadable, UsageError
+from cukiln.errors import DeviceError, UsageError
 from cukiln.gpu import local_target
 from cukiln.json_file import read_json_object
 from cukiln.local_cache import LocalCache, verify
 from cukiln.lock import Lock
-from cukiln.private_copies import COPIES
+from cukiln.open_library import first_line, open_library
 from cukiln.pytorch_tensors import check_values, have_no_memory
 from cukiln.settings import ClientSettings
 from cukiln.types import FrontEntry, WinnerRecord
@@ -35,7 +35,8 @@ ON_CPU, ON_CUDA = 1, 2  # kDLCPU, kDLCUDA of dlpack.h
 
 
 class Kernel:
-    """A loaded kernel library. `entry` is its place in the winner record; None when it was loaded from bytes alone."""
+    """A loaded kernel library. `path` is what it was loaded from, and is gone where no cache could have it; `entry` is
+    its place in the winner record; None when it was loaded from bytes alone."""
 
     def __init__(self, module: Any, path: Path, entry: FrontEntry | None) -> None:
         self._module = module
@@ -60,8 +61,8 @@ class Kernel:
             self._loaded_on.add((ON_CUDA, device))
         except RuntimeError as error:
             raise DeviceError(
-                f"cannot prepare the kernel on CUDA device {device}: {_reason(error)}; it needs an NVIDIA GPU of the "
-                "architecture it was compiled for, and its driver. `cukiln doctor` shows what is here"
+                f"cannot prepare the kernel on CUDA device {device}: {first_line(error)}; it needs an NVIDIA GPU of "
+                "the architecture it was compiled for, and its driver. `cukiln doctor` shows what is here"
             ) from error
 
     def workspace_bytes(self, *arguments: Any) -> int:
@@ -118,7 +119,7 @@ class Kernel:
                 ) from error
             if isinstance(error, ValueError):
                 raise
-            raise DeviceError(f"the kernel could not run: {_reason(error)}") from error
+            raise DeviceError(f"the kernel could not run: {first_line(error)}") from error
 
     @contextmanager
     def _loading(self, tensor: Any) -> Iterator[None]:
@@ -169,7 +170,7 @@ class Kernel:
             with self._loading(like), _on_stream(tensors, stream):
                 transform(*tensors, transformed, *numbers)
         except RuntimeError as error:
-            raise DeviceError(f"the transform could not run: {_reason(error)}") from error
+            raise DeviceError(f"the transform could not run: {first_line(error)}") from error
 
     def _numbers(self, attributes: tuple[int, ...] | None, scalars: tuple[float, ...] | None) -> tuple[float, ...]:
         """Those of a call; what is not given is the record's."""
@@ -284,8 +285,8 @@ def load(
     file; or a library's bytes. `sha256` is needed for bytes, and for a file that is not named after its digest.
     `locked`: refuse all but what a lock file pins (True: `CUKILN_LOCK`, else `cukiln.lock`;
     or its path); then `source` may be a problem, too, whose record is in the file.
-    A cache that cannot be written is a warning; the library is then loaded from a temporary folder of this process. No
-    GPU is needed to load; `Kernel.prepare` is what needs one.
+    A cache that cannot be written is a warning; the library is then loaded from a temporary file, which is gone when
+    this returns. No GPU is needed to load; `Kernel.prepare` is what needs one.
     Raises `DigestMismatch` before anything of the library runs, `NotLocked`, `NotLoadable`, `UsageError`.
     """
     cache = _cache(client, cache_dir)
@@ -320,7 +321,7 @@ def load(
     data = source if isinstance(source, bytes) else _fetched(sha256, client, cache) if path is None else _read(path)
     verify(data, sha256, f"the library {source}" if isinstance(source, str | Path) else "the library")
     # Loaded from a folder of this user only: the file there is the one whose bytes were checked.
-    return _open(cache.keep(sha256, data) or COPIES.put(sha256, data), entry)
+    return Kernel(*open_library(cache, sha256, data), entry)
 
 
 def read_record(folder: Path) -> WinnerRecord:
@@ -371,21 +372,3 @@ def _digest_of_name(path: Path) -> str:
             f"loading {path} needs sha256=…, the digest it was promised with (files named <sha256>.so carry it)"
         )
     return name
-
-
-def _open(path: Path, entry: FrontEntry | None) -> Kernel:
-    import tvm_ffi
-
-    try:
-        return Kernel(tvm_ffi.load_module(path), path, entry)
-    except (RuntimeError, AttributeError) as error:
-        raise NotLoadable(
-            f"{path.name} is not a kernel library that this process can load: {_reason(error)}; "
-            "it must be built for this machine's processor and export `run`"
-        ) from error
-
-
-def _reason(error: BaseException) -> str:
-    """The first line of what tvm-ffi says: its traceback is of its own insides."""
-    text = str(error).strip()
-    return text.splitlines()[0].rstrip(".;") if text else type(error).__name__

@@ -18,7 +18,7 @@ from typing import Any
 import httpx2
 from tenacity import AsyncRetrying, RetryCallState, Retrying
 
-from cukiln.addresses import UNUSABLE, no_connection, parse_url
+from cukiln.addresses import build_request, connecting, parse_url
 from cukiln.bodies import LARGEST_ANSWER, read_body, read_body_async
 from cukiln.bounded_network import bound_network, bounding
 from cukiln.breaker import Breaker
@@ -33,7 +33,7 @@ CONNECT_SECONDS, LOOKUP_SECONDS, CALL_SECONDS = 0.2, 1.0, 30.0
 ATTEMPTS, _QUICK_ATTEMPTS = 5, 2
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-LEAST_BYTES_A_SECOND = 10_000.0  # of the body of an answer that has no budget
+LEAST_BYTES_A_SECOND = 10_000.0  # as they are sent, of the body of an answer that has no budget
 
 
 class _HeldUp(httpx2.ConnectTimeout):
@@ -73,10 +73,10 @@ class Call:
 
 
 class _Rules:
-    """What both transports share. `timeout`: seconds until the answer begins, of a call that has no budget of its own,
-    and as many for its body, with one more for each 10,000 bytes; `connect_seconds`: to connect, of a call that has
-    one; `attempts` counts the first try; `patience` is the longest time in seconds that one wait for the service may
-    take: a longer Retry-After is left to the caller. `offline`: nothing is sent, every call raises
+    """What both transports share. `timeout`: seconds until the answer begins, of each attempt of a call that has no
+    budget, and as many for its body, with one more for each 10,000 bytes sent; `connect_seconds`: to connect, of a call
+    that has one; `attempts` counts the first try; `patience` is the longest time in seconds that one wait for the
+    service may take: a longer Retry-After is left to the caller. `offline`: nothing is sent, every call raises
     `ServiceUnreachable`."""
 
     def __init__(
@@ -152,7 +152,7 @@ class _Rules:
             self.breaker.failed()
 
     def _of_request(self, call: Call) -> dict[str, Any]:
-        """The arguments of httpx2's `stream`, beside the call's method and path."""
+        """The arguments of httpx2's requests, beside the call's method and path."""
         sent = dict(call.headers)
         if call.content is not None:
             sent["Content-Type"] = "application/json"
@@ -255,22 +255,22 @@ class Transport(_Rules):
 
     @contextmanager
     def _answer(self, call: Call, **options: Any) -> Iterator[httpx2.Response]:
-        """An answer that has begun. Raises `ServiceUnreachable` where no connection can be made, now or later."""
+        """An answer that has begun. Raises `ServiceUnreachable` where no connection can be made, now or later, and
+        `UsageError` where there can be no such request."""
         with ExitStack() as stack:
-            try:
-                response = stack.enter_context(self._connected().stream(call.method, call.path, **options))
-            except UNUSABLE as error:
-                raise no_connection(self.url, call.method, call.path, error) from error
+            with connecting(self.url, call.method, call.path):
+                client = self._connected()
+            request = build_request(client, call.method, call.path, options)
+            with connecting(self.url, call.method, call.path):
+                response = client.send(request, stream=True)
+            stack.callback(response.close)
             yield response
 
     def _once(self, call: Call, of_call: Limit | None) -> httpx2.Response:
         limit = of_call or Limit(self.timeout)  # without a budget: of this attempt, to the first byte of the body
 
         def took(size: int) -> None:
-            if of_call is None:
-                limit.extend(size / LEAST_BYTES_A_SECOND)
-            elif limit.left == 0.0:  # nothing waits for it any more
-                raise httpx2.ReadTimeout("no answer within its time")
+            limit.extend(size / LEAST_BYTES_A_SECOND if of_call is None else 0.0)
 
         with bounding(limit), self._answer(call, **self._of_request(call)) as response:
             limit.extend(self.timeout if of_call is None else call.more_seconds(response))
@@ -346,11 +346,12 @@ class AsyncTransport(_Rules):
     async def _answer(self, call: Call, **options: Any) -> AsyncIterator[httpx2.Response]:
         """As that of `Transport`."""
         async with AsyncExitStack() as stack:
-            try:
-                answer = self._connected().stream(call.method, call.path, **options)
-                response = await stack.enter_async_context(answer)
-            except UNUSABLE as error:
-                raise no_connection(self.url, call.method, call.path, error) from error
+            with connecting(self.url, call.method, call.path):
+                client = self._connected()
+            request = build_request(client, call.method, call.path, options)
+            with connecting(self.url, call.method, call.path):
+                response = await client.send(request, stream=True)
+            stack.push_async_callback(response.aclose)
             yield response
 
     async def _once(self, call: Call, of_call: asyncio.Timeout) -> httpx2.Response:

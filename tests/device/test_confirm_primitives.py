@@ -17,7 +17,16 @@ from codegen.primitives import CONFIRMED, primitive_digest, primitives
 from codegen.text.render_cpu import CPU_HEADERS
 from codegen.text.render_group import DEVICE_HEADERS
 from tests.gpu import confirm_primitives, run_primitives
-from tests.gpu.confirm_primitives import CONFIRMS, DIFFERS, NO_GPU, NOT_RUN, check_on_gpu, confirm, main
+from tests.gpu.confirm_primitives import (
+    CONFIRMS,
+    DIFFERS,
+    LEFT_OPEN,
+    NO_GPU,
+    NOT_RUN,
+    check_on_gpu,
+    confirm,
+    main,
+)
 from tests.gpu.primitive_checks import CHECKS, Check
 from tests.gpu.primitive_inputs import Words
 from tests.gpu.run_primitives import (
@@ -31,6 +40,7 @@ from tests.gpu.run_primitives import (
     runs_on,
 )
 from tests.support.gpu import fake_gpu
+from workers.compile import machines_nvcc
 from workers.compile.toolchain import DEVICE_FLAGS
 from workers.cpu.build import CPU_FLAGS
 
@@ -126,11 +136,44 @@ def test_an_error_of_the_machine_is_said_and_the_other_checks_are_run(
 
     target = tmp_path / "confirmed.json"
     target.write_text(json.dumps({"primitives": {"vote_any": {"digest": "before"}}}))
-    assert confirm(PlayedGpu(emulations, broken), emulations, "13.2.86", target, SOME) == DIFFERS
+    assert confirm(PlayedGpu(emulations, broken), emulations, "13.2.86", target, SOME) == LEFT_OPEN
     assert "votes: WRONG: not checked: RuntimeError: Failed to find CUDA headers" in capsys.readouterr().out
     record = written(target)
     assert record["failed"] == {} and record["primitives"]["vote_any"] == {"digest": "before"}
     assert {"ldmatrix", "mma_m16n8k16_f16"} <= record["primitives"].keys()
+
+
+@pytest.mark.parametrize("kind", [RunFailed, ContextLost])
+def test_what_is_the_machines_is_in_no_journal_and_is_checked_by_the_next_run(
+    kind: type[RunFailed], emulations: CpuEmulations, tmp_path: Path
+) -> None:
+    def full(check: Check, outputs: Words) -> Words:
+        if check.name == "votes":
+            raise kind("cudaErrorMemoryAllocation: out of memory", is_verdict=False)
+        return outputs
+
+    target, journal = tmp_path / "confirmed.json", tmp_path / "primitives.jsonl"
+    assert confirm(PlayedGpu(emulations, full), emulations, "13.2.86", target, SOME[:2], journal) == LEFT_OPEN
+    assert written(target)["failed"] == {}
+    assert confirm(PlayedGpu(emulations), emulations, "13.2.86", target, SOME[:2], journal) == CONFIRMS
+    assert "vote_any" in written(target)["primitives"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [{"worst": 10**500}, {"worst": float("nan")}, {"values": -1}, {"values": True}, {"failure": None}],
+    ids=lambda line: next(iter(line)),
+)
+def test_a_damaged_line_of_the_journal_is_checked_again(
+    line: dict[str, Any], emulations: CpuEmulations, tmp_path: Path
+) -> None:
+    target, journal, gpu = tmp_path / "confirmed.json", tmp_path / "primitives.jsonl", PlayedGpu(emulations)
+    assert confirm(gpu, emulations, "13.2.86", target, SOME[:1], journal) == CONFIRMS
+    undamaged, last = written(target)["primitives"], json.loads(journal.read_bytes().splitlines()[-1])
+    journal.write_text(json.dumps({**last, **line}))
+    assert confirm(gpu, emulations, "13.2.86", target, SOME[:1], journal) == CONFIRMS
+    again = written(target)["primitives"]
+    assert all(again[name] == {**entry, "date": again[name]["date"]} for name, entry in undamaged.items())
 
 
 def test_a_context_that_one_check_loses_is_no_failure_of_those_behind_it(
@@ -142,7 +185,7 @@ def test_a_context_that_one_check_loses_is_no_failure_of_those_behind_it(
         return outputs
 
     target, journal = tmp_path / "confirmed.json", tmp_path / "primitives.jsonl"
-    assert confirm(PlayedGpu(emulations, lost), emulations, "13.2.86", target, SOME, journal) == DIFFERS
+    assert confirm(PlayedGpu(emulations, lost), emulations, "13.2.86", target, SOME, journal) == LEFT_OPEN
     assert written(target)["failed"].keys() == {"ldmatrix"}, "and not those of tensor cores"
     assert "the checks after this one were not run" in capsys.readouterr().out
     assert confirm(PlayedGpu(emulations), emulations, "13.2.86", target, SOME, journal) == DIFFERS
@@ -150,12 +193,13 @@ def test_a_context_that_one_check_loses_is_no_failure_of_those_behind_it(
 
 
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_a_context_is_lost_where_the_device_says_so_again(is_lost: bool) -> None:
+@pytest.mark.parametrize(("number", "is_verdict"), [(700, True), (2, False), (214, False)])
+def test_a_context_is_lost_where_the_device_says_so_again(is_lost: bool, number: int, is_verdict: bool) -> None:
     class CudaError(Exception):
-        pass
+        status = number  # an illegal access, no memory, an error of the memory itself
 
     def fails(*_: object) -> None:
-        raise CudaError("an illegal memory access was encountered")
+        raise CudaError("an error of CUDA")
 
     runtime = SimpleNamespace(CUDARuntimeError=CudaError, deviceSynchronize=fails if is_lost else lambda: None)
     driver = SimpleNamespace(CUDADriverError=CudaError)
@@ -163,7 +207,7 @@ def test_a_context_is_lost_where_the_device_says_so_again(is_lost: bool) -> None
     gpu._cupy = SimpleNamespace(asarray=fails, cuda=SimpleNamespace(runtime=runtime, driver=driver))
     with pytest.raises(RunFailed) as raised:
         gpu.run(SOME[0], np.zeros(1, np.uint32))
-    assert isinstance(raised.value, ContextLost) is is_lost
+    assert (isinstance(raised.value, ContextLost), raised.value.is_verdict) == (is_lost, is_verdict)
 
 
 class Killed(BaseException):
@@ -196,10 +240,10 @@ def test_a_run_that_was_cut_off_has_confirmed_what_it_did_and_the_next_one_confi
     whole = tmp_path / "whole.json"
     assert confirm(PlayedGpu(emulations), emulations, "13.2.86", whole, SOME) == CONFIRMS
 
-    def told(path: Path) -> dict[str, Any]:
+    def undated(path: Path) -> dict[str, Any]:
         return {name: {**entry, "date": ""} for name, entry in written(path)["primitives"].items()}
 
-    assert told(target) == told(whole)
+    assert undated(target) == undated(whole)
     ran.clear()
     assert run() == CONFIRMS and ran == [], "all of it stands in the journal"
 
@@ -309,8 +353,8 @@ def test_without_a_compiler_nothing_is_run_and_no_primitive_differs(
 def test_where_no_nvcc_is_named_its_absence_is_no_difference_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUKILN_NVCC", raising=False)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(run_primitives, "_in_wheels", lambda pattern: [])
-    monkeypatch.setattr(run_primitives, "TOOLKIT", "/nowhere")
+    monkeypatch.setattr(machines_nvcc, "in_wheels", lambda pattern: [])
+    monkeypatch.setattr(machines_nvcc, "TOOLKIT", "/nowhere")
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(NoCompiler, match="no nvcc: name one with CUKILN_NVCC"):

@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from codegen.primitives import DEVICE, EMULATION_HEADERS, PRIMITIVE_HEADERS, primitives
+from tests.gpu import run_primitives
 from tests.gpu.primitive_checks import CHECKS
 from tests.gpu.primitive_inputs import Words
 from tests.gpu.run_primitives import CpuEmulations, RunFailed
@@ -116,17 +117,22 @@ __device__ __forceinline__ void wrong_row(const Arguments arguments) {
   unsigned found[2];
   ldmatrix(found, shared_memory<unsigned char>() + (static_cast<int>(threadIdx.x) == wrong[0] ? wrong[1] : 0));
 }
+__device__ __forceinline__ void endless(const Arguments) {
+  volatile int turns = 0;
+  while (true) turns = turns ^ 1;
+}
 }
 }
 """
 WRONG = replace(CHECK["ldmatrix x2"], name="wrong", kernel="wrong_row", shared_bytes=64)
+ENDLESS = replace(WRONG, name="endless", kernel="endless")
 
 
 @pytest.fixture(scope="module")
 def wrong_rows(tmp_path_factory: pytest.TempPathFactory) -> CpuEmulations:
     folder = tmp_path_factory.mktemp("wrong_row")
     (folder / "wrong_row.cuh").write_text(WRONG_ROW)
-    return CpuEmulations([WRONG], folder, folder / "wrong_row.cuh")
+    return CpuEmulations([WRONG, ENDLESS], folder, folder / "wrong_row.cuh")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +149,17 @@ def test_ldmatrix_refuses_an_address_that_is_no_row(
 ) -> None:
     with pytest.raises(RunFailed, match=rf"wrong_row.cuh:11: ldmatrix .*{words}.*thread {lane},0,0"):
         wrong_rows.run(WRONG, np.array([[lane, offset]], np.uint32))
+
+
+def test_time_that_ran_out_is_no_verdict_on_a_kernel(
+    wrong_rows: CpuEmulations, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_primitives, "CPU_SECONDS", 0.05)
+    with pytest.raises(RunFailed, match="still running after") as late:
+        wrong_rows.run(ENDLESS, np.zeros((1, 2), np.uint32))
+    with pytest.raises(RunFailed, match="misaligned") as wrong:
+        wrong_rows.run(WRONG, np.array([[3, 8]], np.uint32))
+    assert (late.value.is_verdict, wrong.value.is_verdict) == (False, True)
 
 
 # --- what lanes, warps and threads exchange

@@ -19,6 +19,9 @@ from tests.gpu import primitive_checks, primitive_inputs
 from tests.gpu.primitive_checks import Check
 from tests.gpu.run_primitives import KERNELS
 
+_FOUND = "values", "worst", "failure"  # of an outcome
+_LARGEST = 2**63
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -44,22 +47,25 @@ class CheckJournal:
 
     def ordered(self, checks: Sequence[Check]) -> list[Check]:
         """Last come those with which a run has ended before: they would keep it from the others again."""
-        return sorted(checks, key=lambda check: "begun" in self._lines.get(self._key(check), {}))
+        return sorted(checks, key=lambda check: bool(self._lines.get(self._key(check), {}).get("begun")))
 
     def outcome_of(self, check: Check) -> Outcome | None:
         """What an earlier run found."""
         line = self._lines.get(self._key(check), {})
-        kinds = {"values": int, "worst": (int, float), "failure": str}
-        if not all(isinstance(line.get(name), kind) for name, kind in kinds.items()):
+        values, worst, failure = (line.get(name) for name in _FOUND)
+        if type(values) is not int or not isinstance(worst, int | float) or not isinstance(failure, str):
             return None
-        return Outcome(check, line["values"], line["worst"], line["failure"])
+        # A damaged line may hold numbers that nothing can be reckoned with.
+        if not 0 <= values < _LARGEST or not 0 <= worst < _LARGEST:
+            return None
+        return Outcome(check, values, worst, failure)
 
     def add(self, check: Check, run: Callable[[], Outcome]) -> Outcome:
         """What it comes to now."""
         self._append({"key": self._key(check), "check": check.name, "begun": True})
         outcome = run()
-        told = {name: getattr(outcome, name) for name in ("values", "worst", "failure")} if outcome.is_verdict else {}
-        self._append({"key": self._key(check), "check": check.name, **told})
+        verdict = {name: getattr(outcome, name) for name in _FOUND} if outcome.is_verdict else {"begun": outcome.ends}
+        self._append({"key": self._key(check), "check": check.name, **verdict})
         return outcome
 
     def _key(self, check: Check) -> str:

@@ -197,12 +197,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         device = choose_device(devices, chosen.device)
         loaded: list[cukiln.Kernel] = []
         # What was carried is loaded in any case: that takes no GPU.
-        if chosen.library and failed("the library", lambda: said_of(chosen.library.read_bytes(), loaded)):
+        if chosen.library and failed("the library", lambda: words_of(chosen.library.read_bytes(), loaded)):
             return WRONG
         if chosen.gpu_module != MODULE:
             print(f"not run: {chosen.gpu_module} does not drive CuPy, whose arrays these are", file=sys.stderr)
             return NOT_RUN
-        if not loaded and failed("the library", partial(said_of, split_library(device), loaded)):
+        if not loaded and failed("the library", partial(words_of, split_library(device), loaded)):
             return WRONG
     except GpuMissing as error:
         print(f"{error}; nothing was checked", file=sys.stderr)
@@ -220,7 +220,7 @@ def failed(name: str, check: Callable[[], str]) -> bool:
     return failure_of(name, check, sentences=(cukiln.CukilnError,)) is not None
 
 
-def said_of(library: bytes, loaded: list[cukiln.Kernel]) -> str:
+def words_of(library: bytes, loaded: list[cukiln.Kernel]) -> str:
     """Of a kernel that is `loaded` then."""
     loaded.append(split_kernel(library))
     return f"{len(library)} bytes, loaded"

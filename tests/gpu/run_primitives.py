@@ -7,9 +7,7 @@ Needs Python, NumPy, g++ and nvcc; CuPy where there is a GPU.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -21,6 +19,7 @@ import numpy as np
 from codegen.primitives import TURING_SUMS
 from tests.gpu.primitive_checks import Check
 from tests.gpu.primitive_inputs import Words
+from workers.compile import machines_nvcc
 
 DEVICE = Path(__file__).resolve().parents[2] / "codegen" / "device"
 KERNELS = Path(__file__).with_name("primitive_kernels.cuh")
@@ -37,9 +36,11 @@ CPU_FLAGS = (
     "-std=c++17", "-O1", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden",
     "-fno-exceptions", "-fno-rtti", "-fno-asynchronous-unwind-tables", "-Wno-unknown-pragmas", "-shared",
 )  # fmt: skip
-TOOLKIT = "/usr/local/cuda"
 DEVICE_FLAGS = ("-cubin", "-std=c++17", "-O3")
 CPU_SECONDS = 60.0
+_RUNTIME_ERROR = 1  # of codegen/device/cpu/scheduler.h; the other statuses: no memory, no time
+# cudaError_t: assert, the device's exceptions, a failed launch. What is none of a kernel is the machine's.
+_FAULTS_OF_KERNELS = {700, 710, *range(714, 720)}
 
 _CPU_ENTRY = """
 namespace cukiln {{
@@ -74,7 +75,12 @@ class NoCompiler(BuildFailed):
 
 
 class RunFailed(Exception):
-    """A kernel did not run to its end; the message says why."""
+    """A kernel did not run to its end; the message says why. `is_verdict`: it is so of the kernel, and not of this
+    machine, which has no memory or no time, or refuses the launch."""
+
+    def __init__(self, why: str, *, is_verdict: bool = True) -> None:
+        super().__init__(why)
+        self.is_verdict = is_verdict
 
 
 class ContextLost(RunFailed):
@@ -166,7 +172,8 @@ class CpuEmulations:
         finally:
             self._library.cukiln_free_all()
         if status:
-            raise RunFailed(self._library.cukiln_message().decode(errors="replace"))
+            words = self._library.cukiln_message().decode(errors="replace")
+            raise RunFailed(words, is_verdict=status == _RUNTIME_ERROR)
         return outputs
 
     def _allocate(self, name: bytes, array: Words) -> ctypes.c_void_p:
@@ -174,50 +181,31 @@ class CpuEmulations:
             name, ctypes.c_uint64(array.nbytes), ctypes.c_uint64(16), name == b"out"
         )
         if not address:
-            raise RunFailed("out of memory")
+            raise RunFailed("out of memory", is_verdict=False)
         ctypes.memmove(address, np.ascontiguousarray(array).ctypes.data, array.nbytes)
         return ctypes.c_void_p(address)
 
 
 def find_nvcc() -> str:
-    """The one that CUKILN_NVCC names, else that of the PyPI wheels, else the one in PATH, else a toolkit's. Raises
-    NoCompiler."""
-    if named := os.environ.get("CUKILN_NVCC"):
-        return named
-    if not _is_for_cuda_12() and (compilers := _in_wheels("cu*/bin/nvcc")):
-        return str(compilers[0])
-    if found_in_path := shutil.which("nvcc"):
-        return found_in_path
-    toolkits = [toolkit for toolkit in (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), TOOLKIT) if toolkit]
-    for toolkit in toolkits:
-        if of_toolkit := shutil.which(str(Path(toolkit, "bin", "nvcc"))):
-            return of_toolkit
-    places = f"in the wheels of {sys.prefix}, in PATH, in bin of {' or '.join(toolkits)}"
-    raise NoCompiler(f"no nvcc: name one with CUKILN_NVCC; it was looked for {places}")
-
-
-def _is_for_cuda_12() -> bool:
-    return os.environ.get("CUKILN_CUDA") == "12"
-
-
-def _in_wheels(pattern: str) -> list[Path]:
-    spec = importlib.util.find_spec("nvidia")
-    places = (spec.submodule_search_locations or []) if spec else []
-    return [path for place in places for path in sorted(Path(place).glob(pattern), reverse=True)]
+    """Raises NoCompiler."""
+    try:
+        return machines_nvcc.find_nvcc()
+    except FileNotFoundError as error:
+        raise NoCompiler(str(error)) from error
 
 
 def find_ptxas() -> str | None:
     """Where CUDA 12 is asked for, no nvcc is named, and the wheels hold NVRTC with ptxas: that ptxas."""
-    if not _is_for_cuda_12() or os.environ.get("CUKILN_NVCC"):
+    if not machines_nvcc.is_for_cuda_12() or os.environ.get("CUKILN_NVCC"):
         return None
-    both = _in_wheels("cuda_nvrtc/lib/libnvrtc.so.12"), _in_wheels("cuda_nvcc/bin/ptxas")
+    both = machines_nvcc.in_wheels("cuda_nvrtc/lib/libnvrtc.so.12"), machines_nvcc.in_wheels("cuda_nvcc/bin/ptxas")
     return str(both[1][0]) if all(both) else None
 
 
 def device_command(arch: str, source: str, cubin: str) -> list[str]:
     """From a file to its cubin. Raises NoCompiler."""
     if ptxas := find_ptxas():
-        head = [sys.executable, str(NVRTC), "--nvrtc", str(_in_wheels("cuda_nvrtc/lib/libnvrtc.so.12")[0])]
+        head = [sys.executable, str(NVRTC), "--nvrtc", str(machines_nvcc.in_wheels("cuda_nvrtc/lib/libnvrtc.so.12")[0])]
         return [*head, "--ptxas", ptxas, "--target", arch, "--time", "phases.csv", "-o", cubin, source]
     code = f"arch={arch.replace('sm_', 'compute_')},code={arch}"
     return [find_nvcc(), "-gencode", code, *DEVICE_FLAGS, "-o", cubin, source]
@@ -290,7 +278,8 @@ class CupyGpu:
             kernel((len(words),), (check.threads,), (given, made), shared_mem=check.shared_bytes)
             outputs: Words = cupy.asnumpy(made)
         except (cupy.cuda.driver.CUDADriverError, cupy.cuda.runtime.CUDARuntimeError) as error:
-            raise (ContextLost if self._is_lost() else RunFailed)(str(error)) from error
+            kind = ContextLost if self._is_lost() else RunFailed
+            raise kind(str(error), is_verdict=error.status in _FAULTS_OF_KERNELS) from error
         return outputs
 
     def _is_lost(self) -> bool:

@@ -516,3 +516,12 @@ def test_an_output_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (1, "cukiln: the output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "closed", "status"),
+    [("--version", ">&-", 0), ("cache ls", ">&-", 0), ("lookup missing.json", "2>&-", 2)],
+)
+def test_a_closed_output_is_no_error(command: str, closed: str, status: int) -> None:
+    done = subprocess.run(["bash", "-c", f"{sys.executable} -m cukiln {command} {closed}"], capture_output=True)
+    assert (done.returncode, done.stdout, done.stderr) == (status, b"", b"")

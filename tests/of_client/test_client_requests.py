@@ -439,6 +439,8 @@ NO_PROBLEMS: dict[str, Callable[[Client, Any], object]] = {
     [
         (MATMUL, r"problems is one problem, or none; expected a list of them"),
         ("matmul", r"problems is one problem, or none; expected a list of them"),
+        (None, r"problems is one problem, or none; expected a list of them"),
+        (5, r"problems is one problem, or none; expected a list of them"),
         ([MATMUL, 1], r"problems\[1\] is 1; expected an object such as"),
         ([["operator", "matmul"]], r"problems\[0\] is \['operator', 'matmul'\]; expected an object such as"),
     ],

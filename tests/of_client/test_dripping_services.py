@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import itertools
 import socket
 import threading
@@ -10,20 +11,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import httpx2
 import pytest
 
-from cukiln import ServiceUnreachable
+from cukiln import ServiceUnreachable, bounded_network
+from cukiln.bounded_network import bound_network
 from cukiln.client import AsyncClient, Client
 from cukiln.transport import AsyncTransport, Transport
 from tests.support.fixtures.client import MATMUL
 from tests.support.fixtures.queue import wait_for
 
 OK = b"HTTP/1.1 200 OK\r\n"
+ZEROS = gzip.compress(bytes(2**23), mtime=0)[:32]  # behind which each byte of 0 is about a thousand zeros
 # What comes at first, and then again and again.
 DRIPS = {
     "of a head": (OK, b"x"),
     "heads that are no answer": (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
     "of a body": (OK + b"Content-Length: 1000000\r\n\r\n", b"x"),
+    "of a body behind gzip": (OK + b"Content-Encoding: gzip\r\n\r\n" + ZEROS, b"\0"),
     "of an error": (b"HTTP/1.1 500 No\r\nContent-Length: 1000000\r\n\r\n", b"x"),
 }
 Of = Callable[[Any], Any]
@@ -35,7 +40,7 @@ CALLS: dict[str, Of] = {
 
 
 # A body that drips is what a stream of events is.
-CASES = [(call, drip) for call in CALLS for drip in DRIPS if (call, drip) != ("events", "of a body")]
+CASES = [(call, drip) for call in CALLS for drip in DRIPS if (call, drip[:9]) != ("events", "of a body")]
 of_calls = pytest.mark.parametrize(
     ("call", "dripping"), CASES, indirect=["dripping"], ids=[f"{call}, {drip}" for call, drip in CASES]
 )
@@ -116,6 +121,18 @@ def test_an_awaited_one_does(call: str, dripping: Dripping) -> None:
 
     asyncio.run(asked())
     wait_for(lambda: not dripping.open)
+
+
+def test_a_network_that_no_limit_can_be_set_for_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    bounded_network._warn_once.cache_clear()
+    with httpx2.Client() as whole, httpx2.Client() as without, httpx2.Client() as another:
+        bound_network(whole)
+        assert not caplog.records
+        for client in (without, another):
+            client._transport = httpx2.MockTransport(lambda request: httpx2.Response(200))
+            bound_network(client)
+    (said,) = caplog.records
+    assert httpx2.__version__ in said.message and "2.16 has them" in said.message
 
 
 def test_a_call_that_is_repeated_has_its_time_again(dripping: Dripping) -> None:

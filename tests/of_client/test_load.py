@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from cukiln import (
     WinnerRecord,
     choose,
     load,
+    open_library,
 )
 from cukiln.client import Client
 from tests.support.fixtures.client import ScriptedService, record_json
@@ -150,28 +151,53 @@ def test_a_cache_that_cannot_be_written_takes_no_library_away(
         assert client.blob(digest) == library
         assert load(record, client=client).workspace_bytes(3, 7) == 37
     kernel = load(library, sha256=digest, cache_dir=no_cache)
-    assert no_cache not in kernel.path.parents and kernel.path.parent.stat().st_mode & 0o777 == 0o700
+    assert no_cache not in kernel.path.parents and kernel.workspace_bytes(3, 7) == 37
     (said,) = caplog.records
     assert str(no_cache) in said.message and "CUKILN_CACHE" in said.message
 
 
-def test_what_is_loaded_without_a_cache_is_gone_with_its_process(library: bytes, digest: str, tmp_path: Path) -> None:
-    (tmp_path / "cache").write_text("")
-    (tmp_path / "any.so").write_bytes(library)
+def test_what_is_loaded_without_a_cache_leaves_no_file(
+    library: bytes, digest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_cache(tmp_path, monkeypatch)
+    first, second = (load(library, sha256=digest, cache_dir=tmp_path / "cache") for _ in range(2))
+    assert not list(tmp_path.glob("cukiln-*")) and not first.path.exists()
+    assert first.path == second.path  # the second is no second copy in memory
+    tensor = np.zeros(4, np.float32)
+    first(tensor, tensor, scalars=(0.5,))
+    assert second.function("seen")() == 3 + 0.5 / 100
+
+
+def test_a_copy_that_was_cut_short_is_not_loaded_the_second_time(
+    library: bytes, digest: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_cache(tmp_path, monkeypatch)
     code = (
-        "import cukiln, os, sys\n"
-        f"load = lambda: cukiln.load('any.so', sha256={digest!r}, cache_dir='cache').path\n"
-        "path = load()\n"
-        "if (child := os.fork()) == 0:\n"
-        "    sys.exit(load() == path)\n"  # it has a folder of its own, and leaves its parent's
-        "print(os.waitpid(child, 0)[1], path.exists(), path)\n"
+        "import cukiln, resource\n"
+        "data = open('any.so', 'rb').read()\n"
+        "def outcome():\n"
+        "    try:\n"
+        f"        return cukiln.load(data, sha256={digest!r}, cache_dir='cache').workspace_bytes(3, 7)\n"
+        "    except cukiln.CukilnError as error:\n"
+        "        return type(error).__name__\n"
+        "soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (len(data) // 2, hard))\n"  # as a disk that is full
+        "print(outcome(), outcome())\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))\n"
+        "print(outcome())\n"
     )
-    command = [sys.executable, "-c", code]
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path, env=environment)
-    status, exists, path = done.stdout.split()
-    assert (status, exists) == ("0", "True") and Path(path).is_relative_to(tmp_path)
+    (tmp_path / "any.so").write_bytes(library)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == ["UsageError", "UsageError", "37"]
     assert not list(tmp_path.glob("cukiln-*"))
+
+
+def without_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its `cache` can be none; temporary files lie beside it."""
+    (folder / "cache").write_text("")
+    monkeypatch.setenv("TMPDIR", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(open_library, "_OPENED", {})
 
 
 def test_without_a_driver_prepare_says_what_is_missing(library: bytes, digest: str, tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from cukiln.client import AsyncClient, Client
 from cukiln.errors import BadRequest, ServiceUnreachable, UnexpectedAnswer, UsageError
 from cukiln.limit import Limit
 from cukiln.operations.files import LEAST_BYTES_A_SECOND
+from cukiln.seconds import MOST_WAITED
 from cukiln.transport import CALL_SECONDS, AsyncTransport, Call, Transport
 from cukiln.types import LookedUp, WinnerRecord
 from tests.support.fixtures.client import (
@@ -59,17 +60,26 @@ def test_a_budget_that_is_none_is_refused(seconds: float) -> None:
         Client(lookup_budget=seconds)
 
 
-@pytest.mark.parametrize("seconds", [-1, float("nan"), "1", 1e12])
+@pytest.mark.parametrize("seconds", [-1, float("nan"), "1", 2_147_484, 1e12])
 @pytest.mark.parametrize("name", ["timeout", "connect_seconds", "lookup_budget", "fresh_seconds"])
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_seconds_that_cannot_be_waited_are_refused_when_the_client_is_made(
     kind: Any, name: str, seconds: float
 ) -> None:
-    if (name, seconds) == ("fresh_seconds", 1e12):  # no wait: a winner is fresh for so long
+    if (name, seconds) in (("fresh_seconds", 2_147_484), ("fresh_seconds", 1e12)):  # no wait: a winner is fresh so long
         kind(**{name: seconds})
         return
     with pytest.raises(UsageError, match=f"{name} is .*; expected seconds from 0"):
         kind(**{name: seconds})
+
+
+def test_the_longest_time_is_one_that_a_socket_waits(scripted: ScriptedService) -> None:
+    scripted.on("GET", "/v1/jobs/job1", job_json())
+    scripted.on("POST", "/v1/lookups", hits())
+    times = dict.fromkeys(("timeout", "connect_seconds", "lookup_budget"), MOST_WAITED)
+    with Client(scripted.url, **times) as client:
+        client.job("job1")
+        assert client.lookup([MATMUL])[0].record is not None
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan")])

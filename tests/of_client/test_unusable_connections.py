@@ -73,6 +73,21 @@ def test_so_is_a_proxy_whose_name_is_no_hosts(monkeypatch: pytest.MonkeyPatch) -
         check([client.lookup([MATMUL])[0] for _ in range(4)], "HTTP_PROXY")
 
 
+def test_a_proxy_whose_port_is_none_is_named_where_its_addresses_are_tried_side_by_side(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("http_proxy", raising=False)
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:-1")
+
+    async def asked() -> list[LookedUp]:
+        async with AsyncClient(AWAY) as client:
+            return [(await client.lookup([MATMUL]))[0] for _ in range(4)]
+
+    misses = asyncio.run(asked())
+    check(misses, "HTTP_PROXY")
+    assert "port must be 0-65535" in str(misses[0].unanswered)
+
+
 @pytest.mark.parametrize(
     ("url", "message"),
     [
@@ -89,3 +104,16 @@ def test_an_address_that_no_connection_can_be_made_to_is_refused(kind: Any, url:
 
 def test_a_host_may_end_with_a_dot(tmp_path: Path) -> None:
     Client("http://service.invalid.:8765", cache_dir=tmp_path).close()
+
+
+def test_an_id_that_no_address_can_hold_is_refused_by_its_length_and_nothing_is_sent() -> None:
+    words = r"nothing was sent: GET /v1/jobs/a+… \(\d+ characters\) can be no request \(URL too long\)"
+
+    async def awaited() -> None:
+        async with AsyncClient("http://127.0.0.1:9") as client:
+            await client.job("a" * 70_000)
+
+    with pytest.raises(UsageError, match=words), Client("http://127.0.0.1:9") as client:
+        client.job("a" * 70_000)
+    with pytest.raises(UsageError, match=words):
+        asyncio.run(awaited())

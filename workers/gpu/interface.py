@@ -58,10 +58,11 @@ class GpuFault(GpuError):
     """The device reports an error (an illegal access, a failed launch): every later call of this process fails too."""
 
 
-# What Python raises where code about a library that ours are compared with is wrong, its own or ours: no refusal, but
-# none of the candidates' errors either.
+# What Python raises where code about a library that ours are compared with is wrong, its own or ours, or a part of it
+# cannot be opened: no refusal, but none of the candidates' errors either.
 PEER_ERRORS = (
-    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError,
+    ArithmeticError, AssertionError, AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError,
+    ValueError,
 )  # fmt: skip
 
 

@@ -30,7 +30,7 @@ def unsteady(before: Mapping[str, Any], after: Mapping[str, Any], placed: Sequen
     )
     words = [f"throttling began: {', '.join(came)}"] if came else []
     words += [f"throttling ended: {', '.join(went)}"] if went else []
-    # Whatever holds at the two moments: of what came and went between them only this tells.
+    # Whatever holds at the two moments: what came and went between them is in no list of reasons.
     between = {reason: share for reason, share in _held_back(before, after).items() if share > LITTLE}
     words += [
         f"throttling for {between[reason]:.0%} of the time: {reason}" for reason in sorted(between.keys() - limits)
@@ -44,7 +44,7 @@ def unsteady(before: Mapping[str, Any], after: Mapping[str, Any], placed: Sequen
 
 
 def _held_back(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:
-    """The share of the time between for which the clocks were held back, by reason; of what was told both times."""
+    """The share of the time between for which the clocks were held back, by reason; of those that both states have."""
     first, last = before.get("held_back", {}), after.get("held_back", {})
     passed = {reason: last[reason]["at_us"] - first[reason]["at_us"] for reason in first.keys() & last.keys()}
     return {reason: (last[reason]["us"] - first[reason]["us"]) / us for reason, us in passed.items() if us > 0}

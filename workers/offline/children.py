@@ -14,10 +14,11 @@ PID_NAMESPACES, CUPY_CACHE = "CUKILN_PID_NAMESPACES", "CUPY_CACHE_DIR"
 def own_processes(*, namespaces: bool = True) -> Processes:
     """`namespaces`: false leaves PID namespaces out, as the variable does. Raises ProcessError where that is no
     choice."""
-    return Processes(namespaces=namespaces and _allows_namespaces())
+    return Processes(namespaces=namespaces and allows_namespaces())
 
 
-def _allows_namespaces() -> bool:
+def allows_namespaces() -> bool:
+    """By the variable. Raises ProcessError where it is no choice."""
     # Not by the settings, whose package is not on every machine with a GPU.
     text = os.environ.get(PID_NAMESPACES) or "true"
     try:

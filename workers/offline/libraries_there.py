@@ -5,17 +5,14 @@ They are loaded here and not in the process that asks: a library that does not f
 
 import importlib
 import json
-import os
 import shutil
 import sys
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from workers.compile.machines_nvcc import find_nvcc
 from workers.vendor.cublaslt import CublasLt
 from workers.vendor.cudnn import Cudnn
-
-TOOLKIT = "/usr/local/cuda"
 
 
 def _version(package: str) -> str:
@@ -48,15 +45,6 @@ def _torch() -> str:
     return str(torch.__version__)
 
 
-def _nvcc() -> str:
-    """Where `tests.gpu.run_primitives` looks for it."""
-    if named := os.environ.get("CUKILN_NVCC"):
-        return _program(named)
-    toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), TOOLKIT)
-    names = ["nvcc", *(str(Path(toolkit, "bin", "nvcc")) for toolkit in toolkits if toolkit)]
-    return next(filter(None, map(shutil.which, names)), None) or _program("nvcc")
-
-
 # Each with what needs it.
 USED: Mapping[str, tuple[str, Callable[[], Any]]] = {
     "NumPy": ("everything", lambda: _version("numpy")),
@@ -66,7 +54,7 @@ USED: Mapping[str, tuple[str, Callable[[], Any]]] = {
     "cuBLASLt": ("the vendor's time of matmul, and the ceilings of products", lambda: CublasLt().version),
     "cuDNN": ("the vendor's time of convolutions and attention", lambda: Cudnn().package.backend_version()),
     "PyTorch": ("the vendor's time of attention and reductions", _torch),
-    "nvcc": ("confirming primitives", _nvcc),
+    "nvcc": ("confirming primitives", lambda: _program(find_nvcc())),
     "g++": ("confirming primitives", lambda: _program("g++")),
 }
 

@@ -2,9 +2,9 @@
 
 What began and ended stands in `parts.jsonl`, synced, so that the same command continues after whatever ended it. A part
 that ended is not run again, but one that found no GPU, or could not be run; one that was cut off is, where it would
-have more time, or goes on where it was; one that the whole run ended with twice is left out, but for the last, which
-loses nothing by it. What a part tells is of the installation, of a product with its driver, or of one card: on another
-it is run again.
+have more time, or goes on where it was, as it does behind a crash and a lost context; one that the whole run ended with
+twice is left out, but for the last, which loses nothing by it. What a part tells is of the installation, of a product
+with its driver, or of one card: on another it is run again.
 """
 
 import sys
@@ -20,11 +20,12 @@ from workers.offline.measured import append_line, read_lines
 PARTS_FILE, CONFIRMED_FILE, PRIMITIVES_JOURNAL = "parts.jsonl", "confirmed.json", "primitives.jsonl"
 BUNDLE, WORKSPACES_LIBRARY = "bundle", "workspaces.so"  # in what was installed
 TRIES = 2  # of a part with which the whole run ended
-CUTS = 5  # one after the other, of a part that continues: what it does first takes longer than it has
+CUTS = 5  # one after the other, of a part that continues: what it does first takes longer than it has, or ends it
 SHARE = 0.25  # of the budget, for one part but the last
 LEAST_SECONDS = 2.0  # that is worth a start
 NOTHING_TO_USE = 2  # exit status of each part that finds no GPU, or nothing to drive it
 NOT_RUN = 3  # of one that this machine cannot run, such as without a compiler: its last words say why
+LEFT_OPEN = 4  # of one that this machine's trouble, or a lost context, kept from some of its work
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,11 @@ class Ended:
     why: str = ""
 
     @property
+    def is_short(self) -> bool:
+        """It did not come to its end: it was cut off, it crashed, or left something open."""
+        return self.cut_off or self.status < 0 or self.status == LEFT_OPEN
+
+    @property
     def is_well(self) -> bool:
         """Nothing failed, and nothing is left that could be run here."""
         return self.status in (0, NOT_RUN) and not self.cut_off
@@ -71,8 +77,8 @@ def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, secon
     """What tells most about all that follows comes first."""
     of_gpu = ("--gpu-module", gpu_module, "--device", device)
     measured = ("workers.offline.measure_bundle", str(installed / BUNDLE), "--out", str(into / "measured"))
-    kept = ("--result", str(into / CONFIRMED_FILE), "--journal", str(into / PRIMITIVES_JOURNAL))
-    primitives = ("tests.gpu.confirm_primitives", *kept, *of_gpu)
+    results = ("--result", str(into / CONFIRMED_FILE), "--journal", str(into / PRIMITIVES_JOURNAL))
+    primitives = ("tests.gpu.confirm_primitives", *results, *of_gpu)
     workspaces = ("tests.gpu.check_workspaces", "--library", str(installed / WORKSPACES_LIBRARY), *of_gpu)
     last = (*measured, *of_gpu, "--seconds", str(seconds))
     return [
@@ -105,7 +111,7 @@ class Progress:
     def __init__(self, folder: Path, of: str = "", card: Device | None = None) -> None:
         self._path, self._of, self._card = folder / PARTS_FILE, of, card
         self._begun: dict[str, int] = {}  # tries without an end
-        self._cuts: dict[str, int] = {}  # tries that reached their limit, since the last that did not
+        self._short: dict[str, int] = {}  # tries that were, since the last that was not
         self.ended: dict[str, Ended] = {}
         if card is not None and card not in cards_of(folder)[-1:]:
             append_line(self._path, {"card": card.as_dict(), "at": time.time()})
@@ -129,8 +135,9 @@ class Progress:
             return None
         if ended is None or part.takes_rest:
             return None if ended is not None and ended.status == 0 and not ended.cut_off else limit
-        gets_further = limit > ended.limit or (part.continues and self._cuts.get(part.name, 0) < CUTS)
-        return limit if ended.status in (NOTHING_TO_USE, NOT_RUN) or (ended.cut_off and gets_further) else None
+        goes_on = ended.is_short and part.continues and self._short.get(part.name, 0) < CUTS
+        has_more = ended.cut_off and limit > ended.limit
+        return limit if ended.status in (NOTHING_TO_USE, NOT_RUN) or goes_on or has_more else None
 
     def described(self, parts: Sequence[Part]) -> Iterator[tuple[str, str]]:
         """A word for each part."""
@@ -163,7 +170,7 @@ class Progress:
         name = str(line["part"])
         if "ended" in line:
             self.ended[name] = ended = Ended(**line["ended"])
-            self._cuts[name] = self._cuts.get(name, 0) + 1 if ended.cut_off else 0
+            self._short[name] = self._short.get(name, 0) + 1 if ended.is_short else 0
             self._begun[name] = 0
         else:
             self._begun[name] = self._begun.get(name, 0) + 1

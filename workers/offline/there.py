@@ -25,7 +25,7 @@ from workers.gpu.interface import DEFAULT_MODULE, Device, DriverTooOld, GpuMissi
 from workers.gpu.measure_on_gpu import probe
 from workers.offline.brought_back import BACK, StateDamaged, bring_back, restore
 from workers.offline.ceilings import LIMITS
-from workers.offline.children import CUPY_CACHE, PID_NAMESPACES, own_processes
+from workers.offline.children import CUPY_CACHE, PID_NAMESPACES, allows_namespaces, own_processes
 from workers.offline.measure_all import say
 from workers.offline.measure_bundle import DONE, INTERRUPTED, LEFT, WRONG_USE, positive, stopping
 from workers.offline.parts import BUNDLE, NOT_RUN, NOTHING_TO_USE, Ended, Part, Progress, cards_of, parts_of
@@ -51,17 +51,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BlockingIOError:
         sys.stderr.write(f"measure_there: another run uses {into}; wait for it, or name another folder with --into\n")
         return WRONG_USE
-    if options.no_pid_namespaces:
-        os.environ[PID_NAMESPACES] = "false"  # of the parts, too, which inherit it
     installed = options.installed.absolute()
     try:
-        card = _card(options.gpu_module, options.device)
+        namespaces = allows_namespaces() and not options.no_pid_namespaces
+        card, namespaces = _card(options.gpu_module, options.device, namespaces)
         if card is not None:
             require_fitting(read_bundle(installed / BUNDLE), card)
         into = _folder_of(card, into)
         if options.continue_from is not None and card is not None:
             say(restore(options.continue_from.absolute(), into, card))
-    except (DriverTooOld, BundleError, StateDamaged) as error:
+    except (DriverTooOld, BundleError, StateDamaged, ProcessError) as error:
         sys.stderr.write(f"measure_there: {error}\n")
         return WRONG_USE
     deadline = options.began + options.budget - END_SECONDS
@@ -73,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for part in parts:
             limit = progress.next_limit(part, options.budget, deadline - time.monotonic())
             if limit is not None and not stopped:
-                ended = _run(part, progress, limit, into, parts, stopped)
+                ended = _run(part, progress, limit, into, parts, stopped, namespaces=namespaces)
                 say(f"{part.name}: {'cut off' if ended.cut_off else ended.status} after {ended.seconds:.1f} s")
     files = bring_back(into, progress, parts)
     for name, words in progress.described(parts):
@@ -84,27 +83,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return DONE if all(part.name in progress.ended and progress.ended[part.name].is_well for part in parts) else LEFT
 
 
-def _card(module: str, wanted: str) -> Device | None:
-    """The card that is measured on; None, said, where there is none: each part then says so, too. Raises
-    DriverTooOld."""
+def _card(module: str, wanted: str, namespaces: bool) -> tuple[Device | None, bool]:
+    """The card that is measured on, and whether it is used in PID namespaces; None, said, where there is none: each
+    part then says so, too. Raises DriverTooOld."""
     try:
-        card = choose_device(_devices(module), wanted)
+        devices, namespaces = _devices(module, namespaces)
+        card = choose_device(devices, wanted)
     except DriverTooOld:
         raise
     except (GpuMissing, ProcessError) as error:
         say(f"no GPU to use: {error}")
-        return None
+        return None, namespaces
     say(f"{card.name}, {card.uuid}, driver {card.driver}")
-    return card
+    return card, namespaces
 
 
-def _devices(module: str) -> list[Device]:
-    """Asked in a PID namespace, and where the driver does not answer in one, outside; then all parts stay outside.
-    Raises GpuMissing, ProcessError."""
-    with closing(own_processes()) as processes:
+def _devices(module: str, namespaces: bool) -> tuple[list[Device], bool]:
+    """Asked in a PID namespace where they are allowed, and where the driver does not answer in one, outside; then all
+    parts stay outside. Raises GpuMissing, ProcessError."""
+    with closing(own_processes(namespaces=namespaces)) as processes:
         try:
             if (devices := probe(module, processes, PROBE_LIMITS)) or not processes.means.namespaces:
-                return devices
+                return devices, namespaces
             why = "no GPU is listed"
         except DriverTooOld:
             raise
@@ -116,8 +116,7 @@ def _devices(module: str) -> list[Device]:
         devices = probe(module, processes, PROBE_LIMITS)
     if devices:
         say(f"the GPU answers outside of PID namespaces alone, where all parts stay now ({why})")
-        os.environ[PID_NAMESPACES] = "false"
-    return devices
+    return devices, namespaces and not devices
 
 
 def _folder_of(card: Device | None, into: Path) -> Path:
@@ -131,7 +130,14 @@ def _folder_of(card: Device | None, into: Path) -> Path:
 
 
 def _run(
-    part: Part, progress: Progress, limit: float, into: Path, parts: Sequence[Part], stopped: Sequence[int]
+    part: Part,
+    progress: Progress,
+    limit: float,
+    into: Path,
+    parts: Sequence[Part],
+    stopped: Sequence[int],
+    *,
+    namespaces: bool,
 ) -> Ended:
     """In a process that ends with this one; its words go into a file of its own."""
     command = [*part.command, *(["--budget", f"{max(1.0, limit - GRACE_SECONDS):.1f}"] if part.takes_rest else [])]
@@ -139,7 +145,7 @@ def _run(
     say(f"{part.name}: at most {limit:.0f} s")
     began = written = time.monotonic()
     with (into / part.log).open("ab") as log:
-        process = _started(command, into, log)
+        process = _started(command, into, log, namespaces)
         while process.poll() is None and time.monotonic() - began < limit and not stopped:
             time.sleep(_LOOK_SECONDS)
             if time.monotonic() - written > BACK_SECONDS:
@@ -158,9 +164,10 @@ def _last_words(log: Path) -> str:
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 
 
-def _started(command: Sequence[str], into: Path, log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _started(command: Sequence[str], into: Path, log: IO[bytes], namespaces: bool) -> subprocess.Popen[bytes]:
     # Without a file the buffers of a part would be lost where it is killed.
     environment = {**os.environ, "PYTHONUNBUFFERED": "1", CUPY_CACHE: str(into / "cache")}
+    environment |= {} if namespaces else {PID_NAMESPACES: "false"}
     return subprocess.Popen(
         tethered(command),
         cwd=into,

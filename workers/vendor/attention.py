@@ -20,7 +20,7 @@ from workers.gpu.tensors import stored_as
 from workers.vendor.attention_plan import LOG2_OF_E, cudnn_refuses, heads_first, plan, pytorch_refuses
 from workers.vendor.bench import Beat, Bench, HostArray, laid_out, or_its_error, poisoned, runs, silent
 from workers.vendor.cublaslt import LibraryMissing
-from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, told
+from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, all_built
 
 PLANS = 8
 WORKSPACE_BYTES = 2**30
@@ -149,7 +149,7 @@ def _by_cudnn(
         library = Cudnn()
         library.open(bench.stream)
         graph = library.graph(plan(problem, operands))
-        built = told(graph.find(PLANS, WORKSPACE_BYTES, BUILD_SECONDS), beat)
+        built = all_built(graph.find(PLANS, WORKSPACE_BYTES, BUILD_SECONDS), beat)
         if not built:
             return []
         with bench.faults():

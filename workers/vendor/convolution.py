@@ -17,7 +17,7 @@ from workers.gpu.tensors import stored_as
 from workers.vendor.bench import Beat, Bench, HostArray, OperandSet, kernel_after, laid_out, poisoned, runs, silent
 from workers.vendor.convolution_plan import ConvolutionPlan, after, plans
 from workers.vendor.cublaslt import LibraryMissing
-from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, told
+from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, all_built
 from workers.vendor.epilogue import output_of
 
 PLANS = 8
@@ -94,7 +94,7 @@ def offers(
             beat("what cuDNN offers")
             try:
                 graph = library.graph(plan)
-                built = told(graph.find(slots, WORKSPACE_BYTES, BUILD_SECONDS / len(ways)), beat)
+                built = all_built(graph.find(slots, WORKSPACE_BYTES, BUILD_SECONDS / len(ways)), beat)
             except CudnnError as error:  # it has no kernel for this graph
                 refused = error
                 continue

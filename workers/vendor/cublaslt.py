@@ -6,12 +6,13 @@ column-major there. What a descriptor is made of can be tried without a GPU; a h
 
 import ctypes
 import importlib.util
-import os
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from workers.compile.machines_nvcc import toolkits
 
 CUBLAS_STATUS_SUCCESS = 0
 CUBLAS_STATUS_NOT_SUPPORTED = 15
@@ -299,6 +300,5 @@ def copies_of(soname: str) -> list[Path]:
     for package, inside in (("nvidia", f"*/lib/{soname}"), ("torch", f"lib/{soname}")):
         spec = importlib.util.find_spec(package)
         folders += [(Path(root), inside) for root in (spec.submodule_search_locations or ())] if spec else []
-    toolkits = (os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda")
-    folders += [(Path(toolkit), f"lib64/{soname}") for toolkit in toolkits if toolkit]
+    folders += [(Path(toolkit), f"lib64/{soname}") for toolkit in toolkits()]
     return [path for folder, pattern in folders for path in sorted(folder.glob(pattern))]

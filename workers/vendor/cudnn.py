@@ -239,8 +239,8 @@ class AttentionGraph(Graph):
         library.call(self.graph.validate)
 
 
-def told(found: Iterator[Found], beat: Beat) -> list[Found]:
-    """All of them; `beat` hears of each when it is built."""
+def all_built(found: Iterator[Found], beat: Beat) -> list[Found]:
+    """All of them; `beat` gets the name of each when it is built."""
     plans = []
     for plan in found:
         beat(f"cuDNN builds plans, {plan.name} at last")

@@ -51,7 +51,8 @@ def main() -> None:
         try:
             app()
         finally:
-            sys.stdout.flush()  # what cannot be written is said here, not by the interpreter when it ends
+            if sys.stdout is not None:  # None where a shell has closed it
+                sys.stdout.flush()  # what cannot be written is said here, not by the interpreter when it ends
     except OSError as error:
         if error.errno not in _NO_ROOM or error.filename is not None:
             raise
@@ -79,11 +80,11 @@ def _root(
 
 
 def _complain(error: CukilnError, code: int) -> int:
-    sys.stderr.write(printable(f"cukiln: {error}\n", lines=True))
+    typer.echo(printable(f"cukiln: {error}", lines=True), err=True)
     detail = getattr(error, "detail", None)
     for entry in (detail.errors or []) if detail is not None else []:
-        line = f"  {entry.get('field', 'request')}: {entry.get('detail', entry)}\n"
-        sys.stderr.write(printable(line, lines=True))
+        line = f"  {entry.get('field', 'request')}: {entry.get('detail', entry)}"
+        typer.echo(printable(line, lines=True), err=True)
     return code
 
 

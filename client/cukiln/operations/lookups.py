@@ -1,7 +1,6 @@
 """Lookups: the winners of problems, from memory, the disk or the service."""
 
 import hashlib
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from cukiln.job_request import check_problems, encode
 from cukiln.operations.answers import json_object, not_valid, parse, unexpected
 from cukiln.operations.state import NO_ANSWER, ClientState
 from cukiln.operations.steps import Ask, Operation
+from cukiln.seconds import MOST_WAITED
 from cukiln.transport import Call
 from cukiln.types import LookedUp, LookupResult, Lookups, OnMiss, PartialLookups, PartialResult, Priority
 from cukiln.types.problems import Problem
@@ -195,7 +195,7 @@ class LookupOperations(ClientState):
         answers: dict[str, LookedUp] = {}
         for shared, part in _requests(prepared):
             body = encode({**shared, **missed.fields, "problems": [dict(one.problem) for one in part]})
-            seconds = min(self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS), threading.TIMEOUT_MAX)
+            seconds = min(self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS), MOST_WAITED)
             read = partial(_results if patient else _results_of_each, asked=part)
             try:
                 most = largest_lookup(len(part))

@@ -27,6 +27,7 @@ from cukiln.cli.packing import packing, size_of
 from cukiln.client import Client
 from cukiln.errors import UsageError
 from cukiln.types import ENDED, Job
+from tests.gpu import confirm_primitives
 from tests.gpu.check_workspaces import split_kernel
 from tests.support.fixtures.bare_machine import PYTHON, BareMachine, make_wheels
 from tests.support.fixtures.elsewhere import FAKE_GPU, REQUEST, ROOT, installed_for, lines_of, results_in
@@ -40,7 +41,7 @@ from workers.offline.carry import MOST_BYTES as MOST_CARRIED
 from workers.offline.carry import NotCarried, pack
 from workers.offline.measure_there import DEFAULT_INTO
 from workers.offline.measured import Conditions, Journal, append_line, write_results
-from workers.offline.parts import CUTS, Ended, Part, Progress, parts_of
+from workers.offline.parts import CUTS, LEFT_OPEN, Ended, Part, Progress, parts_of
 
 PART_BYTES = 1 << 20
 
@@ -289,6 +290,8 @@ CHECK, LAST = Part("check", ("m",), 100), Part("last", ("m",), float("inf"), con
         (Ended(2, 9.0, 100.0, False), 500.0, 400.0, 100.0),  # no GPU was there
         (Ended(-15, 30.0, 30.0, True), 500.0, 400.0, 100.0),
         (Ended(-15, 100.0, 100.0, True), 500.0, 400.0, None),  # it would have no more
+        (Ended(-11, 9.0, 100.0, False), 500.0, 400.0, None),  # it would crash again
+        (Ended(LEFT_OPEN, 9.0, 100.0, False), 500.0, 400.0, None),
     ],
 )
 def test_a_part_has_its_own_limit_and_is_run_again_only_where_that_may_help(
@@ -303,15 +306,25 @@ def test_a_part_has_its_own_limit_and_is_run_again_only_where_that_may_help(
 
 def test_a_part_that_goes_on_where_it_was_cut_off_has_as_much_again_but_not_for_ever(tmp_path: Path) -> None:
     goes_on = replace(CHECK, continues=True)
-    cut, tries = Ended(-15, 100.0, 100.0, True), 0
+    goes_on_until_it_is_in_vain(goes_on, Ended(-15, 100.0, 100.0, True), tmp_path)
+    assert Progress(tmp_path).next_limit(replace(goes_on, seconds=120.0), 500.0, 400.0) == 120.0, "it has more"
+
+
+@pytest.mark.parametrize("status", [-signal.SIGSEGV, confirm_primitives.LEFT_OPEN])
+def test_a_part_that_goes_on_does_so_behind_a_crash_and_what_it_left_open(status: int, tmp_path: Path) -> None:
+    goes_on_until_it_is_in_vain(replace(CHECK, continues=True), Ended(status, 9.0, 100.0, False), tmp_path)
+    Progress(tmp_path).end(CHECK, Ended(1, 9.0, 100.0, False))
+    assert Progress(tmp_path).next_limit(replace(CHECK, continues=True), 500.0, 400.0) is None, "all of it was done"
+
+
+def goes_on_until_it_is_in_vain(goes_on: Part, ended: Ended, tmp_path: Path) -> None:
+    tries = 0
     while (limit := Progress(tmp_path).next_limit(goes_on, 500.0, 400.0)) is not None:
         assert limit == 100.0
         Progress(tmp_path).begin(goes_on)
-        Progress(tmp_path).end(goes_on, cut)
+        Progress(tmp_path).end(goes_on, ended)
         tries += 1
     assert tries == CUTS
-    assert Progress(tmp_path).next_limit(goes_on, 500.0, 400.0) is None
-    assert Progress(tmp_path).next_limit(replace(goes_on, seconds=120.0), 500.0, 400.0) == 120.0, "it has more"
 
 
 def test_a_part_with_which_the_run_ended_twice_is_left_out_but_not_the_last(tmp_path: Path) -> None:
@@ -351,7 +364,7 @@ def test_a_part_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
     monkeypatch.setattr(there, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep, time=time.time))
     monkeypatch.setattr(there, "GRACE_SECONDS", 0.2)
     part = Part("hangs", ("hangs",), 600)
-    ended = there._run(part, Progress(tmp_path), 600.0, tmp_path, [part], [])
+    ended = there._run(part, Progress(tmp_path), 600.0, tmp_path, [part], [], namespaces=True)
     assert ended.cut_off and ended.status == -signal.SIGKILL
     wait_for(lambda: not is_running(int(log.read_text())), seconds=60, what="the end of what the part started")
     assert Progress(tmp_path).ended["hangs"] == ended

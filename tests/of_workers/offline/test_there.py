@@ -97,8 +97,7 @@ def test_a_driver_that_answers_in_no_pid_namespace_is_asked_outside_and_parts_st
 ) -> None:
     simulated(monkeypatch, tmp_path, outside="no device of that minor")
     assert run(tmp_path) == there.DONE
-    with closing(own_processes(namespaces=True)) as processes:
-        assert not processes.means.namespaces, "the variable is set"
+    assert os.environ["CUKILN_PID_NAMESPACES"] == "true"
     assert part.read_text().startswith("false ")
     assert (
         "outside of PID namespaces alone, where all parts stay now (no device of that minor)" in capsys.readouterr().out
@@ -112,6 +111,15 @@ def test_parts_are_told_to_stay_outside_of_pid_namespaces(
 ) -> None:
     assert run(tmp_path, *words) == there.DONE
     assert part.read_text().startswith(f"{inherited} ")
+
+
+def test_a_variable_that_is_no_choice_is_refused_before_any_part(
+    part: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CUKILN_PID_NAMESPACES", "maybe")
+    assert run(tmp_path) == there.WRONG_USE
+    assert "CUKILN_PID_NAMESPACES is 'maybe'; it must be true or false" in capsys.readouterr().err
+    assert not part.exists()
 
 
 def test_without_a_gpu_the_reason_is_said_and_nothing_of_namespaces(

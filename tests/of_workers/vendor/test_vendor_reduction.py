@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -94,6 +95,20 @@ def test_without_pytorch_cupy_alone_is_the_peer(monkeypatch: pytest.MonkeyPatch)
     inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
     (call,) = reduction.offers(NumpyBench(), problem, inputs, 1)
     assert call.describe()["library"] == "CuPy"
+
+
+def test_a_pytorch_whose_libraries_cannot_be_opened_costs_itself_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "torch.py").write_text("raise OSError('libcudnn.so.9: cannot open shared object file')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    problem = reduce()
+    inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
+    cupys, lost = reduction.offers(NumpyBench(), problem, inputs, 1)
+    assert cupys.describe()["library"] == "CuPy"
+    with pytest.raises(LaunchRefused, match=r"PyTorch failed: OSError: libcudnn\.so\.9"):
+        lost.run(0)
 
 
 @pytest.mark.parametrize(
