@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from codegen.canonical import canonical_json
 from codegen.errors import CodegenError
 from codegen.kernel import Candidate
 from codegen.lower import lower
@@ -77,12 +78,15 @@ def kernel_of(problem: Problem, tuned: Candidate) -> Candidate | None:
 
 def _neighbours(tuned: Candidate, rng: random.Random) -> Iterator[Problem]:
     own = operator(tuned.problem.operator)
-    place, seen = place_of(own, tuned.problem), {tuned.problem}
+    # By what they are stored as: a window of 0 on the right is causal.
+    place, seen = place_of(own, tuned.problem), {canonical_json(tuned.problem.canonical())}
     for _ in range(ATTEMPTS):
         problem = _varied(tuned.problem, rng)
-        if problem is None or problem in seen or place_of(own, problem).signature != place.signature:
+        if problem is None or place_of(own, problem).signature != place.signature:
             continue
-        seen.add(problem)
+        if (stored := canonical_json(problem.canonical())) in seen:
+            continue
+        seen.add(stored)
         operands = own.operands(problem)
         if sum(operand.elements for operand in operands) > MOST_ELEMENTS or not all(map(_is_apart, operands)):
             continue
@@ -109,7 +113,7 @@ def _varied(problem: Problem, rng: random.Random) -> Problem | None:
     names = [name for name in fields if name not in derived]
     chosen = {*rng.sample(names, rng.randint(1, 4))}
     kept = {name: value for name, value in fields.items() if name not in derived or rng.random() < 0.1}
-    for name in chosen & kept.keys():
+    for name in sorted(chosen & kept.keys()):
         kept[name] = rng.choice(WORDS[name]) if name in WORDS else _other(kept[name], rng)
     try:
         return operator(problem.operator).parse(kept)
