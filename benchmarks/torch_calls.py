@@ -40,7 +40,8 @@ def torch_calls(record: cukiln.WinnerRecord) -> dict[str, float | None]:
             return [cukiln.LookedUp(name=None, key=record.key, record=record, at=1.0) for _ in problems]
 
     options = cukiln.torch.Options(client=Service(), target="cpu", wait_seconds=60)  # type: ignore[arg-type]
-    before = dispatch.install(dispatch.Dispatcher(options, load=lambda entry, client: NoKernel()))  # type: ignore[arg-type,return-value]
+    timed = dispatch.Dispatcher(options, load=lambda entry, client: NoKernel())  # type: ignore[arg-type,return-value]
+    dispatch.install(timed)
     try:
         a, b = torch.randn(SIDE, SIDE), torch.randn(SIDE, SIDE)
         trained, dy = torch.randn(SIDE, SIDE, requires_grad=True), torch.ones(SIDE, SIDE)
@@ -60,5 +61,6 @@ def torch_calls(record: cukiln.WinnerRecord) -> dict[str, float | None]:
         if any(entry.call is None for entry in dispatch.current().table.values()):
             raise SystemExit("what was timed were PyTorch's own operators")
     finally:
-        dispatch.install(before).close()
+        dispatch.remove(timed)
+        timed.close()
     return figures
