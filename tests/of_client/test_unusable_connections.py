@@ -6,7 +6,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import certifi
 import pytest
 
 from cukiln import ServiceUnreachable, UsageError
@@ -26,13 +25,13 @@ WRONG = {
 
 
 @pytest.fixture(params=WRONG.values(), ids=WRONG)
-def wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+def wrong(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> tuple[str, str]:
     """The variable, and the address of a service that it keeps from being asked."""
     variable, value, scheme = request.param
     for name in ("SSL_CERT_FILE", "SSL_CERT_DIR", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
-    if variable == "SSLKEYLOGFILE":  # which is of Python's own context, with a file of certificates
-        monkeypatch.setenv("SSL_CERT_FILE", certifi.where())
+    if variable == "SSLKEYLOGFILE":  # which is of Python's own context, with its own certificates
+        monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path))
     monkeypatch.setenv(variable, value)
     return variable, AWAY.replace("http", scheme, 1)
 

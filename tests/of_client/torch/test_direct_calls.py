@@ -19,6 +19,7 @@ CALLS: dict[str, Call] = {
 }
 
 
+@pytest.mark.checkout
 @pytest.mark.parametrize("negated", ["input", "output"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_negated_view_is_refused_with_its_place_and_the_remedy(
