@@ -1,5 +1,6 @@
 """What commands share: arguments (an empty one is refused), consoles (control characters escaped), tables, numbers."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,6 +14,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from cukiln.errors import UsageError
 from cukiln.printable import printable
 
 _PLAIN_WIDTH = 100  # columns of a table in a file or a pipe
@@ -162,3 +164,12 @@ OfTarget = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, as the last line.")]
+
+
+def is_id(what: str, of: str, digits: int, expected: str) -> bool:
+    """Whether it is an id, or the first 8 of its digits or more, and no file. Raises `UsageError` for fewer."""
+    if not re.fullmatch(rf"[0-9a-f]{{1,{digits}}}", what) or Path(what).exists():
+        return False
+    if len(what) < 8:
+        raise UsageError(f"{what!r} is neither a file nor a {of}: give {expected}, or the first 8 or more")
+    return True

@@ -1,16 +1,14 @@
 """`cukiln profile`: what a run of each winner does, by operator, kernel and primitive."""
 
 import json
-import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from cukiln.cli.console import JOB_ID, AsJson, Column, Url, columns_of, given, make_console, print_columns
+from cukiln.cli.console import AsJson, Column, Url, columns_of, given, is_id, make_console, print_columns
 from cukiln.cli.exit_codes import PARTIAL
 from cukiln.cli.server import find_client, server_module
 from cukiln.cli.table import microseconds, schedule_text
@@ -59,14 +57,10 @@ def profile(
     Of FILE nothing is compiled or run: each problem has the schedule of its search that is predicted fastest.
     """
     console = make_console()
-    of_job = re.fullmatch(JOB_ID, what) is not None and not Path(what).exists()
+    of_job = is_id(what, "job", 32, "32 lower-case hexadecimal digits")
     if of_job:
         with find_client(url) as client:
             pages = list(client.profile_pages(what, filters=filters, opened=opened))
-    elif re.fullmatch(r"[0-9a-f]{1,7}", what) and not Path(what).exists():
-        raise UsageError(
-            f"{what!r} is neither a file nor a job: give 32 lower-case hexadecimal digits, or the first 8 or more"
-        )
     else:
         pages = [estimated(read_request(what), filters, opened)]
     operators = [row for page in pages for row in page.operators]

@@ -1,14 +1,13 @@
 """`cukiln lookup`, `fetch` and `lock`: known winners, shown, as folders for `cukiln.load`, pinned."""
 
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from cukiln.cli.console import AsJson, OfTarget, RequestFile, Url, given, given_path, make_console
+from cukiln.cli.console import AsJson, OfTarget, RequestFile, Url, given, given_path, is_id, make_console
 from cukiln.cli.exit_codes import PARTIAL
 from cukiln.cli.server import find_client
 from cukiln.cli.table import print_lookups
@@ -92,13 +91,9 @@ def fetch(
         raise UsageError("KEY|FILE and --out are needed, or --lock")
     misses = 0
     with find_client(url) as client:
-        if re.fullmatch(r"[0-9a-f]{8,64}", what) and not Path(what).exists():
+        if is_id(what, "key", 64, "64 hexadecimal digits"):
             typer.echo(fetch_record(client, record := client.kernel(what), out / record.key[:16]))
         else:
-            if re.fullmatch(r"[0-9a-f]{1,7}", what) and not Path(what).exists():
-                raise UsageError(
-                    f"{what!r} is neither a file nor a key: give 64 hexadecimal digits, or the first 8 or more"
-                )
             for result in lookup_request(client, read_request(what, target)):
                 if result.record is None:
                     misses += 1
