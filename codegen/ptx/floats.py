@@ -16,11 +16,20 @@ APPROXIMATE = re.compile(r"(?:ex2|lg2|rcp|rsqrt|sqrt|sin|cos|tanh|div)\.(?:appro
 
 
 class Product(NamedTuple):
-    """The factors of a product that a sum may be fused with, and whether subnormal numbers count as zeros."""
+    """The factors of a product that a sum may be fused with, whether subnormal numbers count as zeros, and whether its
+    sign was changed since."""
 
     first: str
     second: str
     flushed: bool
+    negated: bool = False
+
+    def negative(self) -> "Product":
+        return self._replace(negated=not self.negated)
+
+    def with_factor(self, factor: str, other: str) -> "Product":
+        first, second = (other if each == factor else each for each in self[:2])
+        return self._replace(first=first, second=second)
 
 
 def _flushed(text: str, flush: str | None) -> str:
@@ -49,7 +58,7 @@ def fused_sum(operands: Operands, products: tuple[Product | None, Product | None
     which = 0 if products[0] is not None else 1
     product = products[which]
     assert product is not None
-    factor, other = product.first, terms[1 - which]
+    factor, other = f"neg_f32({product.first})" if product.negated else product.first, terms[1 - which]
     if subtract:  # x * y - c, or c - x * y
         factor, other = (factor, f"neg_f32({other})") if which == 0 else (f"neg_f32({factor})", other)
     flush, saturate = match[1], match[2]

@@ -204,11 +204,11 @@ def combined(operands: Operands, result: str, how: str | None) -> str:
     return f"({result}) {_LOGIC[how]} bool({operands.predicate(3)})" if how else result
 
 
-@rule(r"selp\.[bsuf](16|32|64)")
+@rule(r"selp\.([bsuf])(16|32|64)")
 def _select(operands: Operands, match: Match) -> str:
     operands.count(4)
-    bits = int(match[1])
-    first, second = operands.value(1, bits), operands.value(2, bits)
+    bits = int(match[2])
+    first, second = (operands.of_kind(number, match[1], bits) for number in (1, 2))
     return f"{operands.out(0, bits)} = {operands.predicate(3)} ? {first} : {second};"
 
 
@@ -218,10 +218,10 @@ def _move_predicate(operands: Operands, match: Match) -> str:
     return f"{operands.out(0, 1)} = {operands.predicate(1)};"
 
 
-@rule(r"mov\.[bsuf](16|32|64)")
+@rule(r"mov\.([bsuf])(16|32|64)")
 def _move(operands: Operands, match: Match) -> str:
     operands.count(2)
-    bits = int(match[1])
+    bits = int(match[2])
     target, source = operands.instruction.operands
     if _HALF.fullmatch(target):
         return _unpack(operands, bits)
@@ -234,7 +234,7 @@ def _move(operands: Operands, match: Match) -> str:
         return f"{operands.out(0, 64)} = reinterpret_cast<uint64_t>(arguments) + {entry.parameters[source]};"
     if bits == 64 and source in {array.name for array in entry.arrays}:
         return f"{operands.out(0, 64)} = reinterpret_cast<uint64_t>({source});"
-    return f"{operands.out(0, bits)} = {operands.value(1, bits)};"
+    return f"{operands.out(0, bits)} = {operands.of_kind(1, match[1], bits)};"
 
 
 def _parts(operands: Operands, number: int, bits: int) -> int:

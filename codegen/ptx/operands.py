@@ -82,11 +82,14 @@ class Operands:
         raise self.instruction.refused(f"an operand that has no translation, {text}")
 
     def float(self, number: int) -> str:
-        """The bits of a float: of a register or of a number that is written as one."""
+        return self.of_kind(number, "f", 32)
+
+    def of_kind(self, number: int, kind: str, bits: int) -> str:
+        """An unsigned expression; of kind `f` the bits of a register, or of a number that is written as a float."""
         text = self.instruction.operands[number]
-        if _INTEGER.fullmatch(text):
+        if kind == "f" and _INTEGER.fullmatch(text):
             raise self.instruction.refused(f"{text} is no float")
-        return self.value_of(text, 32)
+        return self.value_of(text, bits)
 
     def signed(self, number: int, bits: int, *, wider: bool = False) -> str:
         return f"{SIGNED[bits]}({self.value(number, bits, wider=wider)})"

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from codegen.ptx import floats, integers, memory, warps
-from codegen.ptx.floats import APPROXIMATE, FUSIBLE_PRODUCT, FUSIBLE_SUM, Product
+from codegen.ptx.floats import APPROXIMATE, FUSIBLE_PRODUCT, FUSIBLE_SUM
 from codegen.ptx.module import Entry, Instruction, Label, Module, UnknownPtx
 from codegen.ptx.operands import UNSIGNED, Operands, Scope
+from codegen.ptx.products import Products
 from codegen.ptx.rules import translation
 
 FAMILIES = (floats, integers, memory, warps)  # whose import fills the table of rules
 _NAME = re.compile(r"[\w$]+\Z")
 _FLOAT_MATRICES = re.compile(r"mma\..*\.(?:f16|bf16|tf32)\..*")
-_WRITES_NOTHING = re.compile(r"(?:st|red|bar|bra|ret|exit|cp)\b.*")
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,12 @@ class _Translating:
     fusible: int = 0
     approximate: int = 0
     instructions: int = 0
-    # Of this stretch of instructions that run one after the other: registers that hold a product which may be fused.
-    products: dict[str, Product] = field(default_factory=dict)
+    products: Products = field(default_factory=Products)
 
     def function(self, name: str) -> Translation:
         # Labels that nothing jumps to are legal; g++ would warn.
-        body = [*self._declarations(), *self._statements()]
+        statements = [*self._statements()]
+        body = [*self._declarations(), *statements]
         lines = "\n".join(f"  {line}" for line in body)
         head = f"check_threads({self.entry.max_threads});"
         text = f"static void {name}(const void* const arguments) {{\n  {head}\n{lines}\n}}\n"
@@ -72,6 +72,8 @@ class _Translating:
             yield f"{kind} {', '.join(f'{name} = {poison}' for name in names)};"
         if any(bits in (32, 64) and ".cc" in each.opcode for bits in by_bits for each in self._instructions()):
             yield "bool carry = false;"
+        if self.products.kept:
+            yield f"uint32_t {', '.join(f'kept_{number} = 0' for number in range(self.products.kept))};"
         yield from self._arrays()
 
     def _arrays(self) -> Iterator[str]:
@@ -94,7 +96,7 @@ class _Translating:
         labels = {each.name for each in self.entry.statements if isinstance(each, Label)}
         for each in self.entry.statements:
             if isinstance(each, Label):
-                self.products.clear()
+                self.products.forget()
                 yield f"{_label(each.name)}:;"
             else:
                 self.instructions += 1
@@ -102,10 +104,13 @@ class _Translating:
 
     def _statement(self, instruction: Instruction, labels: set[str]) -> str:
         operands = Operands(instruction, Scope(self.entry, self.module.shared))
+        before = ""
         if instruction.opcode in ("bra", "bra.uni"):
             operands.count(1)
             if instruction.operands[0] not in labels:
                 raise instruction.refused("a jump to a label that is not there")
+            if instruction.guard is not None and instruction.opcode == "bra.uni":
+                raise instruction.refused("a jump of all lanes under a guard that each lane has for itself")
             text = f"goto {_label(instruction.operands[0])};"
         elif instruction.opcode in ("ret", "exit"):
             operands.count(0)
@@ -113,56 +118,28 @@ class _Translating:
         else:
             self.approximate += bool(APPROXIMATE.fullmatch(instruction.opcode))
             text = self._sum(operands) or translation(operands)
-            self._note(operands)
+            before = self.products.note(operands)
         if instruction.guard is None:
-            return text
+            return before + text
         guard = operands.predicate_of(instruction.guard)
-        return f"if ({guard}) {text}"
+        return f"{before}if ({guard}) {text}"
 
     def _sum(self, operands: Operands) -> str | None:
         """A sum of a product with which it may be fused; null of all else."""
         opcode = operands.instruction.opcode
         if not FUSIBLE_SUM.fullmatch(opcode) or len(operands) != 3:
             return None
-        flushed = ".ftz" in opcode
-        first, second = (self._product(operands.instruction.operands[number], flushed) for number in (1, 2))
+        registers = operands.instruction.operands[1:]
+        first, second = (self.products.of(register, flushed=".ftz" in opcode) for register in registers)
         if first is None and second is None:
             return None
         self.fusible += 1
         return floats.fused_sum(operands, (first, second))
 
-    def _product(self, operand: str, flushed: bool) -> Product | None:
-        product = self.products.get(operand)
-        return product if product is not None and product.flushed == flushed else None
-
-    def _note(self, operands: Operands) -> None:
-        """Products of this stretch that may be fused: what is written to is no longer the same."""
-        instruction = operands.instruction
-        if _WRITES_NOTHING.fullmatch(instruction.opcode):
-            return
-        written = set(re.findall(r"%\w+", instruction.operands[0]))
-        gone = {name.removeprefix("%") for name in written}
-        self.products = {
-            name: product
-            for name, product in self.products.items()
-            if name not in written and not gone & {product.first, product.second}
-        }
-        if (
-            FUSIBLE_PRODUCT.fullmatch(instruction.opcode)
-            and instruction.guard is None
-            and not gone & set(_read(operands))
-        ):
-            factors = operands.float(1), operands.float(2)
-            self.products[instruction.operands[0]] = Product(*factors, ".ftz" in instruction.opcode)
-
 
 def _words(instruction: Instruction) -> list[str]:
     text = " ".join((*instruction.operands, instruction.guard or ""))
     return re.findall(r"%(\w+)", text)
-
-
-def _read(operands: Operands) -> list[str]:
-    return re.findall(r"%(\w+)", " ".join(operands.instruction.operands[1:]))
 
 
 def _label(name: str) -> str:

@@ -21,8 +21,27 @@ PRODUCTS = {
     "saturated_difference": Snippet("mul.f32 %f14, %f10, %f11; sub.sat.f32 %f20, %f14, %f12;", "f"),
     "of_saturated": Snippet("mul.sat.f32 %f14, %f10, %f11; add.f32 %f20, %f14, %f12;", "f"),
     "named": Snippet("mul.rn.f32 %f14, %f10, %f11; add.f32 %f20, %f14, %f12;", "f"),
-    "changed": Snippet("mul.f32 %f14, %f10, %f11; mov.f32 %f10, %f12; add.f32 %f20, %f14, %f12;", "f"),
 }
+# What lies between a product and its sum, which ptxas 13 makes an FFMA of all the same (read from SASS of sm_80).
+BETWEEN = {
+    "a move": "mul.f32 %f14, %f10, %f11; mov.f32 %f15, %f14; add.f32 %f20, %f15, %f12;",
+    "a move to an integer and back": (
+        "mul.f32 %f14, %f10, %f11; mov.b32 %r14, %f14; mov.b32 %f15, %r14; add.f32 %f20, %f15, %f12;"
+    ),
+    "two changes of sign": (
+        "mul.f32 %f14, %f10, %f11; neg.f32 %f15, %f14; neg.f32 %f16, %f15; add.f32 %f20, %f16, %f12;"
+    ),
+    "a change of sign": "mul.f32 %f14, %f10, %f11; neg.f32 %f15, %f14; sub.f32 %f20, %f12, %f15;",
+    "a factor that is written to": "mul.f32 %f14, %f10, %f11; mov.f32 %f10, %f12; add.f32 %f20, %f14, %f12;",
+    "a factor that is the product": "mul.f32 %f10, %f10, %f11; add.f32 %f20, %f10, %f12;",
+    "a factor that is written to twice": (
+        "mul.f32 %f14, %f10, %f10; mov.f32 %f10, %f12; mov.f32 %f10, %f14; add.f32 %f20, %f14, %f12;"
+    ),
+    "a sum that writes to a factor": (
+        "mul.f32 %f14, %f10, %f11; add.f32 %f10, %f14, %f12; add.f32 %f15, %f14, %f12; mov.f32 %f20, %f15;"
+    ),
+}
+PRODUCTS |= {f"between_{number}": Snippet(text, "f") for number, text in enumerate(BETWEEN.values())}
 
 
 @cache
@@ -105,6 +124,13 @@ def test_a_product_that_saturates_is_never_fused(snippets: Snippets) -> None:
     assert snippets.run("of_saturated", [(two, two, less)], fuse=True).out == [0]
 
 
-def test_a_product_with_a_rounding_in_its_name_or_changed_factors_is_never_fused(snippets: Snippets) -> None:
+@pytest.mark.parametrize("between", BETWEEN)
+def test_a_product_is_fused_whatever_lies_between_it_and_its_sum(snippets: Snippets, between: str) -> None:
+    inputs = [(0x3F800001, 0x3F800001, 0xBF800002)]
+    name = f"between_{list(BETWEEN).index(between)}"
+    assert snippets.run(name, inputs).out == [0]
+    assert snippets.run(name, inputs, fuse=True).out == [0x28800000]
+
+
+def test_a_product_with_a_rounding_in_its_name_is_never_fused(snippets: Snippets) -> None:
     assert snippets.run("named", [(0x3F800001, 0x3F800001, 0xBF800002)], fuse=True).out == [0]
-    assert snippets.run("changed", [(0x3F800001, 0x3F800001, 0xBF800002)], fuse=True).out == [0]
