@@ -4,7 +4,8 @@ Nothing is compiled or run. The last line is one JSON object: of each file `rho`
 with several problems the mean of theirs), `top1`, `top4`, `top8`, what the best of so many predicted fastest reaches of
 the best measured speed (geometric mean over the problems), and `ratio_median`, predicted over measured. A vendor's file
 has one kernel a problem: `rho` is over the problems, there is no choice to rate, and `under_floor` counts the products
-that are predicted faster than the fastest one that was measured. `peers` has the same figures of NVIDIA's own model,
+that are predicted faster than the fastest one that was measured. Problems that a constant was fitted to are left out
+(`published_runs.FITTED`). `peers` has the same figures of NVIDIA's own model,
 where it is installed and has one.
 """
 
@@ -17,26 +18,31 @@ from typing import Any
 from benchmarks import heuristics_peer
 from benchmarks.keep_result import keep_result, options
 from benchmarks.prediction_quality import Pairs, kept_share, spearman
-from benchmarks.published_runs import PUBLISHED, PublishedSet, read_sets
+from benchmarks.published_runs import FITTED, PUBLISHED, PublishedSet, read_sets
 
 TOPS = (1, 4, 8)
 
 
 def figures(published: PublishedSet, predicted: Sequence[float]) -> dict[str, Any]:
     """Of microseconds in the order of the file's runs."""
-    measured = [run.measured for run in published.runs]
+    fastest = min(run.measured for run in published.runs)
+    judged = [
+        (us, run)
+        for us, run in zip(predicted, published.runs, strict=True)
+        if run.problem != FITTED.get(published.name)
+    ]
+    predicted, measured = [us for us, _ in judged], [run.measured for _, run in judged]
     finite = [ours / theirs for ours, theirs in zip(predicted, measured, strict=True) if ours < math.inf]
     ratio = round(statistics.median(finite), 3)
     if not published.tiles:
         rho = spearman(predicted, measured)
-        under = sum(us < min(measured) for us in predicted)
+        under = sum(us < fastest for us in predicted)
         return {"rho": _rounded(rho), **{f"top{n}": None for n in TOPS}, "ratio_median": ratio, "under_floor": under}
     problems = [
         Pairs(str(problem), *zip(*rows, strict=True))
-        for problem in dict.fromkeys(run.problem for run in published.runs)
-        if (rows := [(us, run.measured) for us, run in zip(predicted, published.runs, strict=True)
-                     if run.problem == problem])
-    ]  # fmt: skip
+        for problem in dict.fromkeys(run.problem for _, run in judged)
+        if (rows := [(us, run.measured) for us, run in judged if run.problem == problem])
+    ]
     rhos = [rho for pairs in problems if (rho := spearman(pairs.predicted, pairs.measured)) is not None]
     tops = {f"top{n}": _mean(kept_share(pairs, n) for pairs in problems) for n in TOPS}
     return {"rho": _rounded(statistics.mean(rhos)), **tops, "ratio_median": ratio}

@@ -60,6 +60,9 @@ FAMILIES = {
     "tf32": Family("square/float32_2048", {"allow_tf32": True}, ("none",)),
     "int8": Family("bert_base/ffn2", {"dtype": "int8", "acc_dtype": "int32", "out_dtype": "int32"}, ("none",)),
     "split": Family("llama3_8b/down_m16", {}, _SPLITS),
+    "conv2d": Family("resnet18/b8/s1_3x3", {"dtype": "float16"}),
+    "conv2d_wgrad": Family("resnet18/b8/s1_3x3/wgrad_fp16", {}),
+    "attention": Family("bert_base/attn", {}),
     "float32": Family("bert_base/ffn1", {**_FP32, "epilogue": _BIAS_GELU}, tensor_cores=False),
 }
 

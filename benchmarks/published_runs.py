@@ -29,6 +29,10 @@ VENDOR = "cublas"
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # by what stands in a file's name; else float32
 LEVEL = 1  # of the search whose best stands beside the vendor's kernel
 
+# Problems that a constant of the prediction was fitted to (codegen/predict/roofline.py), by file: `RING_LATENCY_US` and
+# `PRODUCT_US`. The prediction is judged on the others.
+FITTED = {"triton-h100-fp16": (128, 4096, 4096), "cublas-h100-bf16": (256, 256, 256)}
+
 Row = Mapping[str, str]
 
 # By the GPU's name in a file's: the target, and the fields of its data sheet in which the product differs. Sources:

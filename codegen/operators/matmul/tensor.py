@@ -31,6 +31,9 @@ MMA_K = {
 # What cp.async copies at once (PTX ISA, "cp.async").
 LEAST_COPY_BYTES = 4
 LARGEST_STATIC_K = 1024
+# Instructions of a copy through registers, with its addresses and checks: 12 to 24 in SASS of nvcc 13.2 (fp16 on sm_75
+# and sm_80 with accesses of 2, 4, 8 and 16 bytes, int8 of 1 and 2).
+REGISTER_COPY = 20
 # Floats between the rows of a warp's exchange buffer beyond its columns (`exchange_padding` in gemm/tensor.cuh).
 EXCHANGE_PADDING = 8
 # Registers beside accumulators and fragments. These constants are fitted so that kernels of levels 0 and 1 do not
@@ -288,7 +291,7 @@ def _instructions(
     words = (2 - along_k) / 2 if size == 4 else 0.0
     loads = read / MATRIX_BYTES * (1 + 3 * words)
     copies = tiles * steps * t["tile_k"] * (t["tile_m"] / aligns[0] + t["tile_n"] / aligns[1])
-    per_copy = 5 if t["copy"] == "cp_async" else 7
+    per_copy = 5 if t["copy"] == "cp_async" else REGISTER_COPY
     return float(WARP * (warps * mma + loads + 20 * warps * steps) + per_copy * copies) + rounding(problem, read)
 
 

@@ -28,6 +28,7 @@ from codegen.operators.matmul.tensor import (
     LARGEST_STATIC_K,
     LEAST_COPY_BYTES,
     MMA_K,
+    STEP_BYTES,
     registers,
     shared_bytes,
     threads,
@@ -77,9 +78,9 @@ Lists = dict[str, tuple[Value, ...]]
 NARROW = 32
 # From this length on, slices of k are cheaper than tiles that are too small.
 LONG_K = 2048
-# Of tiles that are loaded element by element: bytes of k per row, and the largest size. A thread carries every element
-# in a register of its own, and its address perhaps in another.
-SCATTERED_ROW_BYTES, LARGEST_SCATTERED = (32, 64), 128
+# Of tiles that are loaded element by element: k, and the largest size. A thread carries every element in a register of
+# its own, and its address perhaps in another.
+SCATTERED_K, LARGEST_SCATTERED = 32, 128
 # Steps of a slice, at least, where a step's loads cannot begin before the last one's have come.
 LEAST_CARRIED_STEPS = 1
 # Up to this length a loop of constant length pays: its few steps are unrolled and its checks vanish.
@@ -167,11 +168,10 @@ def _small(
         smallest, largest = (sizes.m[0], sizes.n[0]), (sizes.m[-1], sizes.n[-1])
         least_steps = LEAST_CARRIED_STEPS if scattered else LEAST_STEPS
         slices = useful_slices(problem, smallest, largest, 128 // size, sizes.wanted_blocks, least_steps)
-    row_bytes = SCATTERED_ROW_BYTES if scattered else (128,) if slices else (64, 128)
-    deep = [count // size for count in row_bytes]
+    deep = [SCATTERED_K] if scattered else [count // size for count in ((128,) if slices else (64, 128))]
     depths = tuple(depth for depth in deep if depth <= max(power_of_two(k), 64 // size)) or (64 // size,)
     steps = k_steps(k, depths[0])
-    wanted_stages = _stages(k, narrow, asynchronous)[1 if scattered and slices else 0 :]
+    wanted_stages = _stages(k, narrow, asynchronous)
     large_inputs = input_bytes(problem) > L2_SHARE * target.l2_bytes
     along = (2, 4) if slices else (1, 2, 4)
     band = 8 if problem.m > 8 * sizes.m[-1] else 1
@@ -194,7 +194,9 @@ def _small(
     if sizes.narrow_m and sizes.narrow_n:
         lists |= {"warps_m": _many_warps(sizes.m), "warps_n": _many_warps(sizes.n)}
     if scattered:
-        lists |= _carried(sizes)
+        lists |= _carried(sizes, size)
+        few_outputs = sizes.narrow_m and sizes.narrow_n
+        return lists, ways(slices, (target.sm_count,), atomic=few_outputs)
     return lists, ways(slices, atomic=False)
 
 
@@ -205,15 +207,17 @@ def _stages(k: int, narrow: bool, asynchronous: bool) -> tuple[int, ...]:
     return 1, 2
 
 
-def _carried(sizes: Tiles) -> Lists:
-    """Where level 1 differs if tiles are loaded element by element: few of them for each thread."""
+def _carried(sizes: Tiles, size: int) -> Lists:
+    """Where level 1 differs if tiles of elements of so many bytes are loaded one by one: few of them for each thread,
+    and rows of outputs begin anywhere, so that shared memory makes no accesses wide."""
     tiles_m, tiles_n = (_up_to(LARGEST_SCATTERED, along) for along in (sizes.m, sizes.n))
     return {
         "tile_m": tiles_m,
         "tile_n": tiles_n,
         "warps_m": _many_warps(tiles_m),
         "warps_n": _many_warps(tiles_n),
-        "fragments": (1,),
+        "fragments": (2 if SCATTERED_K * size > STEP_BYTES else 1,),
+        "epilogue_path": ("direct",),
     }
 
 
