@@ -140,7 +140,7 @@ def test_what_is_loaded_element_by_element_is_spread_over_many_threads() -> None
     """1023 of int8, no two of which one access loads: level 1 still has tiles as large as those of aligned problems."""
     for layout in LAYOUTS:
         candidates = lowered(1, {"m": 1023, "n": 1023, "k": 1023, "dtype": "int8", "layout": layout}).candidates
-        assert len(candidates) >= 32
+        assert len(candidates) >= 24
         assert {candidate.schedule.get("tile_k") for candidate in candidates} == {32}
         assert (64, 128) in {
             (candidate.schedule.get("tile_m"), candidate.schedule.get("tile_n")) for candidate in candidates
