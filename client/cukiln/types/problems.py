@@ -107,27 +107,30 @@ class Bias(TypedDict, total=False):
     axis: Literal["m", "n"]
 
 
-class AttentionProblem(ProblemHead, total=False):
-    operator: Required[Literal["attention"]]
-    lengths: Literal["dense", "ragged", "paged"]
-    page_size: Literal[1, 16, 64] | None
+class OfSequencesFields(ProblemHead, total=False):
     batch: int
-    seq_q: Required[int]
-    seq_kv: int | None
     heads_q: Required[int]
-    heads_kv: int | None
-    head_dim_qk: Required[int]
-    head_dim_vo: int | None
     dtype: Literal["float16", "bfloat16"]
-    layout: Literal["bshd", "bhsd"]
     causal: bool
-    window_left: int | None
-    window_right: int | None
-    softcap: float | None
     scale: float | None
     lse: bool
     q_lengths: Sequence[int] | None
     kv_lengths: Sequence[int] | None
+
+
+class AttentionProblem(OfSequencesFields, total=False):
+    operator: Required[Literal["attention"]]
+    lengths: Literal["dense", "ragged", "paged"]
+    page_size: Literal[1, 16, 64] | None
+    seq_q: Required[int]
+    seq_kv: int | None
+    heads_kv: int | None
+    head_dim_qk: Required[int]
+    head_dim_vo: int | None
+    layout: Literal["bshd", "bhsd"]
+    window_left: int | None
+    window_right: int | None
+    softcap: float | None
     q_strides: Sequence[Any] | None
     k_strides: Sequence[Any] | None
     v_strides: Sequence[Any] | None
@@ -227,22 +230,14 @@ class MatmulProblem(ProblemHead, total=False):
     stride_c: int | None
 
 
-class MlaProblem(ProblemHead, total=False):
+class MlaProblem(OfSequencesFields, total=False):
     operator: Required[Literal["mla"]]
     queries: Literal["one", "ragged"]
-    batch: int
     seq_q: int
     seq_kv: Required[int]
-    heads_q: Required[int]
     head_dim_ckv: Literal[512]
     head_dim_kpe: Literal[64]
     page_size: Required[Literal[1, 16, 64]]
-    dtype: Literal["float16", "bfloat16"]
-    causal: bool
-    scale: float | None
-    lse: bool
-    q_lengths: Sequence[int] | None
-    kv_lengths: Sequence[int] | None
     q_nope_strides: Sequence[Any] | None
     q_pe_strides: Sequence[Any] | None
     ckv_cache_strides: Sequence[Any] | None
