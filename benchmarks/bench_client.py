@@ -25,6 +25,7 @@ from benchmarks.torch_calls import torch_calls
 from cukiln.local_cache import CachedAnswer
 from cukiln.operations.record_memory import record_bytes
 from storage.config.settings import load_settings
+from workers.supervisor.start_checks import free_port
 
 TARGET = "sm_90a"
 PROBLEM: dict[str, Any] = {"operator": "matmul", "m": 512, "n": 3072, "k": 768, "layout": "nt"}
@@ -80,21 +81,18 @@ def misses(folder: Path) -> dict[str, float]:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             with cukiln.Client(url, cache_dir=folder) as client:
                 hung.append(median_seconds(lambda: client.lookup([PROBLEM], target=TARGET), 1))  # type: ignore[list-item]
-    refused = []
     with cukiln.Client(closed_port(), cache_dir=folder) as client:
-        for _ in range(3):
-            refused.append(median_seconds(lambda: client.lookup([PROBLEM], target=TARGET), 1))  # type: ignore[list-item]
+        refused = median_seconds(lambda: client.lookup([PROBLEM], target=TARGET), 3)  # type: ignore[list-item]
         dead = median_seconds(lambda: client.lookup([PROBLEM], target=TARGET), HITS)  # type: ignore[list-item]
     return {
         "dead_service_ms": round(1e3 * dead, 3),
         "hung_service_ms": round(1e3 * statistics.median(hung), 1),
-        "refused_ms": round(1e3 * statistics.median(refused), 2),
+        "refused_ms": round(1e3 * refused, 2),
     }
 
 
 def closed_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_port('127.0.0.1')}"
 
 
 def import_ms(statement: str) -> float:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import TARGET, scratch_folder, started
+from benchmarks.harness import TARGET, scratch_folder, started, timed_job
 from benchmarks.keep_result import keep_result, load, options
 from cukiln.client import Client
 from storage.config.settings import load_settings
@@ -36,9 +36,7 @@ def problem(number: int, seed: int, limit: int = CANDIDATES) -> dict[str, Any]:
 
 def behind(client: Client) -> dict[str, Any]:
     def run(seed: int) -> float:
-        began = time.perf_counter()
-        client.wait(client.submit({"target": TARGET, "problems": [problem(0, seed)]}))
-        return time.perf_counter() - began
+        return timed_job(client, {"target": TARGET, "problems": [problem(0, seed)]})[1]
 
     run(1)  # the first request of a service imports modules
     alone = run(2)

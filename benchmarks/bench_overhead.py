@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import TARGET, query, scratch_folder, started
+from benchmarks.harness import TARGET, median_seconds, query, scratch_folder, started
 from benchmarks.keep_result import keep_result, options
 from codegen.lower import lower
 from codegen.operators import operator
@@ -214,14 +214,12 @@ def cached_tune_ms(client: Client) -> float:
     """Median time of the quickstart's request once everything in it is cached, seen by the client."""
     request = json.loads(QUICKSTART.read_text(encoding="utf-8"))
     client.wait(client.submit(request))
-    times = []
-    for _ in range(20):
-        begin = time.perf_counter()
-        job = client.submit(request)
-        times.append((time.perf_counter() - begin) * 1e3)
-        if not job.cached:
+
+    def submit() -> None:
+        if not client.submit(request).cached:
             raise SystemExit("the quickstart was not answered from the cache")
-    return statistics.median(times)
+
+    return 1e3 * median_seconds(submit, 20)
 
 
 def measure(folder: Path, jobs: int, candidates: int) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks import heuristics_peer
 from benchmarks.keep_result import keep_result, options
-from benchmarks.prediction_quality import Pairs, kept_share, spearman
+from benchmarks.prediction_quality import Pairs, kept_share, rounded, spearman
 from benchmarks.published_runs import FITTED, PUBLISHED, PublishedSet, read_sets
 
 TOPS = (1, 4, 8)
@@ -37,7 +37,7 @@ def figures(published: PublishedSet, predicted: Sequence[float]) -> dict[str, An
     if not published.tiles:
         rho = spearman(predicted, measured)
         under = sum(us < fastest for us in predicted)
-        return {"rho": _rounded(rho), **{f"top{n}": None for n in TOPS}, "ratio_median": ratio, "under_floor": under}
+        return {"rho": rounded(rho, 3), **{f"top{n}": None for n in TOPS}, "ratio_median": ratio, "under_floor": under}
     problems = [
         Pairs(str(problem), *zip(*rows, strict=True))
         for problem in dict.fromkeys(run.problem for _, run in judged)
@@ -45,16 +45,12 @@ def figures(published: PublishedSet, predicted: Sequence[float]) -> dict[str, An
     ]
     rhos = [rho for pairs in problems if (rho := spearman(pairs.predicted, pairs.measured)) is not None]
     tops = {f"top{n}": _mean(kept_share(pairs, n) for pairs in problems) for n in TOPS}
-    return {"rho": _rounded(statistics.mean(rhos)), **tops, "ratio_median": ratio}
+    return {"rho": rounded(statistics.mean(rhos), 3), **tops, "ratio_median": ratio}
 
 
 def _mean(shares: Iterable[float]) -> float:
     """The geometric mean."""
     return round(statistics.geometric_mean(shares), 3)
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 3)
 
 
 def main() -> None:

@@ -80,8 +80,8 @@ def quality(problems: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             pairs.name: {
                 "set": set_of(pairs.name),
                 "candidates": len(pairs.measured),
-                "spearman": _rounded(spearman(pairs.predicted, pairs.measured)),
-                **{f"top_{count}": _rounded(kept_share(pairs, count)) for count in TOPS},
+                "spearman": rounded(spearman(pairs.predicted, pairs.measured)),
+                **{f"top_{count}": rounded(kept_share(pairs, count)) for count in TOPS},
             }
             for pairs in all_pairs
         },
@@ -113,8 +113,8 @@ def _keeps_enough(test: Sequence[Pairs]) -> dict[str, Any]:
 def _mean_and_worst(values: Sequence[float]) -> dict[str, float | None]:
     if not values:
         return {"mean": None, "worst": None}
-    return {"mean": _rounded(sum(values) / len(values)), "worst": _rounded(min(values))}
+    return {"mean": rounded(sum(values) / len(values)), "worst": rounded(min(values))}
 
 
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
+def rounded(value: float | None, digits: int = 4) -> float | None:
+    return None if value is None else round(value, digits)

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from cukiln.errors import CukilnError
 from cukiln.events import Event, read_events, read_events_async
@@ -24,6 +24,7 @@ from cukiln.transport import ATTEMPTS, CALL_SECONDS, CONNECT_SECONDS, LOOKUP_SEC
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 _Item = TypeVar("_Item")
+_Own = TypeVar("_Own", Transport, AsyncTransport)
 
 
 def _blocking(operation: Callable[Concatenate[Any, _P], Operation[_T]]) -> Callable[Concatenate[Any, _P], _T]:
@@ -77,7 +78,41 @@ def _awaited_list(
     return method
 
 
-class Client(JobOperations, ServiceOperations, FileOperations, LookupOperations):
+class _Operations(JobOperations, ServiceOperations, FileOperations, LookupOperations, Generic[_Own]):
+    _kind: type[_Own]
+    _transport: _Own
+
+    def __init__(
+        self,
+        url: str | None = None,
+        api_key: str | None = None,
+        timeout: float = CALL_SECONDS,
+        *,
+        attempts: int = ATTEMPTS,
+        connect_seconds: float = CONNECT_SECONDS,
+        lookup_budget: float = LOOKUP_SECONDS,
+        fresh_seconds: float = FRESH_SECONDS,
+        cache_dir: Path | str | None = None,
+        offline: bool | None = None,
+        transport: _Own | None = None,
+    ) -> None:
+        settings = ClientSettings.from_environment()
+        super().__init__(settings, cache_dir, lookup_budget, fresh_seconds)
+        self._transport = transport or self._kind(
+            url or settings.url,
+            api_key or settings.api_key,
+            timeout,
+            attempts=attempts,
+            connect_seconds=connect_seconds,
+            offline=settings.offline if offline is None else offline,
+        )
+        self._opened()
+
+    def _opened(self) -> None:
+        """What a kind of client has beside."""
+
+
+class Client(_Operations[Transport]):
     """A connection to the service at `url` (default: `CUKILN_URL`, the configuration file, else the local service).
 
     It does not stand in a caller's way: a lookup takes `lookup_budget` seconds at most, of them `connect_seconds` to
@@ -92,33 +127,8 @@ class Client(JobOperations, ServiceOperations, FileOperations, LookupOperations)
     `NotAuthorised`, `NotFound`).
     """
 
-    _transport: Transport
+    _kind = Transport
     _closed = False
-
-    def __init__(
-        self,
-        url: str | None = None,
-        api_key: str | None = None,
-        timeout: float = CALL_SECONDS,
-        *,
-        attempts: int = ATTEMPTS,
-        connect_seconds: float = CONNECT_SECONDS,
-        lookup_budget: float = LOOKUP_SECONDS,
-        fresh_seconds: float = FRESH_SECONDS,
-        cache_dir: Path | str | None = None,
-        offline: bool | None = None,
-        transport: Transport | None = None,
-    ) -> None:
-        settings = ClientSettings.from_environment()
-        super().__init__(settings, cache_dir, lookup_budget, fresh_seconds)
-        self._transport = transport or Transport(
-            url or settings.url,
-            api_key or settings.api_key,
-            timeout,
-            attempts=attempts,
-            connect_seconds=connect_seconds,
-            offline=settings.offline if offline is None else offline,
-        )
 
     def __enter__(self) -> Self:
         return self
@@ -202,39 +212,16 @@ class Client(JobOperations, ServiceOperations, FileOperations, LookupOperations)
                 raise
 
 
-class AsyncClient(JobOperations, ServiceOperations, FileOperations, LookupOperations):
+class AsyncClient(_Operations[AsyncTransport]):
     """`Client`, for asyncio: the same options and methods, which are awaited (`jobs`, `candidates`, `imports`,
     `profile` and `events` are iterated with `async for`). Lookups that are made at the same time share requests."""
 
-    _transport: AsyncTransport
+    _kind = AsyncTransport
 
-    def __init__(
-        self,
-        url: str | None = None,
-        api_key: str | None = None,
-        timeout: float = CALL_SECONDS,
-        *,
-        attempts: int = ATTEMPTS,
-        connect_seconds: float = CONNECT_SECONDS,
-        lookup_budget: float = LOOKUP_SECONDS,
-        fresh_seconds: float = FRESH_SECONDS,
-        cache_dir: Path | str | None = None,
-        offline: bool | None = None,
-        transport: AsyncTransport | None = None,
-    ) -> None:
-        settings = ClientSettings.from_environment()
-        super().__init__(settings, cache_dir, lookup_budget, fresh_seconds)
-        self._transport = transport or AsyncTransport(
-            url or settings.url,
-            api_key or settings.api_key,
-            timeout,
-            attempts=attempts,
-            connect_seconds=connect_seconds,
-            offline=settings.offline if offline is None else offline,
-        )
+    def _opened(self) -> None:
         self._tasks: set[asyncio.Task[None]] = set()
         self._gathered = GatheredLookups(
-            lambda prepared, missed: self._run(self._ask(prepared, missed, patient=False)), lookup_budget
+            lambda prepared, missed: self._run(self._ask(prepared, missed, patient=False)), self._lookup_budget
         )
 
     async def __aenter__(self) -> Self:

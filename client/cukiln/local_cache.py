@@ -22,8 +22,9 @@ from dataclasses import asdict, dataclass
 from math import inf
 from pathlib import Path
 from stat import S_IMODE, S_ISREG, S_IWGRP, S_IWOTH
+from typing import Annotated
 
-from pydantic_core import from_json
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from cukiln.errors import DigestMismatch, UsageError
 
@@ -84,18 +85,14 @@ class CachedAnswer:
     url: str
     key: str
     revision: int
-    record: str
+    record: Annotated[str, Field(pattern=f"^{_DIGEST.pattern}$")]
     at: float
     etag: str | None = None
 
-    @property
-    def is_sound(self) -> bool:
-        """What is read from a file may have any types."""
-        texts = isinstance(self.url, str) and isinstance(self.key, str) and isinstance(self.record, str)
-        numbers = type(self.revision) is int and type(self.at) in (int, float)
-        if not texts or not numbers or not isinstance(self.etag, str | None):
-            return False
-        return _DIGEST.fullmatch(self.record) is not None
+    __pydantic_config__ = ConfigDict(strict=True, extra="forbid")
+
+
+_ANSWER = TypeAdapter(CachedAnswer)
 
 
 @dataclass(frozen=True)
@@ -186,10 +183,9 @@ class LocalCache:
         if data is None:
             return None
         try:
-            answer = CachedAnswer(**from_json(data))
-        except (ValueError, TypeError):  # torn by a power cut, or of another release
+            return _ANSWER.validate_json(data)
+        except ValidationError:  # torn by a power cut, or of another release
             return None
-        return answer if answer.is_sound else None
 
     def keep_answer(self, request: str, answer: CachedAnswer, record: bytes | None = None) -> None:
         """Keep the answer, and the bytes of its record where they are new. A cache that cannot be written keeps

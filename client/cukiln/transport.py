@@ -194,9 +194,6 @@ class _Rules:
             url=self.url + path,
         )
 
-    def _stream_timeout(self, idle: float) -> httpx2.Timeout:
-        return httpx2.Timeout(self.timeout, read=idle)
-
 
 class Transport(_Rules):
     """An `httpx2.Client` that repeats what may be repeated and raises cukiln's errors. `sleep` is replaced in tests."""
@@ -284,7 +281,7 @@ class Transport(_Rules):
         """
         call = Call("GET", path)
         self._begin(call)
-        timeout = self._stream_timeout(idle)
+        timeout = httpx2.Timeout(self.timeout, read=idle)
         with ExitStack() as stack:
             with bounding(Limit(self.timeout)):
                 response = stack.enter_context(self._answer(call, headers=dict(headers), timeout=timeout))
@@ -386,7 +383,7 @@ class AsyncTransport(_Rules):
         """As that of `Transport`."""
         call = Call("GET", path)
         self._begin(call)
-        timeout = self._stream_timeout(idle)
+        timeout = httpx2.Timeout(self.timeout, read=idle)
         async with AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(self.timeout):

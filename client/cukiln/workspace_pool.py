@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Protocol
 
 from cukiln.capture import outside_captures
@@ -103,11 +104,12 @@ class WorkspacePool:
 class GpuMemory:
     """Memory of a real GPU: from PyTorch or CuPy for their tensors, else from the driver."""
 
-    def __init__(self) -> None:
-        self._driver: _Driver | None = None
+    @cached_property
+    def _driver(self) -> "_Driver":
+        return _Driver()
 
     def capture_of(self, device: int, stream: int) -> int:
-        return 0 if stream in LEGACY_STREAMS else self._open().capture_of(device, stream)
+        return 0 if stream in LEGACY_STREAMS else self._driver.capture_of(device, stream)
 
     def of_framework(self, device: int, stream: int, size: int, tensor: Any) -> Buffer:
         # Both reuse freed memory on the stream that it was allocated on, so that stream is made current.
@@ -128,13 +130,8 @@ class GpuMemory:
         return self.of_driver(device, size)
 
     def of_driver(self, device: int, size: int) -> Buffer:
-        owner = _Allocation(self._open(), device, size)
+        owner = _Allocation(self._driver, device, size)
         return Buffer(owner.address, size, owner)
-
-    def _open(self) -> "_Driver":
-        if self._driver is None:
-            self._driver = _Driver()
-        return self._driver
 
 
 class _Driver:

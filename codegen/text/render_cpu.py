@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from codegen.kernel import Kernel
 from codegen.operator import Operator
 from codegen.operators import operator
-from codegen.primitives import TURING_SUMS
+from codegen.primitives import EMULATION_HEADERS, TURING_SUMS
 from codegen.text.render_group import functions_of, header_text, operator_names, operators_texts, slice_text
 
 # In order of use. The harness comes last: it needs Launch, and nothing needs it.
@@ -26,12 +26,7 @@ CPU_HEADERS = (
     "cpu/collective.h",
     "cpu/barriers.h",
     "launch.h",
-    "cpu/twin.h",
-    "cpu/async_copy.h",
-    "cpu/convert.h",
-    "cpu/warp.h",
-    "cpu/tensor_sums.h",
-    "cpu/matrix.h",
+    *EMULATION_HEADERS[1:],
     "epilogue.cuh",
     "check_tensors.h",
     "cpu/grid.h",

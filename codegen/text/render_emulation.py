@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from codegen.text.render_cpu import CPU_HEADERS
-from codegen.text.render_group import functions_of, header_text, operators_texts, slice_text
+from codegen.text.render_cpu import CPU_HEADERS, emulated_functions
+from codegen.text.render_group import header_text, operators_texts, slice_text
 from codegen.text.render_library import kernel_block, winner_entries
 
 # Of a library of target cpu, which runs on other machines than this one too: no -march=native. Not of the toolchain's
@@ -34,8 +34,6 @@ _DEFINES = "".join(f"#define CUKILN_{name} 1\n" for name in ("DEVICE", "HOST", "
 
 def render_emulation(kernel: Kernel, launch: Sequence[int]) -> str:
     """The library's C++ text, one self-contained file. It exports `winner_exports(kernel)`."""
-    arguments = f"{operator(kernel.operator).namespace}::{operator(kernel.operator).arguments(kernel)}"
-    functions = [f"cukiln::cpu::call_kernel<{arguments}, {kernel.namespace}::{name}>" for name in functions_of(kernel)]
     headers, exports = winner_entries(kernel)
     parts = [
         _DEFINES,
@@ -44,7 +42,7 @@ def render_emulation(kernel: Kernel, launch: Sequence[int]) -> str:
         slice_text(kernel),
         header_text("binding/errors.h"),
         "namespace cukiln {\nnamespace binding {\n"
-        f"constexpr cpu::Function kernel_functions[] = {{{', '.join(functions)}}};\n"
+        f"constexpr cpu::Function kernel_functions[] = {{{', '.join(emulated_functions(kernel))}}};\n"
         "}  // namespace binding\n}  // namespace cukiln\n",
         header_text("binding/on_cpu.h"),
         header_text("binding/library.h"),

@@ -203,7 +203,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._is_large:
             return
         self._is_large = self._has_large_body()
-        self._is_behind = self._is_large and (self._request is None or self._is_answering())
+        self._is_behind = self._is_large and (self._request is None or self.is_running or bool(self.unsent_bytes))
         if self._is_behind:
             return
         if self._is_large:
@@ -227,9 +227,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._between, self._head_bytes, self._body_left = True, 0, 0
         if not self._is_large:
             super().on_message_complete()
-
-    def _is_answering(self) -> bool:
-        return self.is_running or bool(self.unsent_bytes)
 
     def _has_large_body(self) -> bool:
         headers = dict(self.headers)

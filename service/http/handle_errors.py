@@ -114,11 +114,6 @@ def _stopping() -> Refused:
     return refuse("busy", detail, headers={"Retry-After": str(RETRY_SECONDS), "Connection": "close"})
 
 
-def _client_left(error: Exception) -> bool:
-    """FastAPI's event streams raise this where the client goes while an event is handed on."""
-    return isinstance(error, ExceptionGroup) and error.split(BrokenResourceError)[1] is None
-
-
 class AnswerDefects:
     """ASGI middleware: an exception that nothing else handles is logged and answered, and so is a request that the
     server cancels because it stops.
@@ -144,7 +139,8 @@ class AnswerDefects:
             if not started:
                 await problem_response(_stopping(), scope["path"])(scope, receive, send)
         except Exception as error:
-            if started and _client_left(error):
+            # FastAPI's event streams raise this where the client goes while an event is handed on.
+            if started and isinstance(error, ExceptionGroup) and error.split(BrokenResourceError)[1] is None:
                 return
             if started or scope["type"] != "http":
                 raise

@@ -146,8 +146,8 @@ class Known:
 
 @dataclass(frozen=True)
 class Wanted:
-    """One problem of a lookup, as it was read (`asked`). `device_class`: that is named, else empty. `classes`, `keys`:
-    of the records of that class, or of those with a live GPU, the best first. `predicted`: the key of the last resort,
+    """One problem of a lookup, as it was read (`asked`; its class is empty where none is named). `classes`, `keys`: of
+    the records of that class, or of those with a live GPU, the best first. `predicted`: the key of the last resort,
     where no class is named. `key`, `key_class`: of the record that a job of today would make, which names a miss."""
 
     asked: Resolved
@@ -156,28 +156,12 @@ class Wanted:
     predicted: str | None
 
     @property
-    def name(self) -> str:
-        return self.asked.name
-
-    @property
-    def target(self) -> str:
-        return self.asked.target
-
-    @property
-    def device_class(self) -> str:
-        return self.asked.device_class
-
-    @property
-    def search(self) -> Search:
-        return self.asked.search
-
-    @property
     def key(self) -> str:
         return self.keys[0] if self.keys else str(self.predicted)
 
     @property
     def key_class(self) -> str:
-        return self.classes[0] if self.classes else predicted_class(self.target)
+        return self.classes[0] if self.classes else predicted_class(self.asked.target)
 
 
 def predicted_class(target: str) -> str:

@@ -4,7 +4,6 @@ import asyncio
 import contextvars
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
-from functools import partial
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Header, Query, Request
@@ -144,7 +143,7 @@ async def post_job(
     """Send 1 to 10,000 problems. 202 once the job is durable, 200 when every problem was answered from the cache."""
     submission = Submission(body, _sent_under(request, idempotency_key, body))
     if len(body) > SHARED_BYTES:
-        return _answer(await _in_thread(_accept_alone, service, submission))
+        return _answer(await _in_thread(lambda: raised(accept_jobs(service, [submission])[0])))
     submissions: Together[Submission, Job] = request.app.state.submissions
     return _answer(await to_its_end(submissions.do(submission)))
 
@@ -165,7 +164,7 @@ async def post_retry(
 ) -> Response:
     """A new job of what failed, was cancelled, lost candidates, or reached a limit, of a job that has ended."""
     under = _sent_under(request, idempotency_key, f"retry {job}".encode())
-    return _answer(await _in_thread(partial(retry_job, under=under), service, job))
+    return _answer(await _in_thread(lambda: retry_job(service, job, under=under)))
 
 
 def _sent_under(request: Request, key: str | None, body: bytes) -> SentUnder | None:
@@ -176,13 +175,9 @@ def _sent_under(request: Request, key: str | None, body: bytes) -> SentUnder | N
     return sent_under(caller.key or caller.name, key, body)
 
 
-async def _in_thread(write: Callable[[Service, T], Job], service: Service, asked: T) -> Job:
+async def _in_thread(write: Callable[[], Job]) -> Job:
     run = contextvars.copy_context().run  # its log names the request
-    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, run, write, service, asked))
-
-
-def _accept_alone(service: Service, submission: Submission) -> Job:
-    return raised(accept_jobs(service, [submission])[0])
+    return await to_its_end(asyncio.get_running_loop().run_in_executor(None, run, write))
 
 
 def _answer(job: Job) -> Response:

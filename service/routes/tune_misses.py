@@ -38,14 +38,14 @@ def tune_misses(service: Service, known: Known, body: Mapping[str, Any], misses:
     places = {
         wanted.key: place
         for place, wanted in reversed(misses.items())
-        if wanted.device_class in ("", *known.device_classes(wanted.target))  # no other can be measured on
+        if wanted.asked.device_class in ("", *known.device_classes(wanted.asked.target))  # no other can be measured on
     }
     trying: dict[str, Trying] = {}
     try:
         with _ONE_AT_A_TIME:
             for _ in range(ATTEMPTS):
                 untried = Untried(
-                    {key: misses[place].search.canonical() for key, place in places.items()},
+                    {key: misses[place].asked.search.canonical() for key, place in places.items()},
                     service.database.clock.now() - FAILED_SECONDS,
                 )
                 with service.database.read() as session:
@@ -72,7 +72,7 @@ def _submit(service: Service, body: Mapping[str, Any], new: Mapping[int, Wanted]
 
 def _job_body(body: Mapping[str, Any], misses: Mapping[int, Wanted]) -> bytes:
     """In a lookup several problems may have one name, in a job none."""
-    names = _unique(wanted.name for wanted in misses.values())
+    names = _unique(wanted.asked.name for wanted in misses.values())
     problems = [{**body["problems"][place], "name": name} for place, name in zip(misses, names, strict=True)]
     own = {name: part for name, part in body.items() if name not in LOOKUP_FIELDS}
     return json.dumps({**own, "problems": problems}).encode()

@@ -133,7 +133,7 @@ class _Search:
             key, record = self._found.get(place, (problem.key, self._nearest.get(place, b"null")))
             yield b'%b{"name":%b,"key":"%b","record":' % (
                 b"," if place else b"",
-                json.dumps(problem.name).encode(),
+                json.dumps(problem.asked.name).encode(),
                 key.encode(),
             )
             yield record
@@ -169,4 +169,4 @@ class _Search:
 
     def _elsewhere(self, place: int, after: str) -> Elsewhere:
         asked = self._wanted[place].asked
-        return Elsewhere(under_cuda(asked.problem.digest, asked.cuda), self._wanted[place].target, after)
+        return Elsewhere(under_cuda(asked.problem.digest, asked.cuda), asked.target, after)

@@ -77,11 +77,6 @@ def core(table: type[Base] | Table) -> Table:
     return table if isinstance(table, Table) else cast(Table, table.__table__)
 
 
-def day_of(session: Session, column: ColumnElement[float]) -> ColumnElement[int]:
-    """Days since the epoch (UTC) of a column in seconds."""
-    return whole(session, column / 86_400.0)
-
-
 def whole(session: Session, number: ColumnElement[float]) -> ColumnElement[int]:
     """The integer part; a cast rounds on PostgreSQL and truncates on SQLite."""
     return sqlalchemy.cast(func.floor(number) if is_postgres(session) else number, sqlalchemy.Integer)

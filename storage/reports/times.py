@@ -18,7 +18,7 @@ from cukiln.types import (
     Timings,
 )
 from storage.database.session import Session, clock_of
-from storage.database.sql import core, day_of, rows_among
+from storage.database.sql import core, rows_among, whole
 from storage.database.tables import HIDDEN, GroupRow, JobProblemRow, JobRow, TaskJobRow, TaskRow
 from storage.entities.jobs import JobStatus, job_state
 from storage.entities.stage_times import seconds_of, stage_sums, summed
@@ -206,7 +206,7 @@ def _lane(subject: Subject, tasks: list[TracedTask]) -> TimelineLane:
 
 
 By = Literal["operator", "job", "day"]
-SECONDS_OF_A_DAY = 86_400
+SECONDS_OF_A_DAY = 86_400.0
 MAX_ROWS = 1000
 """Jobs and days, latest first: a dashboard shows no more."""
 
@@ -216,7 +216,7 @@ def timings(session: Session, by: By, job: str | None = None) -> Timings:
     key: dict[By, list[ColumnElement[Any]]] = {
         "operator": [],
         "job": [JobProblemRow.job_id.label("job"), JobRow.created_at.label("at")],
-        "day": [day_of(session, JobRow.created_at.expression).label("at")],
+        "day": [whole(session, JobRow.created_at.expression / SECONDS_OF_A_DAY).label("at")],
     }
     phases = [summed(phase, "wall").label(f"phase_{phase}") for phase in get_args(PhaseName)]
     order = [column.desc() for column in key[by][::-1]] + [JobProblemRow.operator]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
+from codegen.epilogue import PlainNode
 from codegen.operators import operators
+from codegen.problem import Problem
 
 FILE = Path(__file__).parents[2] / "client" / "cukiln" / "types" / "problems.py"
 HEAD = '''"""The operators' problems as types, so that a wrong field or value fails a type check.
@@ -44,20 +46,37 @@ class Types:
 
 def problem_types() -> str:
     types = Types()
-    names = [
-        _typed_dict(types, operator.schema(), f"{_camel(name)}Problem", _camel(name))
-        for name, operator in sorted(operators().items())
-        if operator.name in BUILT_IN
-    ]
-    classes = "\n\n".join(f"\nclass {name}{body}" for name, body in types.texts.items())
+    kinds = {name: kind for name, kind in sorted(operators().items()) if name in BUILT_IN}
+    fields = {kind.problem_type: _fields(types, kind.schema(), _camel(name)) for name, kind in kinds.items()}
+    names = []
+    for name, kind in kinds.items():
+        base, inherited = "ProblemHead", set[str]()
+        for parent in reversed(kind.problem_type.mro()[1:]):
+            members = [of for of in fields if issubclass(of, parent)]
+            shared = {line for line in fields[kind.problem_type] if all(line in fields[of] for of in members)}
+            if issubclass(parent, Problem) and len(members) > 1 and shared - inherited:
+                lines = [line for line in fields[kind.problem_type] if line in shared - inherited]
+                base = types.add(f"{parent.__name__.removesuffix('Problem')}Fields", _body(base, lines), "")
+                inherited |= shared
+        own = [line for line in fields[kind.problem_type] if line not in inherited]
+        names.append(types.add(f"{_camel(name)}Problem", _body(base, own), ""))
+    classes = "\n\n".join(
+        text if text.startswith(PLAIN) else f"\nclass {name}{text}" for name, text in types.texts.items()
+    )
     return f"{HEAD}\n{classes}\n\nProblem = {' | '.join(names)}\n"
 
 
 BUILT_IN = frozenset(path.name for path in (Path(__file__).parents[2] / "codegen" / "operators").iterdir())
+PLAIN = "PlainNode"
+PLAIN_NODES = " | ".join(node.__name__ for node in get_args(PlainNode))
 
 
-def _typed_dict(types: Types, schema: dict[str, Any], name: str, prefix: str) -> str:
-    """The name of the type, which `types` has."""
+def _body(base: str, lines: list[str]) -> str:
+    return f"({base}, total=False):\n" + "\n".join(lines)
+
+
+def _fields(types: Types, schema: dict[str, Any], prefix: str) -> list[str]:
+    """Each field with its type. Other types that it names are added to `types`."""
     definitions = schema.get("$defs", {})
     done: dict[str, str] = {}
 
@@ -66,7 +85,10 @@ def _typed_dict(types: Types, schema: dict[str, Any], name: str, prefix: str) ->
             return named(part["$ref"].rpartition("/")[2])
         for key in ("anyOf", "oneOf"):
             if key in part:
-                return " | ".join(dict.fromkeys(type_of(choice) for choice in part[key]))
+                union = " | ".join(dict.fromkeys(type_of(choice) for choice in part[key]))
+                if PLAIN_NODES in union:
+                    types.add(PLAIN, f"{PLAIN} = {PLAIN_NODES}", prefix)
+                return union.replace(PLAIN_NODES, PLAIN)
         if "const" in part or "enum" in part:
             values = part.get("enum", [part.get("const")])
             return f"Literal[{', '.join(_literal(value) for value in values)}]"
@@ -81,18 +103,21 @@ def _typed_dict(types: Types, schema: dict[str, Any], name: str, prefix: str) ->
         if definition not in done:
             part = definitions[definition]
             done[definition] = definition  # of one that names itself
-            done[definition] = body_of(part, definition, "TypedDict") if "properties" in part else type_of(part)
+            is_type = "properties" in part
+            done[definition] = (
+                types.add(definition, _body("TypedDict", lines_of(part)), prefix) if is_type else type_of(part)
+            )
         return done[definition]
 
-    def body_of(part: dict[str, Any], title: str, base: str) -> str:
+    def lines_of(part: dict[str, Any]) -> list[str]:
         lines = []
         for field, of_field in part["properties"].items():
             kind = type_of(of_field)
             required = field in part.get("required", ()) or field in TELLS_KIND
             lines.append(f"    {field}: {f'Required[{kind}]' if required else kind}")
-        return types.add(title, f"({base}, total=False):\n" + "\n".join(lines), prefix)
+        return lines
 
-    return body_of(schema, name, "ProblemHead")
+    return lines_of(schema)
 
 
 def _literal(value: Any) -> str:

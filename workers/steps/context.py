@@ -171,11 +171,6 @@ class StepContext:
         sums = TURING_SUMS if target is None else find_target(target).tensor_sums
         return cpu_plans(sanitize=self.settings.verify_sanitize, sums=sums)
 
-    @property
-    def gpu_plans(self) -> PlanVersions:
-        """Of the verdicts and measurements of GPUs that count here."""
-        return gpu_plans()
-
     def uploaded(self, files: Mapping[str, tuple[bytes, str]]) -> tuple[dict[str, str], Phase]:
         """The digests of the files, bytes with a media type by name, that are stored now; and how long that took."""
         start = self.stopwatch.read().wall
@@ -216,7 +211,7 @@ class StepContext:
         others = {
             name: self.cpu_plans(name) for name, sheet in architectures().items() if sheet.tensor_sums != TURING_SUMS
         }
-        return Versions(self.cpu_plans(None), self.gpu_plans, drivers, limits, others)
+        return Versions(self.cpu_plans(None), gpu_plans(), drivers, limits, others)
 
     def fresh_seed(self) -> int:
         """Drawn anew for every verification. 12 digits of hex: exact also in JSON readers with doubles only."""

@@ -13,6 +13,7 @@ from codegen.operators import operator
 from codegen.search.schedule import Schedule
 from cukiln.types import Comparison, StageSeconds
 from storage.blobs.blob_store import BlobStore
+from storage.config.own_modules import gpu_plans
 from storage.database.session import Clock
 from storage.entities.candidates import StoredCandidate, candidates_of_problem
 from storage.entities.jobs import JobProblem, last_deadline, load_problem
@@ -67,7 +68,7 @@ class Ending(threading.Event):
 def measure(context: StepContext) -> None:
     """Verify and time what the group compiled and this device class has no verdict on; after losses one candidate."""
     with context.database.read() as session:
-        waiting = candidates_to_measure(session, context.lease.ref, context.device.name, context.gpu_plans)
+        waiting = candidates_to_measure(session, context.lease.ref, context.device.name, gpu_plans())
         waiting = waiting[: 1 if context.lease.is_alone else MOST_CANDIDATES]
         best = best_measured(session, {candidate.problem_id for candidate in waiting})
         deadline = last_deadline(session, context.lease.jobs)
@@ -143,7 +144,7 @@ def _record(
         for candidate in present
         if candidate.candidate in by_candidate
     ]
-    plans, device_class = context.gpu_plans, context.device.name
+    plans, device_class = gpu_plans(), context.device.name
     with context.database.write() as session:
         record_measured(session, context.lease, results, driver=context.device.driver, plans=plans)
     next_steps = forget_libraries(context, libraries)

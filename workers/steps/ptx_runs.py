@@ -50,9 +50,10 @@ class PtxRuns:
         InfrastructureError where the machine failed, Cancelled."""
         request = verify.PtxRequest(self.target.name, self.context.fresh_seed(), self.target.tensor_sums)
         shown = self._run(kernels, request, text)
-        wrong = [of for of, each in zip(kernels, shown, strict=True) if text is not None and _lacks_lines(each)]
-        if wrong:
+        lacking = {each.kernel_id for each in shown if each.verdict not in PUBLISHED_AS and SOURCE in each.message}
+        if lacking and text is not None:
             # What is stored has no lines: compiled with them it is the same PTX, and shows the same fault by name.
+            wrong = [kernel for kernel in kernels if kernel.id in lacking]
             named = {each.kernel_id: each for each in self._run(wrong, request, None)}
             shown = [_named(each, named.get(each.kernel_id)) for each in shown]
         plan = self.plan(kernels[0].operator)
@@ -66,10 +67,6 @@ class PtxRuns:
         for verdict in verdicts:
             self.spent += StageSeconds(wall=verdict.wall_seconds, cpu=verdict.cpu_seconds)
         return verdicts
-
-
-def _lacks_lines(shown: verify.PtxVerdict) -> bool:
-    return shown.verdict not in PUBLISHED_AS and SOURCE in shown.message
 
 
 def _named(shown: verify.PtxVerdict, again: verify.PtxVerdict | None) -> verify.PtxVerdict:

@@ -18,7 +18,7 @@ from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, GpuFault, LaunchRefused, VendorCall
 from workers.gpu.tensors import stored_as
 from workers.vendor.attention_plan import LOG2_OF_E, cudnn_refuses, heads_first, plan, pytorch_refuses
-from workers.vendor.bench import Beat, Bench, HostArray, laid_out, or_its_error, poisoned, runs, silent
+from workers.vendor.bench import Beat, Bench, HostArray, described, laid_out, or_its_error, poisoned, runs, silent
 from workers.vendor.cublaslt import LibraryMissing
 from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, all_built
 
@@ -35,13 +35,7 @@ class CudnnAttention:
         self._bench, self._version, self._prepared, self._found = bench, version, prepared, found
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "library": "cuDNN",
-            "version": self._version,
-            "algorithm": self._found.name,
-            "fused": True,
-            "workspace_bytes": self._found.workspace_bytes,
-        }
+        return described("cuDNN", self._version, self._found.name, workspace_bytes=self._found.workspace_bytes)
 
     def run(self, number: int) -> None:
         prepared, address = self._prepared, self._bench.address
@@ -85,13 +79,7 @@ class TorchAttention:
         self._outs: list[Any] = [None] * len(sets)
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "library": "PyTorch",
-            "version": self._torch.__version__,
-            "algorithm": "scaled_dot_product_attention by its flash backend",
-            "fused": True,
-            "workspace_bytes": 0,
-        }
+        return described("PyTorch", self._torch.__version__, "scaled_dot_product_attention by its flash backend")
 
     def run(self, number: int) -> None:
         torch, problem = self._torch, self._problem

@@ -57,6 +57,14 @@ class OperandSet:
         return OperandSet({name: array.copy() for name, array in self.arrays.items()}, product, out)
 
 
+def described(
+    library: str, version: str, *algorithm: str, fused: bool = True, workspace_bytes: int = 0
+) -> dict[str, Any]:
+    """What `VendorCall.describe` answers; `algorithm`: sentences, of which some may be empty."""
+    words = {"library": library, "version": version, "algorithm": "; ".join(filter(None, algorithm))}
+    return {**words, "fused": fused, "workspace_bytes": workspace_bytes}
+
+
 class FailedLibrary:
     """In the place of a library that raised what is no refusal: its launches are refused, with the error's name."""
 
@@ -64,9 +72,7 @@ class FailedLibrary:
         self._library, self._words = library, f"{library} failed: {type(error).__name__}: {error}"
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "library": self._library, "version": "", "algorithm": self._words, "fused": False, "workspace_bytes": 0,
-        }  # fmt: skip
+        return described(self._library, "", self._words, fused=False)
 
     def run(self, number: int) -> None:
         raise LaunchRefused(self._words)

@@ -14,7 +14,18 @@ from codegen.operators.convolution.problem import Convolution
 from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused
 from workers.gpu.tensors import stored_as
-from workers.vendor.bench import Beat, Bench, HostArray, OperandSet, kernel_after, laid_out, poisoned, runs, silent
+from workers.vendor.bench import (
+    Beat,
+    Bench,
+    HostArray,
+    OperandSet,
+    described,
+    kernel_after,
+    laid_out,
+    poisoned,
+    runs,
+    silent,
+)
 from workers.vendor.convolution_plan import ConvolutionPlan, after, plans
 from workers.vendor.cublaslt import LibraryMissing
 from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, all_built
@@ -48,14 +59,9 @@ class ConvolutionCall:
         self._prepared, self._found = prepared, engine
 
     def describe(self) -> dict[str, Any]:
-        words = [word for word in (self._found.name, self._prepared.plan.words()) if word]
-        return {
-            "library": "cuDNN",
-            "version": self._version,
-            "algorithm": "; ".join(words),
-            "fused": not self._prepared.plan.needs_kernel,
-            "workspace_bytes": self._found.workspace_bytes,
-        }
+        plan, needed = self._prepared.plan, self._found.workspace_bytes
+        fused = not plan.needs_kernel
+        return described("cuDNN", self._version, self._found.name, plan.words(), fused=fused, workspace_bytes=needed)
 
     def run(self, number: int) -> None:
         prepared, address = self._prepared, self._bench.address

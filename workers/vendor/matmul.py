@@ -17,7 +17,18 @@ from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused
 from workers.gpu.tensors import stored_as
 from workers.vendor import cublaslt
-from workers.vendor.bench import Beat, Bench, HostArray, OperandSet, kernel_after, laid_out, poisoned, runs, silent
+from workers.vendor.bench import (
+    Beat,
+    Bench,
+    HostArray,
+    OperandSet,
+    described,
+    kernel_after,
+    laid_out,
+    poisoned,
+    runs,
+    silent,
+)
 from workers.vendor.cublaslt import CublasError, CublasLt, Descriptor, Found, Layout
 from workers.vendor.epilogue import CONVERSION, After, Matrices, output_of
 
@@ -213,14 +224,13 @@ class MatmulCall:
         self._prepared, self._found = prepared, algorithm
 
     def describe(self) -> dict[str, Any]:
-        words = [word for word in (self._found.description, self._prepared.plan.words()) if word]
-        return {
-            "library": "cuBLASLt",
-            "version": self._library.version,
-            "algorithm": "; ".join(words),
-            "fused": not self._prepared.plan.needs_kernel,
-            "workspace_bytes": self._found.workspace_bytes,
-        }
+        found = self._found
+        return self._described("cuBLASLt", self._library.version, found.description, found.workspace_bytes)
+
+    def _described(self, library: str, version: str, algorithm: str, workspace_bytes: int) -> dict[str, Any]:
+        plan = self._prepared.plan
+        fused = not plan.needs_kernel
+        return described(library, version, algorithm, plan.words(), fused=fused, workspace_bytes=workspace_bytes)
 
     def run(self, number: int) -> None:
         prepared, address = self._prepared, self._bench.address

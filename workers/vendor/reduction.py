@@ -4,7 +4,7 @@ CuPy has its own kernels and CUB's behind one function; which of them runs is it
 is asked where it is installed for CUDA.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from importlib import import_module
 from types import ModuleType
@@ -16,28 +16,11 @@ from codegen.operators import operator
 from codegen.operators.reduce.problem import ReduceProblem
 from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused, VendorCall
-from workers.vendor.bench import Beat, Bench, HostArray, laid_out, or_its_error, poisoned, runs, silent
+from workers.vendor.bench import Beat, Bench, HostArray, described, laid_out, or_its_error, poisoned, runs, silent
 
-# By the problem's function: CuPy's, with its arguments. It has none for sums of squares and logsumexp in one call.
-FUNCTIONS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "sum": ("sum", {}),
-    "mean": ("mean", {}),
-    "max": ("amax", {}),
-    "min": ("amin", {}),
-    "argmax": ("argmax", {}),
-    "variance": ("var", {}),
-}
-
-
-# PyTorch's, which take all axes one by one; an argmax takes one.
-BY_PYTORCH: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "sum": ("sum", {}),
-    "mean": ("mean", {}),
-    "max": ("amax", {}),
-    "min": ("amin", {}),
-    "argmax": ("argmax", {}),
-    "variance": ("var", {"correction": 0}),
-}
+# By the problem's function: CuPy's and PyTorch's, which takes all axes one by one, of an argmax one. CuPy has none for
+# sums of squares and logsumexp in one call.
+FUNCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "argmax": "argmax", "variance": "var"}
 
 
 class ReductionCall:
@@ -46,11 +29,8 @@ class ReductionCall:
     def __init__(
         self, bench: Bench, problem: ReduceProblem, inputs: list[DeviceArray], outs: list[DeviceArray]
     ) -> None:
-        name, arguments = FUNCTIONS[problem.fn]
-        self._function: Callable[..., Any] = getattr(bench.arrays, name)
-        self._arguments = {"axis": axes_of(problem), **arguments}
-        self._bench, self._name, self._inputs, self._outs = bench, name, inputs, outs
-        self._shape = problem.out_shape
+        self._name, self._axes, self._shape = FUNCTIONS[problem.fn], axes_of(problem), problem.out_shape
+        self._bench, self._inputs, self._outs = bench, inputs, outs
 
     @property
     def operands(self) -> list[tuple[DeviceArray, DeviceArray]]:
@@ -58,18 +38,14 @@ class ReductionCall:
         return list(zip(self._inputs, self._outs, strict=True))
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "library": "CuPy",
-            "version": self._bench.arrays.__version__,
-            "algorithm": f"{self._bench.arrays.__name__}.{self._name}, into {self._outs[0].dtype}",
-            "fused": True,
-            "workspace_bytes": 0,
-        }
+        xp = self._bench.arrays
+        return described("CuPy", xp.__version__, f"{xp.__name__}.{self._name}, into {self._outs[0].dtype}")
 
     def run(self, number: int) -> None:
         with self._bench.faults():
             try:
-                self._function(self._inputs[number], out=self._outs[number], **self._arguments)
+                function = getattr(self._bench.arrays, self._name)
+                function(self._inputs[number], out=self._outs[number], axis=self._axes)
             except (TypeError, ValueError) as error:
                 raise LaunchRefused(f"CuPy's {self._name}: {error}") from error
 
@@ -82,20 +58,17 @@ class TorchReduction:
     """A `workers.gpu.interface.VendorCall`, on the memory of CuPy's call."""
 
     def __init__(self, bench: Bench, torch: ModuleType, problem: ReduceProblem, memory: "ReductionCall") -> None:
-        self._name, more = BY_PYTORCH[problem.fn]
-        self._bench, self._torch, self._memory = bench, torch, memory
-        self._arguments = {"dim": problem.axes[0] if problem.fn == "argmax" else tuple(problem.axes), **more}
+        self._name, self._bench, self._torch, self._memory = FUNCTIONS[problem.fn], bench, torch, memory
+        self._arguments: dict[str, Any] = {
+            "dim": problem.axes[0] if problem.fn == "argmax" else tuple(problem.axes),
+            **({"correction": 0} if problem.fn == "variance" else {}),
+        }
         with bench.faults():
             self._sets = [tuple(map(torch.from_dlpack, pair)) for pair in memory.operands]
 
     def describe(self) -> dict[str, Any]:
-        return {
-            "library": "PyTorch",
-            "version": self._torch.__version__,
-            "algorithm": f"torch.{self._name}, into {str(self._sets[0][1].dtype).removeprefix('torch.')}",
-            "fused": True,
-            "workspace_bytes": 0,
-        }
+        element = str(self._sets[0][1].dtype).removeprefix("torch.")
+        return described("PyTorch", self._torch.__version__, f"torch.{self._name}, into {element}")
 
     def run(self, number: int) -> None:
         torch, (given, out) = self._torch, self._sets[number]

@@ -29,14 +29,7 @@ class VectorMatmulCall(MatmulCall):
         self._bench, self._cublas, self._problem, self._prepared = bench, library, problem, prepared
 
     def describe(self) -> dict[str, Any]:
-        words = [word for word in ("cublasGemmEx, its own choice", self._prepared.plan.words()) if word]
-        return {
-            "library": "cuBLAS",
-            "version": self._cublas.version,
-            "algorithm": "; ".join(words),
-            "fused": not self._prepared.plan.needs_kernel,
-            "workspace_bytes": WORKSPACE_BYTES,
-        }
+        return self._described("cuBLAS", self._cublas.version, "cublasGemmEx, its own choice", WORKSPACE_BYTES)
 
     def run(self, number: int) -> None:
         prepared, address = self._prepared, self._bench.address

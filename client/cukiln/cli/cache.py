@@ -10,11 +10,10 @@ import typer
 from rich.text import Text
 
 from cukiln.cli.console import AsJson, duration, make_console, plain_table
+from cukiln.cli.exit_codes import FAILED
 from cukiln.counted import counted
 from cukiln.local_cache import LocalCache, Usage
 from cukiln.settings import ClientSettings
-
-FAILED = 1
 
 cache_app = typer.Typer(help="Look after the local cache of records and libraries.", no_args_is_help=True)
 

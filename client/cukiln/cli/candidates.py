@@ -177,7 +177,7 @@ def accuracy_rows(name: str, record: WinnerRecord) -> list[dict[str, Any]]:
 def print_accuracy(console: Console, rows: Sequence[Mapping[str, Any]]) -> None:
     """A row for each case, then the legend."""
     with_vendor = any(row["vendor_error"] is not None for row in rows)
-    cells = {**_ACCURACY_CELLS, **({"vendor": _vendor_error} if with_vendor else {})}
+    cells = {name: cell for name, cell in _ACCURACY_CELLS.items() if name != "vendor" or with_vendor}
     key, *columns = columns_of(rows, cells, left=("problem", "operator", "dtype", "integers"))
     print_columns(console, key, columns)
     for note in [*_ACCURACY_NOTES, *([_VENDOR] if with_vendor else [])]:
@@ -193,8 +193,5 @@ _ACCURACY_CELLS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bound": lambda row: shown(row["error_bound"], ".1e"),
     "of bound": lambda row: percent(row["share_of_bound"]),
     "integers": lambda row: {True: "equal", False: "differ", None: "-"}[row["integers"]],
+    "vendor": lambda row: shown(row["vendor_error"], ".1e", f" of {shown(row['vendor_bound'], '.1e')}"),
 }
-
-
-def _vendor_error(row: Mapping[str, Any]) -> str:
-    return shown(row["vendor_error"], ".1e", f" of {shown(row['vendor_bound'], '.1e')}")

@@ -43,10 +43,6 @@ def _confirmed(content: Mapping[str, Any]) -> str:
     return f"{counted(len(content['primitives']), 'primitive')} confirmed by {content.get('device', '?')}{differ}"
 
 
-def _ceilings(content: Mapping[str, Any]) -> str:
-    return f"of {content.get('device', 'a card')}, {content['uuid']}, driver {content['driver']}"
-
-
 def _parts(report: Path) -> list[str]:
     if not report.is_file():
         return []
@@ -59,6 +55,6 @@ def _parts(report: Path) -> list[str]:
 
 _FILES: dict[str, tuple[Callable[[Mapping[str, Any]], str] | None, str]] = {
     "confirmed.json": (_confirmed, _CONFIRMED),
-    "ceilings.json": (_ceilings, _CEILINGS),
+    "ceilings.json": (lambda of: f"of {of.get('device', 'a card')}, {of['uuid']}, driver {of['driver']}", _CEILINGS),
     "state.zip": (None, _STATE),
 }

@@ -14,7 +14,7 @@ from cukiln.cli.server import find_client, server_module
 from cukiln.cli.table import microseconds, schedule_text
 from cukiln.errors import UsageError
 from cukiln.job_request import read_request
-from cukiln.types import Filters, Opened, ProfileCounts, ProfileLeftOut, ProfileOperator, ProfilePage, RingForm
+from cukiln.types import Filters, Opened, ProfileCounts, ProfileOperator, ProfilePage, RingForm
 
 _NOTES = {
     "times": "times: of a primitive by lanes, or by warps where a warp executes it together",
@@ -73,7 +73,8 @@ def profile(
     else:
         typer.echo("No winners: the job is not done yet, or no candidate was correct.")
     if not as_json:
-        print_left_out(console, left_out)
+        for problem in left_out:
+            console.print(Text(f"{problem.problem} ({problem.operator}) has no profile: {problem.why}"))
     if left_out and not of_job:
         raise typer.Exit(PARTIAL)
 
@@ -87,11 +88,6 @@ def estimated(request: dict[str, Any], filters: str, opened: str) -> ProfilePage
         faults = [f"{fault.field}: {fault.detail}" if fault.field else fault.detail for fault in refused.faults]
         raise UsageError("\n  ".join(faults)) from refused
     return page
-
-
-def print_left_out(console: Console, problems: Sequence[ProfileLeftOut]) -> None:
-    for problem in problems:
-        console.print(Text(f"{problem.problem} ({problem.operator}) has no profile: {problem.why}"))
 
 
 def print_profile(console: Console, operators: Sequence[ProfileOperator], filters: str, opened: str) -> None:

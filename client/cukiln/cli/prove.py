@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -46,9 +46,14 @@ def prove(
     Output of kernels (printf) is shown. Exit code 1 when a kernel is incorrect, 4 when none is but --ptx cannot
     translate one. See docs/writing-a-kernel.md.
     """
-    part = {"case": case, "order": order, "watch": watch}
-    options = {"problem": problem, "limit": limit, "seed": seed, "sanitize": sanitize, "as_json": as_json, "ptx": ptx}
-    raise typer.Exit(run_proof(read_request(file), part, options))
+    request, module = read_request(file), server_module("workers.cpu.prove")
+    if order not in (None, *module.ORDERS):
+        raise UsageError(f"--order is {order!r}; allowed: {', '.join(module.ORDERS)}")
+    part = module.Part(case=case, order=order, watch=watch)
+    options = module.Options(
+        problem=problem, limit=limit, seed=seed, part=part, sanitize=sanitize, as_json=as_json, ptx=ptx
+    )
+    raise typer.Exit(module.prove(request, options))
 
 
 @prove_app.command()
@@ -81,12 +86,3 @@ def reproduce(
             error.args = (f"{error}. {REMOVED}",)
             raise
         raise typer.Exit(write_folder.reproduce(facts, out or Path(f"candidate-{facts.candidate[:16]}")))
-
-
-def run_proof(request: dict[str, Any], part: dict[str, Any], options: dict[str, Any]) -> int:
-    """`cukiln prove`; returns the exit code."""
-    prove = server_module("workers.cpu.prove")
-    if part["order"] not in (None, *prove.ORDERS):
-        raise UsageError(f"--order is {part['order']!r}; allowed: {', '.join(prove.ORDERS)}")
-    code: int = prove.prove(request, prove.Options(part=prove.Part(**part), **options))
-    return code

@@ -13,11 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from cukiln.cli.console import AsJson, Url, day, given, given_path, make_console
+from cukiln.cli.exit_codes import FAILED
 from cukiln.cli.server import Store, find_client, load_settings, open_database, open_store, server_module
 from cukiln.counted import counted
 from cukiln.errors import ServerFailed, UsageError
 
-FAILED = 1
 DAY_SECONDS = 86_400
 
 keep_app = typer.Typer()

@@ -246,10 +246,6 @@ def _verified(winner: WinnerSummary | FrontEntry) -> str:
     return f"{winner.verified}\nptx {winner.ptx.verdict}{', other bits' if winner.ptx.broken else ''}"
 
 
-def _gpu_of(problem: ProblemReport) -> str:
-    return "the GPU that cpu emulates" if problem.target == "cpu" else problem.target
-
-
 def notes(job: Job) -> list[str]:
     """The legend: one line for each term that the table shows."""
     winners = _winners(job)
@@ -260,7 +256,8 @@ def notes(job: Job) -> list[str]:
     lines += [_PTX[name] for name in sorted({mark.verdict for mark in marks})]
     lines += [_OTHER_BITS] if any(mark.broken for mark in marks) else []
     if any(winner.ranked_by == "predicted" for winner in winners):
-        lines.append(_PREDICTED.format(targets=", ".join(sorted({_gpu_of(problem) for problem in job.problems}))))
+        targets = {"the GPU that cpu emulates" if of.target == "cpu" else of.target for of in job.problems}
+        lines.append(_PREDICTED.format(targets=", ".join(sorted(targets))))
     lines += _measured_notes(job)
     if any(stage.wall for problem in job.problems for stage in dict(problem.seconds).values()):
         lines.append(_SECONDS)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from cukiln.errors import UsageError
-from cukiln.jax.operation import SHORT, Arrays, Operation, apply, as_arrays, dtype_of, plain
+from cukiln.jax.operation import SHORT, Arrays, Operation, all_mapped, apply, as_arrays, dtype_of, plain
 
 _LOWEST = -3.0e38  # of a score that is not seen: −inf would give NaN where a query sees none
 
@@ -104,9 +104,6 @@ class Attention(Operation):
         return weights, jnp.where(total == 0.0, 1.0, total)
 
     def batched(self, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
-        q, k, v = (
-            array if mapped else jnp.broadcast_to(array, (size, *array.shape))
-            for array, mapped in zip(arrays, batched, strict=True)
-        )
+        q, k, v = all_mapped(size, batched, arrays)
         together = (array.reshape(size * array.shape[1], *array.shape[2:]) for array in (q, k, v))
         return apply(self, *together).reshape(*q.shape[:-1], v.shape[-1])

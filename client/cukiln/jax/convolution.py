@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import jax
@@ -11,7 +11,14 @@ import jax.numpy as jnp
 
 from cukiln.errors import UsageError
 from cukiln.jax.operation import Arrays, Operation, apply, as_arrays, dtype_of
-from cukiln.jax.product import Activation, activated, check_activation, check_bias
+from cukiln.jax.product import (
+    Activation,
+    activated,
+    before_activation,
+    check_activation,
+    check_bias,
+    epilogue,
+)
 from cukiln.jax.xla_convolution import AXES, Padding, Pair, Window
 
 
@@ -48,29 +55,17 @@ def conv2d(
 
 @dataclass(frozen=True)
 class Geometry(Window):
-    def problem(self, operator: str, x: tuple[int, ...], w: tuple[int, ...], dtype: str) -> dict[str, Any]:
-        (n, height, width, c), (k, r, s) = (
-            (x, w[:3])
-            if self.layout == "nhwc"
-            else (
-                (x[0], *x[2:], x[1]),
-                (w[0], *w[2:]),
-            )
-        )
+    def problem(self, operator: str, x: tuple[int, ...], w: tuple[int, ...], arrays: Arrays) -> dict[str, Any] | None:
+        """Of an image and filters of these shapes; None where no kernel computes with the dtype of `arrays`."""
+        if (dtype := dtype_of(*arrays)) is None:
+            return None
+        last = self.layout == "nhwc"
+        n, height, width, c = x if last else (x[0], *x[2:], x[1])
+        k, r, s = w[:3] if last else (w[0], *w[2:])
         extents = {"n": n, "h": height, "w": width, "c": c, "k": k, "r": r, "s": s}
-        settings = {
-            "stride": [*self.stride],
-            "padding": [[*sides] for sides in self.padding],
-            "dilation": [*self.dilation],
-        }
-        return {
-            "operator": operator,
-            **extents,
-            **settings,
-            "groups": self.groups,
-            "layout": self.layout,
-            "dtype": dtype,
-        }
+        steps = {"stride": [*self.stride], "dilation": [*self.dilation]}
+        settings = {**steps, "padding": [[*sides] for sides in self.padding], "groups": self.groups}
+        return {"operator": operator, **extents, **settings, "layout": self.layout, "dtype": dtype}
 
 
 @dataclass(frozen=True)
@@ -80,13 +75,8 @@ class Conv2d(Operation):
     bias: bool = False
 
     def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
-        dtype = dtype_of(*arrays)
-        if dtype is None:
-            return None
-        nodes = [{"op": "bias"}] if self.bias else []
-        nodes += [] if self.activation is None else [{"op": self.activation}]
-        problem = self.geometry.problem("conv2d", arrays[0].shape, arrays[1].shape, dtype)
-        return {**problem, "epilogue": nodes}
+        problem = self.geometry.problem("conv2d", arrays[0].shape, arrays[1].shape, arrays)
+        return problem and {**problem, "epilogue": epilogue(self.activation, bias=self.bias)}
 
     def xla(self, *arrays: jax.Array) -> jax.Array:
         out = self.geometry.convolve(arrays[0], arrays[1])
@@ -100,9 +90,7 @@ class Conv2d(Operation):
 
     def gradients(self, cotangent: jax.Array, arrays: Arrays) -> Sequence[jax.Array]:
         x, w, *bias = arrays
-        if self.activation is not None:
-            before = apply(replace(self, activation=None), *arrays)
-            (cotangent,) = jax.vjp(lambda out: activated(self.activation, out), before)[1](cotangent)
+        cotangent = before_activation(self, cotangent, arrays)
         of_x = apply(ImageGradient(self.geometry, x.shape), cotangent, w)
         of_w = apply(FilterGradient(self.geometry, w.shape), cotangent, x)
         axes = (0, 1, 2) if self.geometry.layout == "nhwc" else (0, 2, 3)
@@ -118,10 +106,8 @@ class ImageGradient(Operation):
     image: tuple[int, ...]
 
     def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
-        dtype = dtype_of(*arrays)
-        if dtype is None:
-            return None
-        return self.geometry.problem("conv2d_dgrad", (arrays[0].shape[0], *self.image[1:]), arrays[1].shape, dtype)
+        dy, w = arrays
+        return self.geometry.problem("conv2d_dgrad", (dy.shape[0], *self.image[1:]), w.shape, arrays)
 
     def xla(self, *arrays: jax.Array) -> jax.Array:
         dy, w = arrays
@@ -139,10 +125,7 @@ class FilterGradient(Operation):
     filters: tuple[int, ...]
 
     def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
-        dtype = dtype_of(*arrays)
-        if dtype is None:
-            return None
-        return self.geometry.problem("conv2d_wgrad", arrays[1].shape, self.filters, dtype)
+        return self.geometry.problem("conv2d_wgrad", arrays[1].shape, self.filters, arrays)
 
     def xla(self, *arrays: jax.Array) -> jax.Array:
         dy, x = arrays

@@ -82,6 +82,14 @@ def _by_kernel_or_xla(operation: Operation, arrays: Arrays) -> jax.Array:
     return answer
 
 
+def all_mapped(size: int, batched: Sequence[bool], arrays: Arrays) -> list[jax.Array]:
+    """Each with the mapped axis first; those that have none, as often as it is long."""
+    return [
+        array if mapped else jnp.broadcast_to(array, (size, *array.shape))
+        for array, mapped in zip(arrays, batched, strict=True)
+    ]
+
+
 def dtype_of(*arrays: jax.Array) -> str | None:
     """What all of them have, where kernels have it, too."""
     names = {str(array.dtype) for array in arrays}

@@ -29,6 +29,18 @@ def activated(activation: str | None, x: jax.Array) -> jax.Array:
     return x if activation is None else ACTIVATIONS[activation](x)
 
 
+def before_activation(operation: Any, cotangent: jax.Array, arrays: Arrays) -> jax.Array:
+    """The cotangent of what an operation's activation is applied to."""
+    if operation.activation is not None:
+        before = apply(replace(operation, activation=None), *arrays)
+        (cotangent,) = jax.vjp(lambda x: activated(operation.activation, x), before)[1](cotangent)
+    return cotangent
+
+
+def epilogue(activation: str | None, *, bias: bool) -> list[dict[str, str]]:
+    return [{"op": "bias"}] * bias + ([] if activation is None else [{"op": activation}])
+
+
 def check_activation(activation: str | None) -> None:
     if activation is not None and activation not in ACTIVATIONS:
         raise UsageError(f"activation is {activation!r}; allowed: None, {', '.join(map(repr, ACTIVATIONS))}")
@@ -103,15 +115,11 @@ class Product(Operation):
             "layout": self.layout,
             "dtype": dtype,
             "allow_tf32": self.allow_tf32,
-            "epilogue": self._epilogue(),
+            "epilogue": epilogue(self.activation, bias=self.bias),
         }
         if b.ndim == 2 and self.layout[0] == "n":  # one matrix with the rows of all
             return {**problem, "m": count * m, "n": n, "k": k}
         return {**problem, "m": m, "n": n, "k": k, "batch": count}
-
-    def _epilogue(self) -> list[dict[str, str]]:
-        bias = [{"op": "bias"}] if self.bias else []
-        return bias + ([] if self.activation is None else [{"op": self.activation}])
 
     def xla(self, *arrays: jax.Array) -> jax.Array:
         a, b = arrays[:2]
@@ -143,9 +151,7 @@ class Product(Operation):
 
     def gradients(self, cotangent: jax.Array, arrays: Arrays) -> Sequence[jax.Array]:
         a, b, *bias = arrays
-        if self.activation is not None:
-            before = apply(replace(self, activation=None), *arrays)
-            (cotangent,) = jax.vjp(lambda x: activated(self.activation, x), before)[1](cotangent)
+        cotangent = before_activation(self, cotangent, arrays)
         of_a = self._of_a(cotangent, b)
         rows = (a, cotangent)
         if b.ndim == 2 and self.layout[0] == "n":  # the sum over the batch is part of one product

@@ -12,7 +12,8 @@ import jax
 import jax.numpy as jnp
 
 from cukiln.errors import UsageError
-from cukiln.jax.operation import Arrays, Operation, apply, as_arrays, dtype_of, plain
+from cukiln.jax.operation import Arrays, Operation, all_mapped, apply, as_arrays, dtype_of, plain
+from cukiln.jax.product import ACTIVATIONS
 
 Fn = Literal["sum", "mean", "max", "min"]
 _FOLDS: Mapping[str, Any] = {"sum": jnp.sum, "mean": jnp.mean, "max": jnp.max, "min": jnp.min}
@@ -112,12 +113,8 @@ class Norm(_Rows):
     def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:
         x, *vectors = arrays
         dtype = dtype_of(*arrays)
-        if (
-            dtype is None
-            or not x.ndim
-            or not 0 <= self.epsilon < inf
-            or any(vector.shape != x.shape[-1:] for vector in vectors)
-        ):
+        fits = x.ndim and 0 <= self.epsilon < inf and all(vector.shape == x.shape[-1:] for vector in vectors)
+        if dtype is None or not fits:
             return None
         settings = {"scale": self.scale, "shift": self.shift, "epsilon": self.epsilon}
         return {"operator": self.operator, "shape": _rows(x), "dtype": dtype, **settings}
@@ -177,17 +174,11 @@ class MaskedActivation(Operation):
         return jnp.where(mask, _FUNCTIONS[self.where_set](wide), _FUNCTIONS[self.where_clear](wide)).astype(x.dtype)
 
     def batched(self, size: int, batched: Sequence[bool], arrays: Arrays) -> jax.Array:
-        both = [
-            array if mapped else jnp.broadcast_to(array, (size, *array.shape))
-            for array, mapped in zip(arrays, batched, strict=True)
-        ]
-        return apply(self, *both)
+        return apply(self, *all_mapped(size, batched, arrays))
 
 
 _FUNCTIONS: Mapping[str, Any] = {
-    "relu": jax.nn.relu,
-    "gelu": lambda x: jax.nn.gelu(x, approximate=False),
-    "silu": jax.nn.silu,
+    **{name: ACTIVATIONS[name] for name in ("relu", "gelu", "silu")},
     "identity": lambda x: x,
     "square": lambda x: x * x,
 }

@@ -70,15 +70,7 @@ class LookupOperations(ClientState):
     ) -> Prepared:
         """The problem with these options, for `lookup`: what is looked up many times is written as JSON once."""
         check_problems([problem])
-        return self._prepare(
-            problem,
-            {
-                "target": target,
-                "device_class": device_class,
-                "workspace_limit_bytes": workspace_limit_bytes,
-                "deterministic": deterministic or None,
-            },
-        )
+        return self._asked([problem], target, device_class, workspace_limit_bytes, deterministic)[0]
 
     def _prepare(self, problem: Mapping[str, Any], options: Mapping[str, Any]) -> Prepared:
         shared = {name: value for name, value in options.items() if value is not None}

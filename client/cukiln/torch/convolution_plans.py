@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -220,14 +221,6 @@ def _plan_gradient(kind: str, tensors: Tensors, options: Options) -> Plan | None
     )
 
 
-def plan_dgrad(tensors: Tensors, options: Options) -> Plan | None:
-    return _plan_gradient("conv2d_dgrad", tensors, options)
-
-
-def plan_wgrad(tensors: Tensors, options: Options) -> Plan | None:
-    return _plan_gradient("conv2d_wgrad", tensors, options)
-
-
 # ---- PyTorch's own way
 
 
@@ -264,5 +257,5 @@ def form(made: torch.Tensor, tensors: Tensors) -> torch.Tensor:
 
 
 CONV2D = Operator("conv2d", pack, plan, own, form)
-DGRAD = Operator("conv2d_dgrad", pack_gradient, plan_dgrad, own_dgrad, form)
-WGRAD = Operator("conv2d_wgrad", pack_gradient, plan_wgrad, own_wgrad, form)
+DGRAD = Operator("conv2d_dgrad", pack_gradient, partial(_plan_gradient, "conv2d_dgrad"), own_dgrad, form)
+WGRAD = Operator("conv2d_wgrad", pack_gradient, partial(_plan_gradient, "conv2d_wgrad"), own_wgrad, form)

@@ -1,5 +1,6 @@
 """`conv2d` with bias, residual and activation in one kernel, and its gradients, which have kernels of their own."""
 
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,9 +20,9 @@ from cukiln.torch.convolution_plans import (
     pair,
     result_shape,
 )
-from cukiln.torch.dispatch import run
-from cukiln.torch.library import define, dispatched, forward
-from cukiln.torch.modes import autocast_dtype, ordinary, recorded, transformed
+from cukiln.torch.dispatch import Operator, run
+from cukiln.torch.library import call, define, dispatched, forward
+from cukiln.torch.modes import autocast_dtype, ordinary, recorded
 from cukiln.torch.modes import cast as cast_to
 from cukiln.torch.reductions import sum_of_axes
 
@@ -46,15 +47,8 @@ def conv2d(
     if pads is None:  # more on one side than on the other
         made = functional.conv2d(x, w, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]
         return activations.apply(activation, made if residual is None else made + residual)
-    arguments = (x, w, bias, residual, [*pair(stride)], [*pads], [*pair(dilation)], groups, activation)
-    if torch.compiler.is_compiling():
-        return _dispatched(*arguments)
-    tensors, options = pack(*arguments)
-    if not ordinary(tensors):
-        return own(tensors, options) if transformed() else _dispatched(*arguments)
-    if recorded(tensors):
-        return _recorded(*arguments, direct=True)
-    return run(CONV2D, tensors, options)
+    geometry = ([*pair(stride)], [*pads], [*pair(dilation)], groups)
+    return call(CONV2D, _dispatched, _recorded, x, w, bias, residual, *geometry, activation)
 
 
 def _dispatched(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> torch.Tensor:
@@ -96,8 +90,8 @@ class _Conv2d(torch.autograd.Function):
         dz = _as(activations.gradient(ctx.activation, gradients[0], out), channels_last(x, w))
         of_convolution = dz.to(x.dtype)  # a residual of a wider type made the result one
         return (
-            _image_gradient(of_convolution, w, x.shape, ctx.geometry) if of_x else None,
-            _filter_gradient(of_convolution, x, w.shape, ctx.geometry) if of_w else None,
+            _gradient(DGRAD, of_convolution, w, x.shape, ctx.geometry) if of_x else None,
+            _gradient(WGRAD, of_convolution, x, w.shape, ctx.geometry) if of_w else None,
             sum_of_axes(of_convolution, [0, 2, 3]) if of_bias else None,
             dz.sum_to_size(ctx.residual) if of_residual else None,
             None,
@@ -112,28 +106,28 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        operator: Operator,
         dy: torch.Tensor,
         other: torch.Tensor,
         shape: tuple[int, ...],
         geometry: tuple[Any, ...],
-        of_image: bool,
         direct: bool,
     ) -> torch.Tensor:
         ctx.save_for_backward(dy, other)
-        ctx.geometry, ctx.of_image = geometry, of_image
-        return forward(DGRAD if of_image else WGRAD, direct, dy, other, shape, *geometry)
+        ctx.geometry, ctx.of_image = geometry, operator is DGRAD
+        return forward(operator, direct, dy, other, shape, *geometry)
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         dy, other = ctx.saved_tensors
-        of_dy, of_other, *_ = ctx.needs_input_grad
+        _, of_dy, of_other, *_ = ctx.needs_input_grad
         again = _as(gradients[0], channels_last(dy, other))
         x, w = (again, other) if ctx.of_image else (other, again)
-        of_operand = _filter_gradient if ctx.of_image else _image_gradient
+        of_operand = WGRAD if ctx.of_image else DGRAD
         return (
-            _convolution(x, w, ctx.geometry) if of_dy else None,
-            of_operand(dy, again, other.shape, ctx.geometry) if of_other else None,
             None,
+            _convolution(x, w, ctx.geometry) if of_dy else None,
+            _gradient(of_operand, dy, again, other.shape, ctx.geometry) if of_other else None,
             None,
             None,
             None,
@@ -149,39 +143,21 @@ def _convolution(x: torch.Tensor, w: torch.Tensor, geometry: tuple[Any, ...]) ->
     return conv2d(x, w, None, stride, padding, dilation, groups)
 
 
-def _image_gradient(
-    dy: torch.Tensor, w: torch.Tensor, shape: tuple[int, ...], geometry: tuple[Any, ...]
-) -> torch.Tensor:
-    return _gradient(dy, w, shape, geometry, of_image=True)
-
-
-def _filter_gradient(
-    dy: torch.Tensor, x: torch.Tensor, shape: tuple[int, ...], geometry: tuple[Any, ...]
-) -> torch.Tensor:
-    return _gradient(dy, x, shape, geometry, of_image=False)
-
-
 def _gradient(
-    dy: torch.Tensor, other: torch.Tensor, shape: tuple[int, ...], geometry: tuple[Any, ...], *, of_image: bool
+    operator: Operator, dy: torch.Tensor, other: torch.Tensor, shape: tuple[int, ...], geometry: tuple[Any, ...]
 ) -> torch.Tensor:
-    operator = DGRAD if of_image else WGRAD
+    """Of the image, by dy and the filters, or of the filters, by dy and the image."""
     if not ordinary((dy, other)):
         return dispatched(operator, dy, other, list(shape), *geometry)
     if recorded((dy, other)):
-        return _recorded_gradient(dy, other, shape, geometry, of_image=of_image, direct=True)
+        return _recorded_gradient(operator, dy, other, shape, *geometry, direct=True)
     return run(operator, *operator.pack(dy, other, shape, *geometry))
 
 
 def _recorded_gradient(
-    dy: torch.Tensor,
-    other: torch.Tensor,
-    shape: Any,
-    geometry: tuple[Any, ...],
-    *,
-    of_image: bool,
-    direct: bool = False,
+    operator: Operator, dy: torch.Tensor, other: torch.Tensor, shape: Any, *geometry: Any, direct: bool = False
 ) -> torch.Tensor:
-    made: torch.Tensor = _Gradient.apply(dy, other, tuple(shape), geometry, of_image, direct)  # type: ignore[no-untyped-call]
+    made: torch.Tensor = _Gradient.apply(operator, dy, other, tuple(shape), geometry, direct)  # type: ignore[no-untyped-call]
     return made
 
 
@@ -217,13 +193,5 @@ define(
     _recorded,
 )
 _GRADIENT = "SymInt[4] shape, SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, SymInt groups) -> Tensor"
-define(
-    f"(Tensor dy, Tensor w, {_GRADIENT}",
-    DGRAD,
-    lambda dy, w, shape, *geometry: _recorded_gradient(dy, w, shape, geometry, of_image=True),
-)
-define(
-    f"(Tensor dy, Tensor x, {_GRADIENT}",
-    WGRAD,
-    lambda dy, x, shape, *geometry: _recorded_gradient(dy, x, shape, geometry, of_image=False),
-)
+define(f"(Tensor dy, Tensor w, {_GRADIENT}", DGRAD, partial(_recorded_gradient, DGRAD))
+define(f"(Tensor dy, Tensor x, {_GRADIENT}", WGRAD, partial(_recorded_gradient, WGRAD))

@@ -144,10 +144,10 @@ def is_pure(node: Node) -> bool:
     if node.op in ("placeholder", "get_attr"):
         return True
     name = _name(node.target)
-    if not isinstance(node.meta.get("example_value"), torch.Tensor) or name.endswith("_") or name in _WRITERS:
+    if example(node) is None or name.endswith("_") or name in _WRITERS:
         return False
     if node.op == "call_method":
-        return isinstance(_example(node.args[0] if node.args else None), torch.Tensor)
+        return example(node.args[0] if node.args else None) is not None
     if isinstance(node.target, torch._ops.OpOverload):
         return not node.target._schema.is_mutable
     if node.op != "call_function" or "out" in node.kwargs or _inplace(node):
@@ -175,5 +175,7 @@ def _inplace(node: Node) -> bool:
     return place < len(node.args) and bool(node.args[place])
 
 
-def _example(value: Any) -> Any:
-    return value.meta.get("example_value") if isinstance(value, Node) else None
+def example(node: Any) -> torch.Tensor | None:
+    """What Dynamo says of a node's result: a tensor without data."""
+    value = node.meta.get("example_value") if isinstance(node, Node) else None
+    return value if isinstance(value, torch.Tensor) else None

@@ -15,8 +15,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import GraphModule, Node
 
 from cukiln.torch.dispatch import current, graph_lacks_kernel
-from cukiln.torch.graph_calls import Reading, read
-from cukiln.torch.graph_products import Product, example, longer, product_of
+from cukiln.torch.graph_calls import Reading, example, read
+from cukiln.torch.graph_products import Product, longer, product_of
 from cukiln.torch.library import DEFINED
 from cukiln.torch.modes import autocast_dtype
 from cukiln.torch.plan import FLOATS, RINGS
@@ -105,13 +105,10 @@ def _remove_dropouts_of_inference(module: GraphModule) -> None:
     """They return their argument itself."""
     for node in list(module.graph.nodes):
         reading = read(node)
-        if reading is not None and reading.kind == "dropout" and _training(reading) is False:
-            node.replace_all_uses_with(reading.values["x"])
+        values = reading.values if reading is not None and reading.kind == "dropout" else {}
+        if values.get("training", values.get("train", True)) is False:
+            node.replace_all_uses_with(values["x"])
             module.graph.erase_node(node)
-
-
-def _training(reading: Reading) -> Any:
-    return reading.values.get("training", reading.values.get("train", True))
 
 
 class _Modes(ExitStack):
@@ -259,8 +256,9 @@ def _checked(new: _New) -> str | None:
             return "shapes that are not constant; torch.compile(dynamic=False) has them so"
         if tensor.dtype not in FLOATS and not (tensor.dtype in RINGS and new.operator == "matmul"):
             return f"of {str(tensor.dtype).removeprefix('torch.')}"
-        if tensor.device.type not in ("cpu", "cuda") or not _may_run(tensor.device):
-            return f"on {tensor.device.type}"
+        kind = tensor.device.type
+        if kind != "cuda" and not (kind == "cpu" and current().computes(tensor.device)):
+            return f"on {kind}"
         if (new.operator == "matmul" and tensor.dim() == 0) or tensor.numel() == 0:
             return "empty"
     if new.operator == "matmul" and any(tensor.dim() < 2 for tensor in tensors[:2] if tensor is not None):
@@ -268,10 +266,6 @@ def _checked(new: _New) -> str | None:
     if new.operator == "conv2d" and any(tensor.dim() != 4 for tensor in tensors[:2] if tensor is not None):
         return "of one image"
     return _differs(new, expected)
-
-
-def _may_run(device: torch.device) -> bool:
-    return device.type == "cuda" or current().computes(device)
 
 
 def _differs(new: _New, expected: torch.Tensor) -> str | None:

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch.fx import Node
 
 from cukiln.torch.convolution_plans import paddings, pair
-from cukiln.torch.graph_calls import Reading, is_pure, read
+from cukiln.torch.graph_calls import Reading, example, is_pure, read
 
 
 @dataclass(frozen=True)
@@ -125,9 +124,3 @@ def _with(product: Product, nodes: tuple[Node, ...], added: Node) -> Product | N
         return replace(product, nodes=nodes, bias=added)
     same = tensor.shape == result.shape and tensor.stride() == result.stride()
     return replace(product, nodes=nodes, residual=added) if same and product.residual is None else None
-
-
-def example(node: Any) -> torch.Tensor | None:
-    """What Dynamo says of a node's result: a tensor without data."""
-    value = node.meta.get("example_value") if isinstance(node, Node) else None
-    return value if isinstance(value, torch.Tensor) else None

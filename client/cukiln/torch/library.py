@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from cukiln.torch.dispatch import Operator, run
-from cukiln.torch.modes import forward_mode
+from cukiln.torch.modes import forward_mode, ordinary, single_precision, transformed
 from cukiln.torch.modes import recorded as may_be_recorded
 
 DEFINED: dict[str, Operator] = {}  # by name
@@ -22,14 +22,13 @@ def define(schema: str, operator: Operator, recorded: Callable[..., torch.Tensor
         tensors, options = operator.pack(*arguments)
         return operator.form(run(operator, tensors, options), tensors)
 
-    def fake(*arguments: Any) -> torch.Tensor:
+    def own(*arguments: Any) -> torch.Tensor:
         tensors, options = operator.pack(*arguments)
         return operator.form(operator.own(tensors, options), tensors)
 
     def autograd(*arguments: Any) -> torch.Tensor:
         if forward_mode():
-            tensors, options = operator.pack(*arguments)
-            return operator.form(operator.own(tensors, options), tensors)
+            return own(*arguments)
         if may_be_recorded(argument for argument in arguments if isinstance(argument, torch.Tensor)):
             return recorded(*arguments)
         return _below_autograd(operator, *arguments)
@@ -37,7 +36,23 @@ def define(schema: str, operator: Operator, recorded: Callable[..., torch.Tensor
     for key in ("CPU", "CUDA"):
         LIBRARY.impl(operator.name, compute, key)
     LIBRARY.impl(operator.name, autograd, "Autograd")
-    torch.library.register_fake(f"cukiln::{operator.name}", fake, lib=LIBRARY)
+    torch.library.register_fake(f"cukiln::{operator.name}", own, lib=LIBRARY)
+
+
+def call(
+    operator: Operator,
+    by_dispatcher: Callable[..., torch.Tensor],
+    recorded: Callable[..., torch.Tensor],
+    *arguments: Any,
+) -> torch.Tensor:
+    """By way of PyTorch's dispatcher where something traces or casts, `recorded` where gradients are asked for, else at
+    once."""
+    if torch.compiler.is_compiling():
+        return by_dispatcher(*arguments)
+    tensors, options = operator.pack(*arguments)
+    if not ordinary(tensors):
+        return operator.own(tensors, options) if transformed() else by_dispatcher(*arguments)
+    return recorded(*arguments, direct=True) if may_be_recorded(tensors) else run(operator, tensors, options)
 
 
 def forward(operator: Operator, direct: bool, *arguments: Any) -> torch.Tensor:
@@ -49,6 +64,11 @@ def dispatched(operator: Operator, *arguments: Any) -> torch.Tensor:
     """The call by way of PyTorch's dispatcher."""
     made: torch.Tensor = getattr(torch.ops.cukiln, operator.name).default(*arguments)
     return made
+
+
+def in_single_precision(operator: Operator, x: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """`dispatched`, with what autocast makes of an argument of an operator that it computes in float32."""
+    return dispatched(operator, single_precision(x), *rest)
 
 
 def _below_autograd(operator: Operator, *arguments: Any) -> torch.Tensor:

@@ -2,16 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch.nn import functional
 
 from cukiln.errors import UsageError
-from cukiln.torch.dispatch import Operator, Tensors, run
+from cukiln.torch.dispatch import Operator, Tensors
 from cukiln.torch.layouts import ALIGNED, is_packed
-from cukiln.torch.library import define, dispatched, forward
-from cukiln.torch.modes import ordinary, recorded, transformed
+from cukiln.torch.library import call, define, dispatched, forward
 from cukiln.torch.plan import FLOATS, Plan, seen_as
 
 Function: TypeAlias = Literal["identity", "relu", "gelu", "silu", "square"]
@@ -38,15 +38,7 @@ def masked_activation(
     `mask`: bool or uint8 of x's shape, or packed: int32 words, whose bit i, the lowest being 0, belongs to element
     32 · word + i. A function is named, or a polynomial of three or four coefficients, the constant first.
     """
-    arguments = (x, mask, *_named(where_set), *_named(where_clear))
-    if torch.compiler.is_compiling():
-        return dispatched(MASKED, *arguments)
-    tensors, options = pack(*arguments)
-    if not ordinary(tensors):
-        return own(tensors, options) if transformed() else dispatched(MASKED, *arguments)
-    if recorded(tensors):
-        return _recorded(*arguments, direct=True)
-    return run(MASKED, tensors, options)
+    return call(MASKED, _by_dispatcher, _recorded, x, mask, *_named(where_set), *_named(where_clear))
 
 
 def _named(function: Function | Polynomial) -> tuple[str, list[float]]:
@@ -162,6 +154,7 @@ def _slope(name: str, coefficients: Sequence[float], dy: torch.Tensor, x: torch.
 
 
 MASKED = Operator("masked_activation", pack, plan, own)
+_by_dispatcher = partial(dispatched, MASKED)
 
 
 class _MaskedActivation(torch.autograd.Function):

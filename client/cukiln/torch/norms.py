@@ -8,10 +8,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from cukiln.torch.dispatch import Operator, Tensors, run
+from cukiln.torch.dispatch import Operator, Tensors
 from cukiln.torch.layouts import is_aligned, is_packed
-from cukiln.torch.library import define, dispatched, forward
-from cukiln.torch.modes import ordinary, recorded, single_precision, transformed
+from cukiln.torch.library import call, define, dispatched, forward, in_single_precision
 from cukiln.torch.plan import FLOATS, Plan
 
 # The axes of a row, whether there is a weight, whether there is a bias, epsilon.
@@ -26,16 +25,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> torch.Tensor:
     """As `torch.nn.functional.layer_norm`; sums are of float32."""
-    if torch.compiler.is_compiling():
-        return dispatched(LAYER_NORM, single_precision(x), normalized_shape, weight, bias, eps)
-    tensors, options = pack_layer_norm(x, normalized_shape, weight, bias, eps)
-    if not ordinary(tensors):
-        if transformed():
-            return own_layer_norm(tensors, options)
-        return dispatched(LAYER_NORM, single_precision(x), normalized_shape, weight, bias, eps)
-    if recorded(tensors):
-        return _layer_norm(x, normalized_shape, weight, bias, eps, direct=True)
-    return run(LAYER_NORM, tensors, options)
+    return call(LAYER_NORM, _layer_norm_by_dispatcher, _layer_norm, x, normalized_shape, weight, bias, eps)
 
 
 def rms_norm(
@@ -45,16 +35,7 @@ def rms_norm(
     eps: float | None = None,
 ) -> torch.Tensor:
     """As `torch.nn.functional.rms_norm`; sums are of float32."""
-    if torch.compiler.is_compiling():
-        return dispatched(RMS_NORM, x, normalized_shape, weight, eps)
-    tensors, options = pack_rms_norm(x, normalized_shape, weight, eps)
-    if not ordinary(tensors):
-        return (
-            own_rms_norm(tensors, options) if transformed() else dispatched(RMS_NORM, x, normalized_shape, weight, eps)
-        )
-    if recorded(tensors):
-        return _rms_norm(x, normalized_shape, weight, eps, direct=True)
-    return run(RMS_NORM, tensors, options)
+    return call(RMS_NORM, _rms_norm_by_dispatcher, _rms_norm, x, normalized_shape, weight, eps)
 
 
 def pack_layer_norm(
@@ -128,6 +109,8 @@ def own_rms_norm(tensors: Tensors, options: Options) -> torch.Tensor:
 
 LAYER_NORM = Operator("layer_norm", pack_layer_norm, partial(plan, "layer_norm"), own_layer_norm)
 RMS_NORM = Operator("rms_norm", pack_rms_norm, partial(plan, "rms_norm"), own_rms_norm)
+_layer_norm_by_dispatcher = partial(in_single_precision, LAYER_NORM)
+_rms_norm_by_dispatcher = partial(dispatched, RMS_NORM)
 
 
 class _LayerNorm(torch.autograd.Function):

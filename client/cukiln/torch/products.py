@@ -9,10 +9,10 @@ from torch.nn import functional
 
 from cukiln.torch import activations
 from cukiln.torch.activations import Activation
-from cukiln.torch.dispatch import Operator, Tensors, as_on_gpu, run
+from cukiln.torch.dispatch import Operator, Tensors, as_on_gpu
 from cukiln.torch.layouts import Matrices, is_aligned, is_packed, merged, stored_matrix
-from cukiln.torch.library import define, dispatched, forward
-from cukiln.torch.modes import autocast_dtype, ordinary, recorded, transformed, uses_tf32
+from cukiln.torch.library import call, define, dispatched, forward
+from cukiln.torch.modes import autocast_dtype, uses_tf32
 from cukiln.torch.modes import cast as cast_to
 from cukiln.torch.plan import FLOATS, RINGS, Plan, seen_as
 from cukiln.torch.reductions import sum_of_axes
@@ -33,14 +33,7 @@ def matmul(
     `bias`: a vector, of a number for each column; `residual`: of the result's shape. `activation`: relu, gelu (by erf),
     silu, tanh, sigmoid, leaky_relu (0.01). Sums and what follows are computed in float32 and rounded once.
     """
-    if torch.compiler.is_compiling():
-        return _dispatched(a, b, bias, residual, activation)
-    tensors, options = pack(a, b, bias, residual, activation)
-    if not ordinary(tensors):
-        return _dispatched(a, b, bias, residual, activation)
-    if recorded(tensors):
-        return _recorded(a, b, bias, residual, activation, direct=True)
-    return run(MATMUL, tensors, options)
+    return call(MATMUL, _dispatched, _recorded, a, b, bias, residual, activation)
 
 
 def pack(
@@ -64,7 +57,7 @@ def _dispatched(
     residual: torch.Tensor | None,
     activation: str | None,
 ) -> torch.Tensor:
-    if transformed() or a.dim() < 2 or b.dim() < 2:
+    if a.dim() < 2 or b.dim() < 2:
         return own(*pack(a, b, bias, residual, activation))
     if (lower := autocast_dtype(a)) is not None:
         a, b = cast_to(a, lower), cast_to(b, lower)

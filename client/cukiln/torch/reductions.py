@@ -1,16 +1,16 @@
 """`reduce`: a function of the elements along any axes, and its gradients."""
 
 from collections.abc import Sequence
+from functools import partial
 from operator import index
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 
 from cukiln.errors import UsageError
-from cukiln.torch.dispatch import Operator, Tensors, run
+from cukiln.torch.dispatch import Operator, Tensors
 from cukiln.torch.layouts import ALIGNED, is_packed, packed
-from cukiln.torch.library import define, dispatched, forward
-from cukiln.torch.modes import ordinary, recorded, transformed
+from cukiln.torch.library import call, define, dispatched, forward
 from cukiln.torch.plan import FLOATS, RINGS, Plan
 
 Function: TypeAlias = Literal["sum", "mean", "sum_of_squares", "max", "min", "argmax", "variance", "logsumexp"]
@@ -25,14 +25,7 @@ def reduce(x: torch.Tensor, dims: int | Sequence[int], op: Function = "sum", *, 
     if op not in get_args(Function):
         raise UsageError(f"op is {op!r}; allowed: {', '.join(get_args(Function))}")
     axes = [index(dim) for dim in (dims if isinstance(dims, Sequence) else [dims])]
-    if torch.compiler.is_compiling():
-        return dispatched(REDUCE, x, axes, op, keepdim)
-    tensors, options = pack(x, axes, op, keepdim)
-    if not ordinary(tensors):
-        return own(tensors, options) if transformed() else dispatched(REDUCE, x, axes, op, keepdim)
-    if recorded(tensors):
-        return _recorded(x, axes, op, keepdim, direct=True)
-    return run(REDUCE, tensors, options)
+    return call(REDUCE, _by_dispatcher, _recorded, x, axes, op, keepdim)
 
 
 def sum_of_axes(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
@@ -124,6 +117,7 @@ def _argmax(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> torch.Tensor
 
 
 REDUCE = Operator("reduce", pack, plan, own)
+_by_dispatcher = partial(dispatched, REDUCE)
 
 
 class _Reduce(torch.autograd.Function):

@@ -1,24 +1,20 @@
 """`softmax` along the last axis, and its gradient."""
 
+from functools import partial
 from math import prod
 from typing import Any
 
 import torch
 
-from cukiln.torch.dispatch import Operator, Tensors, run
+from cukiln.torch.dispatch import Operator, Tensors
 from cukiln.torch.layouts import is_aligned, is_packed
-from cukiln.torch.library import define, dispatched, forward
-from cukiln.torch.modes import ordinary, recorded, single_precision, transformed
+from cukiln.torch.library import call, define, forward, in_single_precision
 from cukiln.torch.plan import FLOATS, Plan
 
 
 def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """e^x / Σ e^x along `dim`, as `torch.softmax`; sums are of float32. Kernels are for the last axis."""
-    if torch.compiler.is_compiling() or not ordinary((x,)):
-        return own((x,), (dim,)) if transformed() else dispatched(SOFTMAX, single_precision(x), dim)
-    if recorded((x,)):
-        return _recorded(x, dim, direct=True)
-    return run(SOFTMAX, (x,), (dim,))
+    return call(SOFTMAX, _by_dispatcher, _recorded, x, dim)
 
 
 def pack(x: torch.Tensor, dim: int) -> tuple[Tensors, tuple[int]]:
@@ -44,6 +40,7 @@ def own(tensors: Tensors, options: tuple[int]) -> torch.Tensor:
 
 
 SOFTMAX = Operator("softmax", pack, plan, own)
+_by_dispatcher = partial(in_single_precision, SOFTMAX)
 
 
 class _Softmax(torch.autograd.Function):

@@ -16,33 +16,6 @@ class ProblemHead(TypedDict, total=False):
     search: Mapping[str, Any]
 
 
-class AttentionProblem(ProblemHead, total=False):
-    operator: Required[Literal["attention"]]
-    lengths: Literal["dense", "ragged", "paged"]
-    page_size: Literal[1, 16, 64] | None
-    batch: int
-    seq_q: Required[int]
-    seq_kv: int | None
-    heads_q: Required[int]
-    heads_kv: int | None
-    head_dim_qk: Required[int]
-    head_dim_vo: int | None
-    dtype: Literal["float16", "bfloat16"]
-    layout: Literal["bshd", "bhsd"]
-    causal: bool
-    window_left: int | None
-    window_right: int | None
-    softcap: float | None
-    scale: float | None
-    lse: bool
-    q_lengths: Sequence[int] | None
-    kv_lengths: Sequence[int] | None
-    q_strides: Sequence[Any] | None
-    k_strides: Sequence[Any] | None
-    v_strides: Sequence[Any] | None
-    out_strides: Sequence[Any] | None
-
-
 class ExactOnce(TypedDict, total=False):
     policy: Required[Literal["exact_once"]]
 
@@ -126,116 +99,99 @@ class MaskedActivation(TypedDict, total=False):
     where_clear: Relu | Gelu | Silu | Identity | Square | Polynomial
 
 
-class Conv2dProblem(ProblemHead, total=False):
+PlainNode = Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast
+
+
+class Bias(TypedDict, total=False):
+    op: Required[Literal["bias"]]
+    axis: Literal["m", "n"]
+
+
+class OfSequencesFields(ProblemHead, total=False):
+    batch: int
+    heads_q: Required[int]
+    dtype: Literal["float16", "bfloat16"]
+    causal: bool
+    scale: float | None
+    lse: bool
+    q_lengths: Sequence[int] | None
+    kv_lengths: Sequence[int] | None
+
+
+class AttentionProblem(OfSequencesFields, total=False):
+    operator: Required[Literal["attention"]]
+    lengths: Literal["dense", "ragged", "paged"]
+    page_size: Literal[1, 16, 64] | None
+    seq_q: Required[int]
+    seq_kv: int | None
+    heads_kv: int | None
+    head_dim_qk: Required[int]
+    head_dim_vo: int | None
+    layout: Literal["bshd", "bhsd"]
+    window_left: int | None
+    window_right: int | None
+    softcap: float | None
+    q_strides: Sequence[Any] | None
+    k_strides: Sequence[Any] | None
+    v_strides: Sequence[Any] | None
+    out_strides: Sequence[Any] | None
+
+
+class ConvolutionFields(ProblemHead, total=False):
+    n: Required[int]
+    h: Required[int]
+    w: Required[int]
+    c: Required[int]
+    k: Required[int]
+    r: Required[int]
+    s: Required[int]
+    groups: int
+    layout: Literal["nhwc", "nchw"]
+    stride: int | Sequence[Any]
+    dilation: int | Sequence[Any]
+    padding: int | Sequence[Any]
+    dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"]
+    acc_dtype: Literal["float32", "int32", "int64"] | None
+    out_dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"] | None
+    allow_tf32: bool
+    fraction_bits: int
+    rounding: Literal["floor", "nearest"] | None
+    truncation: ExactOnce | Tolerance | None
+
+
+class AllowsWinogradFields(ConvolutionFields, total=False):
+    winograd: Literal["none", "f2", "f4"]
+
+
+class Conv2dProblem(AllowsWinogradFields, total=False):
     operator: Required[Literal["conv2d"]]
-    n: Required[int]
-    h: Required[int]
-    w: Required[int]
-    c: Required[int]
-    k: Required[int]
-    r: Required[int]
-    s: Required[int]
-    groups: int
-    layout: Literal["nhwc", "nchw"]
-    stride: int | Sequence[Any]
-    dilation: int | Sequence[Any]
-    padding: int | Sequence[Any]
-    dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"]
-    acc_dtype: Literal["float32", "int32", "int64"] | None
-    out_dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"] | None
-    allow_tf32: bool
-    fraction_bits: int
-    rounding: Literal["floor", "nearest"] | None
-    truncation: ExactOnce | Tolerance | None
-    epilogue: Sequence[
-        ChannelBias
-        | Scale
-        | Residual
-        | Mask
-        | Relu
-        | Gelu
-        | Silu
-        | Tanh
-        | Sigmoid
-        | LeakyRelu
-        | Clip
-        | Cast
-        | MaskedActivation
-    ]
-    winograd: Literal["none", "f2", "f4"]
+    epilogue: Sequence[ChannelBias | PlainNode | MaskedActivation]
 
 
-class Conv2dDgradProblem(ProblemHead, total=False):
+class Conv2dDgradProblem(AllowsWinogradFields, total=False):
     operator: Required[Literal["conv2d_dgrad"]]
-    n: Required[int]
-    h: Required[int]
-    w: Required[int]
-    c: Required[int]
-    k: Required[int]
-    r: Required[int]
-    s: Required[int]
-    groups: int
-    layout: Literal["nhwc", "nchw"]
-    stride: int | Sequence[Any]
-    dilation: int | Sequence[Any]
-    padding: int | Sequence[Any]
-    dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"]
-    acc_dtype: Literal["float32", "int32", "int64"] | None
-    out_dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"] | None
-    allow_tf32: bool
-    fraction_bits: int
-    rounding: Literal["floor", "nearest"] | None
-    truncation: ExactOnce | Tolerance | None
     epilogue: Sequence[Scale | Residual | Mask | Clip | Cast]
-    winograd: Literal["none", "f2", "f4"]
 
 
-class Conv2dWgradProblem(ProblemHead, total=False):
+class Conv2dWgradProblem(ConvolutionFields, total=False):
     operator: Required[Literal["conv2d_wgrad"]]
-    n: Required[int]
-    h: Required[int]
-    w: Required[int]
-    c: Required[int]
-    k: Required[int]
-    r: Required[int]
-    s: Required[int]
-    groups: int
-    layout: Literal["nhwc", "nchw"]
-    stride: int | Sequence[Any]
-    dilation: int | Sequence[Any]
-    padding: int | Sequence[Any]
-    dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"]
-    acc_dtype: Literal["float32", "int32", "int64"] | None
-    out_dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"] | None
-    allow_tf32: bool
-    fraction_bits: int
-    rounding: Literal["floor", "nearest"] | None
-    truncation: ExactOnce | Tolerance | None
-    epilogue: Sequence[
-        ChannelBias
-        | Scale
-        | Residual
-        | Mask
-        | Relu
-        | Gelu
-        | Silu
-        | Tanh
-        | Sigmoid
-        | LeakyRelu
-        | Clip
-        | Cast
-        | MaskedActivation
-    ]
+    epilogue: Sequence[ChannelBias | PlainNode | MaskedActivation]
 
 
-class LayerNormProblem(ProblemHead, total=False):
-    operator: Required[Literal["layer_norm"]]
+class RowFields(ProblemHead, total=False):
     shape: Required[Sequence[int]]
     dtype: Literal["float32", "float16", "bfloat16"]
     out_dtype: Literal["float32", "float16", "bfloat16"] | None
+
+
+class NormFields(RowFields, total=False):
     scale: bool
     shift: bool
     epsilon: float
+
+
+class LayerNormProblem(NormFields, total=False):
+    operator: Required[Literal["layer_norm"]]
 
 
 class MaskedActivationProblem(ProblemHead, total=False):
@@ -249,11 +205,6 @@ class MaskedActivationProblem(ProblemHead, total=False):
     mask: Literal["bits", "bytes"]
     mask_dtype: Literal["int32", "uint8"] | None
     mask_length: int | None
-
-
-class Bias(TypedDict, total=False):
-    op: Required[Literal["bias"]]
-    axis: Literal["m", "n"]
 
 
 class MatmulProblem(ProblemHead, total=False):
@@ -270,21 +221,7 @@ class MatmulProblem(ProblemHead, total=False):
     fraction_bits: int
     rounding: Literal["floor", "nearest"] | None
     truncation: ExactOnce | Tolerance | None
-    epilogue: Sequence[
-        Bias
-        | Scale
-        | Residual
-        | Mask
-        | Relu
-        | Gelu
-        | Silu
-        | Tanh
-        | Sigmoid
-        | LeakyRelu
-        | Clip
-        | Cast
-        | MaskedActivation
-    ]
+    epilogue: Sequence[Bias | PlainNode | MaskedActivation]
     lda: int | None
     ldb: int | None
     ldc: int | None
@@ -293,22 +230,14 @@ class MatmulProblem(ProblemHead, total=False):
     stride_c: int | None
 
 
-class MlaProblem(ProblemHead, total=False):
+class MlaProblem(OfSequencesFields, total=False):
     operator: Required[Literal["mla"]]
     queries: Literal["one", "ragged"]
-    batch: int
     seq_q: int
     seq_kv: Required[int]
-    heads_q: Required[int]
     head_dim_ckv: Literal[512]
     head_dim_kpe: Literal[64]
     page_size: Required[Literal[1, 16, 64]]
-    dtype: Literal["float16", "bfloat16"]
-    causal: bool
-    scale: float | None
-    lse: bool
-    q_lengths: Sequence[int] | None
-    kv_lengths: Sequence[int] | None
     q_nope_strides: Sequence[Any] | None
     q_pe_strides: Sequence[Any] | None
     ckv_cache_strides: Sequence[Any] | None
@@ -325,24 +254,15 @@ class ReduceProblem(ProblemHead, total=False):
     map: Literal["identity", "square", "multiply", "relu_grad", "gelu_grad", "silu_grad", "tanh_grad", "sigmoid_grad"]
     write_map: bool
     out_dtype: Literal["float32", "float16", "bfloat16", "int32", "int64"] | None
-    epilogue: Sequence[Scale | Residual | Mask | Relu | Gelu | Silu | Tanh | Sigmoid | LeakyRelu | Clip | Cast]
+    epilogue: Sequence[PlainNode]
 
 
-class RmsNormProblem(ProblemHead, total=False):
+class RmsNormProblem(NormFields, total=False):
     operator: Required[Literal["rms_norm"]]
-    shape: Required[Sequence[int]]
-    dtype: Literal["float32", "float16", "bfloat16"]
-    out_dtype: Literal["float32", "float16", "bfloat16"] | None
-    scale: bool
-    shift: bool
-    epsilon: float
 
 
-class SoftmaxProblem(ProblemHead, total=False):
+class SoftmaxProblem(RowFields, total=False):
     operator: Required[Literal["softmax"]]
-    shape: Required[Sequence[int]]
-    dtype: Literal["float32", "float16", "bfloat16"]
-    out_dtype: Literal["float32", "float16", "bfloat16"] | None
 
 
 Problem = (

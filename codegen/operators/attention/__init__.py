@@ -7,8 +7,6 @@ from importlib.resources import files as packaged_files
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
-from pydantic_core import InitErrorDetails
 
 from codegen.alignment import widest
 from codegen.counts import LaunchCounts
@@ -38,10 +36,11 @@ from codegen.operators.attention.problem import (
     TABLES,
     AttentionProblem,
     Tensor,
+    refuse_fields,
 )
 from codegen.operators.attention.reduced import far_problem, reduced_problems
 from codegen.operators.attention.reference import reference
-from codegen.problem import Problem, refuse
+from codegen.problem import Problem
 from codegen.run_once import RunOnce
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule
@@ -73,12 +72,9 @@ class Attention(Operator):
 
     def parse(self, fields: Mapping[str, Any]) -> Problem:
         """The problem; raises pydantic.ValidationError, also for what other definitions have, by name."""
-        if foreign := [name for name in fields if name in NOT_COMPUTED or name in TABLES]:
-            details = [
-                InitErrorDetails(type=refuse("not_computed", _why_not(name)), loc=(name,), input=fields[name])
-                for name in foreign
-            ]
-            raise ValidationError.from_exception_data(AttentionProblem.__name__, details)
+        refuse_fields(
+            self.problem_type, fields, "not_computed", {name: _why_not(name) for name in (*NOT_COMPUTED, *TABLES)}
+        )
         return super().parse(fields)
 
     def signature(self, problem: Problem) -> dict[str, Any]:

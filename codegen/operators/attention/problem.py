@@ -5,7 +5,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictBool, ValidationInfo, field_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
+from pydantic_core import InitErrorDetails
 
 from codegen.canonical import as_integer
 from codegen.operand import packed_strides
@@ -85,7 +94,34 @@ def _lengths_of(what: str, most: str) -> Any:
     )
 
 
-class AttentionProblem(Problem):
+class OfSequences(Problem):
+    """Of `batch` sequences, of so many queries and keys as the fields of lengths say."""
+
+    @property
+    def sum_length(self: Any) -> int:
+        longest: int = self.seq_kv
+        return longest
+
+    @property
+    def pages(self) -> int:
+        """That sequences need."""
+        return pages_of(self.__dict__)
+
+    @property
+    def sequences(self: Any) -> Sequence[tuple[int, int]]:
+        """Queries and keys of each."""
+        of_q = self.q_lengths or (self.seq_q,) * self.batch
+        of_kv = self.kv_lengths or (self.seq_kv,) * self.batch
+        return list(zip(of_q, of_kv, strict=True))
+
+    @property
+    def by_lengths(self: Any) -> Mapping[tuple[int, int], int]:
+        """How many sequences have which; of those of one length there may be any number."""
+        of_one_length = self.q_lengths is None and self.kv_lengths is None
+        return {(self.seq_q, self.seq_kv): self.batch} if of_one_length else Counter(self.sequences)
+
+
+class AttentionProblem(OfSequences):
     """Query i of a head sees the keys from i + d - window_left to i + d + window_right, where d = seq_kv - seq_q: the
     last query stands beside the last key. Without a window there is no such end; `causal` is window_right = 0.
 
@@ -156,36 +192,14 @@ class AttentionProblem(Problem):
         return {**of_ragged, "kv_indices": self.pages, "kv_last_page_len": self.batch} if self.page_size else of_ragged
 
     @property
-    def pages(self) -> int:
-        """That sequences need."""
-        return _pages(self.__dict__)
-
-    @property
     def listed_kv(self) -> int:
         """Positions of keys that a call shows: of all sequences, or of the pages that they need."""
         return self.pages * self.page_size if self.page_size else self.total_kv
 
     @property
-    def sum_length(self) -> int:
-        return self.seq_kv
-
-    @property
     def group(self) -> int:
         """Heads of q that share one of k and v."""
         return self.heads_q // self.heads_kv
-
-    @property
-    def sequences(self) -> Sequence[tuple[int, int]]:
-        """Queries and keys of each."""
-        of_q = self.q_lengths or (self.seq_q,) * self.batch
-        of_kv = self.kv_lengths or (self.seq_kv,) * self.batch
-        return list(zip(of_q, of_kv, strict=True))
-
-    @property
-    def by_lengths(self) -> Mapping[tuple[int, int], int]:
-        """How many sequences have which; of those of one length there may be any number."""
-        of_one_length = self.q_lengths is None and self.kv_lengths is None
-        return {(self.seq_q, self.seq_kv): self.batch} if of_one_length else Counter(self.sequences)
 
     @property
     def total_q(self) -> int:
@@ -303,15 +317,9 @@ class AttentionProblem(Problem):
         shape = _known(info)
         if shape is None:
             return (0, 0, 0)  # another field is already at fault
-        packed = packed_strides(shape)[:3]
         if value is None:
             require_elements(_tensor(info), math.prod(shape))
-            return packed
-        if isinstance(value, list | tuple) and len(value) == 3:
-            # Of a single index the stride is never used: one spelling for all.
-            given = zip(packed, shape, value, strict=False)
-            return tuple(own if extent == 1 and _is_stride(stride) else stride for own, extent, stride in given)
-        return value
+        return packed_unless_given(value, shape)
 
     @field_validator("q_strides", "k_strides", "v_strides", "out_strides", mode="after")
     @classmethod
@@ -347,8 +355,29 @@ def require_lengths(value: tuple[int, ...] | None, batch: int, longest: int, nam
         raise refuse("out_of_range", f"{how} {total} positions{whole}; 1 to {LONGEST} are allowed", LONGEST)
 
 
-def _is_stride(value: Any) -> bool:
-    return type(as_integer(value)) is int and as_integer(value) >= 0
+def refuse_fields(kind: type[Problem], fields: Mapping[str, Any], error: str, why: Mapping[str, str]) -> None:
+    """Raises pydantic.ValidationError for fields that definitions elsewhere have, by name."""
+    details = [
+        InitErrorDetails(type=refuse(error, why[name]), loc=(name,), input=fields[name])
+        for name in fields
+        if name in why
+    ]
+    if details:
+        raise ValidationError.from_exception_data(kind.__name__, details)
+
+
+def packed_unless_given(value: Any, shape: tuple[int, ...]) -> Any:
+    """The strides of all axes but the last."""
+    packed = packed_strides(shape)[:-1]
+    if value is None:
+        return packed
+    if isinstance(value, list | tuple) and len(value) == len(packed):
+        # Of a single index the stride is never used: one spelling for all.
+        return tuple(
+            own if extent == 1 and type(as_integer(stride)) is int and as_integer(stride) >= 0 else stride
+            for own, extent, stride in zip(packed, shape, value, strict=False)
+        )
+    return value
 
 
 def _tensor(info: ValidationInfo) -> str:
@@ -371,7 +400,7 @@ def _shape(fields: Mapping[str, Any], tensor: str) -> tuple[int, int, int, int]:
     of_q = tensor in ("q", "out")
     positions, heads = fields["seq_q" if of_q else "seq_kv"], fields["heads_q" if of_q else "heads_kv"]
     if fields["page_size"] and not of_q:
-        pages = _pages(fields)
+        pages = pages_of(fields)
         return (pages + pages // SPARE_PAGES + 1, fields["page_size"], heads, _columns(fields, tensor))
     if fields["lengths"] != "dense":
         return (1, _total(fields, "q" if of_q else "kv"), heads, _columns(fields, tensor))
@@ -384,7 +413,7 @@ def _columns(fields: Mapping[str, Any], tensor: str) -> int:
     return columns
 
 
-def _pages(fields: Mapping[str, Any]) -> int:
+def pages_of(fields: Mapping[str, Any]) -> int:
     """That all sequences need."""
     size = fields["page_size"]
     if not size:

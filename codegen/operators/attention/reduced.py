@@ -33,8 +33,8 @@ def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Attenti
     narrow = [_narrow(*of) for of in zip(columns, units, strict=True)]
     sizes = int(t["tile_q"]), int(t["tile_kv"]), int(t["stages"])
     tiles = min(SPLIT_TILES, MOST_KEYS // sizes[1]) if splits(t) else 2
-    make = _packed if packs(t) else _of_heads
-    fields = make(s, *sizes, tiles)
+    ragged_or_packed = _packed if packs(t) else _ragged
+    fields = ragged_or_packed(s, *sizes, tiles) if packs(t) or "lengths" in s else _dense(*sizes, tiles)
     windowed = {"head_dim_qk": narrow[0], "head_dim_vo": narrow[1], "scale": 0.25}
     widths = {"head_dim_qk": wide[0], "head_dim_vo": wide[1]}
     return [_problem(s, {**(windowed if "window_left" in own else widths), **own}) for own in fields]
@@ -49,10 +49,6 @@ def far_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProblem:
         for name in tensors
     }
     return AttentionProblem.model_validate({**near.canonical(), **strides})
-
-
-def _of_heads(s: Mapping[str, Any], tile_q: int, tile_kv: int, stages: int, tiles: int) -> list[dict[str, Any]]:
-    return _ragged(s, tile_q, tile_kv, stages, tiles) if "lengths" in s else _dense(tile_q, tile_kv, stages, tiles)
 
 
 def _packed(s: Mapping[str, Any], tile_q: int, tile_kv: int, stages: int, tiles: int) -> list[dict[str, Any]]:

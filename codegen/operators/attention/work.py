@@ -90,9 +90,10 @@ def work(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int], tar
     q_bytes = ELEMENT_BYTES * float(count) * tile_q * columns[0]
     divided = split.splits(t)
     staged = 0.0 if divided else 2.0 * ELEMENT_BYTES * count * tile_q * columns[1]
-    others = (_merge(p, t, align_out, target),) if divided else (_listing(p, t),) if walked else ()
     written = float(split.workspace_bytes(p, t) if divided else least.bytes_written)
-    to_dram = _beyond_l2(p, t, target) if divided else written
+    to_dram = beyond_l2(written, target) if divided else written
+    outputs, moved = split.rows(p) * p.head_dim_vo, (written, float(least.bytes_written))
+    others = (merge_work(t, outputs, align_out, moved, target),) if divided else (_listing(p, t),) if walked else ()
     copies = all_steps * tile_kv * whole / align, float(count) * tile_q * columns[0] / align
     per_copy = PER_PAGED_COPY[p.page_size] if p.page_size else PER_COPY
     tables = lookups.of_run(p, t, steps(p, t), align)
@@ -121,14 +122,13 @@ def work(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int], tar
     )  # fmt: skip
 
 
-def _merge(p: AttentionProblem, t: Mapping[str, Any], align_out: int, target: Target) -> Work:
-    """One thread per vector of out."""
-    outputs = float(split.rows(p)) * p.head_dim_vo
-    items, read, written = outputs / align_out, float(split.workspace_bytes(p, t)), float(cost(p, t).bytes_written)
+def merge_work(t: Mapping[str, Any], outputs: int, align_out: int, moved: tuple[float, float], target: Target) -> Work:
+    """One thread per vector of out. `moved`: bytes that are read, of the workspace, and written."""
+    items, (read, written) = outputs / align_out, moved
     return Work(
         blocks=max(1, math.ceil(items / split.MERGE_THREADS)), threads=split.MERGE_THREADS, fma=0.0,
         other_instructions=split.parts(t) * (PER_PARTIAL * outputs + 8.0 * items) + 3.0 * outputs + 40.0 * items,
-        shared_bytes=0.0, l2_bytes=read + written, dram_bytes=_beyond_l2(p, t, target) + written,
+        shared_bytes=0.0, l2_bytes=read + written, dram_bytes=beyond_l2(read, target) + written,
         dynamic_shared_bytes=0, independent=PARTIALS_IN_FLIGHT, steps=2 * -(-split.parts(t) // PARTIALS_IN_FLIGHT),
         overlap=0.5, prefetched=1,
     )  # fmt: skip
@@ -147,9 +147,8 @@ def _listing(p: AttentionProblem, t: Mapping[str, Any]) -> Work:
     )  # fmt: skip
 
 
-def _beyond_l2(p: AttentionProblem, t: Mapping[str, Any], target: Target) -> float:
-    """Bytes of the workspace that go to DRAM: the second launch finds in L2 what fits there."""
-    moved = float(split.workspace_bytes(p, t))
+def beyond_l2(moved: float, target: Target) -> float:
+    """Of the workspace's bytes those that go to DRAM: the second launch finds in L2 what fits there."""
     return 0.0 if moved <= L2_SHARE * target.l2_bytes else moved
 
 
@@ -189,23 +188,21 @@ def launches(p: AttentionProblem, t: Mapping[str, Any], aligns: tuple[int, int])
         return (LaunchCounts("list_tiles", merged(walk.listed(p, t))), run) if walk.walks(t) else (run,)
     # Pairs of sums, and two floats of each row.
     left = store(8 * parts_of_keys * split.rows(p) * (-(-p.head_dim_vo // 2) + 1), 8)
-    return LaunchCounts("run", merged([*parts, left]), products(p)), _merge_counts(p, parts_of_keys, align_out, results)
+    merge = merge_counts(parts_of_keys, rows * (p.head_dim_vo // align_out), align_out, p.ragged, results)
+    return LaunchCounts("run", merged([*parts, left]), products(p)), merge
 
 
-def _merge_counts(
-    p: AttentionProblem, parts_of_keys: int, align_out: int, results: Sequence[Primitive]
-) -> LaunchCounts:
+def merge_counts(parts: int, items: int, align_out: int, ragged: bool, results: Sequence[Primitive]) -> LaunchCounts:
     """A thread of each vector of out reads of each part its greatest score twice, its total and its sums."""
-    threads = split.rows(p) * (p.head_dim_vo // align_out)
-    products_of_merge = threads * parts_of_keys * (align_out + 1)
-    parts = [
+    products_of_merge = items * parts * (align_out + 1)
+    counted = [
         Primitive("fma", products_of_merge, products_of_merge),
-        load(4 * threads * (parts_of_keys + p.ragged), 4),
-        load(8 * threads * parts_of_keys, 8),
-        load(4 * threads * parts_of_keys * align_out, 4 * min(align_out, 4)),
+        load(4 * items * (parts + ragged), 4),
+        load(8 * items * parts, 8),
+        load(4 * items * parts * align_out, 4 * min(align_out, 4)),
         *results,
     ]
-    return LaunchCounts("merge", merged(parts))
+    return LaunchCounts("merge", merged(counted))
 
 
 def _table_bytes(p: AttentionProblem, t: Mapping[str, Any], align: int) -> int:

@@ -59,13 +59,10 @@ def product_default(
     def fills(schedule: Schedule) -> bool:
         return split.grid_blocks(as_matmul, schedule.as_dict()) >= least_blocks
 
-    def admit_filling(schedule: Schedule) -> Accepted | Rejected:
-        return check(fills(schedule), "grid", "multiprocessors would idle") or admit(schedule)
-
     def first(admit: Callable[[Schedule], Accepted | Rejected]) -> Schedule:
         return implicit.default(as_matmul, aligned, problem.input_bytes, target, admit, slices)
 
-    filling = first(admit_filling)
+    filling = first(lambda schedule: check(fills(schedule), "grid", "multiprocessors would idle") or admit(schedule))
     return first(admit) if not fills(filling) or isinstance(admit(filling), Rejected) else filling
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from codegen.operators.convolution import winograd
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import far
+from codegen.operators.matmul.grid import tiles
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
 from codegen.run_once import FAR, LastBlocks, RunOnce
@@ -60,7 +61,7 @@ def of_product(t: Fields, product: Callable[[Any], MatmulProblem], phases: Calla
             return ()
         if few.channels_last:
             return far.of_rows(t, part, whole, width)
-        down, across = far.tiles(part, t)
+        down, across = tiles(part, int(t["tile_m"]), int(t["tile_n"]))
         images, all_images = part.batch // phases(few), whole.batch // phases(many)
         run = LastBlocks(images * down * across, all_images * down * across)
         return far.of_launches(t, part, run, (part.batch * part.m, part.batch * down * across), width)

@@ -15,6 +15,7 @@ from codegen.operator import Array, Constants, Cost, Float64, InputKind, Operand
 from codegen.operators.matmul import (
     counts,
     inputs,
+    limb_planes,
     reference,
     split,
     traffic,
@@ -122,8 +123,8 @@ class Matmul(ProductOperator):
         return counts.launches(p, schedule.as_dict(), aligns(p))
 
     def opened(self, p: MatmulProblem, schedule: Schedule, *, inputs: bool) -> tuple[int, int]:
-        copies_a, copies_b = (p.batch if stride else 1 for stride in (p.stride_a, p.stride_b))
-        return copies_a * p.m * p.k, copies_b * p.k * p.n
+        rows, columns = limb_planes.rows(p)
+        return rows * p.k, p.k * columns
 
 
 def _matrix(name: str, dtype: str, role: Any, batch: int, shape: tuple[int, int], pitch: int, stride: int) -> Operand:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from codegen.operators.matmul import limb_planes, split
-from codegen.operators.matmul.grid import k_steps
+from codegen.operators.matmul.grid import k_steps, tiles
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
 from codegen.run_once import FAR, LastBlocks, RunOnce
@@ -36,29 +36,25 @@ def last_rows(problems: Iterable[MatmulProblem], t: Fields, width: int) -> list[
 
 def of_rows(t: Fields, part: MatmulProblem, whole: MatmulProblem, width: int) -> tuple[LastBlocks, ...]:
     """Of the last rows of each matrix."""
-    (down, across), (all_down, _) = tiles(part, t), tiles(whole, t)
+    (down, across), (all_down, _) = (tiles(of, int(t["tile_m"]), int(t["tile_n"])) for of in (part, whole))
     run = LastBlocks((down + 1) * across, all_down * across)
     return of_launches(t, part, run, (part.m, (down + 1) * across), width)
 
 
 def of_launches(
-    t: Fields, part: MatmulProblem, run: LastBlocks, rows_andtiles: tuple[int, int], width: int
+    t: Fields, part: MatmulProblem, run: LastBlocks, rows_and_tiles: tuple[int, int], width: int
 ) -> tuple[LastBlocks, ...]:
-    rows, tiles = rows_andtiles
+    rows, tile_count = rows_and_tiles
     items = rows * part.n
     if t["split"] == "stream":
         run = LastBlocks(run.count * k_steps(part.k, int(t["tile_k"])))
-        items = tiles * int(t["tile_m"]) * int(t["tile_n"])
+        items = tile_count * int(t["tile_m"]) * int(t["tile_n"])
     of_each = {
         "clear": of_items(rows * split.workspace_pitch(part.n) // 4),
         "run": run,
         "reduce": of_items(items // width),
     }
     return tuple(of_each[name] for name in split.functions(t))
-
-
-def tiles(p: MatmulProblem, t: Fields) -> tuple[int, int]:
-    return -(-p.m // int(t["tile_m"])), -(-p.n // int(t["tile_n"]))
 
 
 def launch(t: Fields, product: MatmulProblem) -> tuple[int, ...]:

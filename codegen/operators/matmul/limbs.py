@@ -13,6 +13,7 @@ from codegen.operator import Cost, LaunchBounds, Work
 from codegen.operators.matmul import grid, limb_planes, split, tensor, traffic
 from codegen.operators.matmul.kernel_family import AMPERE, Stored
 from codegen.operators.matmul.problem import MatmulProblem
+from codegen.operators.matmul.tensor import threads as threads
 from codegen.operators.matmul.tensor import warp_tile
 from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, residency_rules
 from codegen.search.schedule import Schedule
@@ -51,11 +52,6 @@ def unchained_k(element: str) -> int | None:
     gemm/limbs.cuh): 16,512 of Z/2^64; None where any is held."""
     filled = limbs_of(element) - 4
     return (2**32 - 1) // (filled * 255**2) if filled > 0 else None
-
-
-def threads(tunables: Mapping[str, Any]) -> int:
-    """Threads of a block."""
-    return tensor.threads(tunables)
 
 
 def launch_bounds(tunables: Mapping[str, Any]) -> LaunchBounds:
@@ -110,7 +106,6 @@ def rules(
 
 
 def _shape_rules(t: Mapping[str, Any], problem: MatmulProblem) -> Rejected | None:
-    rows, columns = warp_tile(t)
     return (
         check(t["truncate"] != "product", "truncate", "the tensor cores add up products before any is truncated")
         or check(
@@ -118,21 +113,7 @@ def _shape_rules(t: Mapping[str, Any], problem: MatmulProblem) -> Rejected | Non
             "tile_k",
             f"tile_k = {t['tile_k']}; limbs have tiles of {STEP} or {2 * STEP}",
         )
-        or check(
-            rows * t["warps_m"] == t["tile_m"] and rows % 16 == 0 and rows > 0,
-            "warp_tile",
-            f"{t['tile_m']} rows for {t['warps_m']} warps are no multiple of 16 each",
-        )
-        or check(
-            columns * t["warps_n"] == t["tile_n"] and columns % 16 == 0 and columns > 0,
-            "warp_tile",
-            f"{t['tile_n']} columns for {t['warps_n']} warps are no multiple of 16 each",
-        )
-        or check(
-            threads(t) <= 1024,
-            "threads",
-            f"{t['warps_m']} x {t['warps_n']} warps are {threads(t)} threads; at most 1024",
-        )
+        or tensor.warp_rules(t)
         or _chain_rules(t, problem)
     )
 

@@ -156,22 +156,29 @@ def _instruction_rules(t: Mapping[str, Any], problem: MatmulProblem, target: Tar
 
 
 def _shape_rules(t: Mapping[str, Any], size: int) -> Rejected | None:
-    row_bytes, (rows, columns) = t["tile_k"] * size, warp_tile(t)
+    row_bytes = t["tile_k"] * size
     if row_bytes not in ROW_BYTES:
         return Rejected(
             "tile_k", f"tile_k = {t['tile_k']} is {row_bytes} bytes; {', '.join(map(str, ROW_BYTES))} are allowed"
         )
-    if rows * t["warps_m"] != t["tile_m"] or rows % 16 != 0 or rows <= 0:
-        return Rejected("warp_tile", f"{t['tile_m']} rows for {t['warps_m']} warps are no multiple of 16 each")
-    if columns * t["warps_n"] != t["tile_n"] or columns % 16 != 0 or columns <= 0:
-        return Rejected("warp_tile", f"{t['tile_n']} columns for {t['warps_n']} warps are no multiple of 16 each")
-    if threads(t) > 1024:
-        return Rejected("threads", f"{t['warps_m']} x {t['warps_n']} warps are {threads(t)} threads; at most 1024")
+    if broken := warp_rules(t):
+        return broken
     if t["fragments"] != 1 and row_bytes % (2 * STEP_BYTES) != 0:
         return Rejected(
             "fragments",
             f"2 fragment buffers need an even number of {STEP_BYTES}-byte k-steps; tile_k = {t['tile_k']} has 1",
         )
+    return None
+
+
+def warp_rules(t: Mapping[str, Any]) -> Rejected | None:
+    """Warps share a tile in whole instructions, and are not too many for a block."""
+    for extents, share, axis in zip(("rows", "columns"), warp_tile(t), "mn", strict=True):
+        tile, warps = t[f"tile_{axis}"], t[f"warps_{axis}"]
+        if share * warps != tile or share % 16 != 0 or share <= 0:
+            return Rejected("warp_tile", f"{tile} {extents} for {warps} warps are no multiple of 16 each")
+    if threads(t) > 1024:
+        return Rejected("threads", f"{t['warps_m']} x {t['warps_n']} warps are {threads(t)} threads; at most 1024")
     return None
 
 

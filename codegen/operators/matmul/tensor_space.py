@@ -163,7 +163,8 @@ def _small(
     sizes = tiles(problem, target)
     narrow = sizes.narrow_m or sizes.narrow_n
     asynchronous = _asynchronous(problem, target, size, aligns)
-    scattered = _scattered(size, aligns)
+    # Whether elements of an operand are loaded one by one although a register holds several.
+    scattered = min(aligns) * size < LEAST_COPY_BYTES
     if slices is None:
         smallest, largest = (sizes.m[0], sizes.n[0]), (sizes.m[-1], sizes.n[-1])
         least_steps = LEAST_CARRIED_STEPS if scattered else LEAST_STEPS
@@ -248,11 +249,6 @@ def _asynchronous(problem: MatmulProblem, target: Target, size: int, aligns: tup
     """Whether cp.async can bring both operands' tiles."""
     turned = size == 1 and problem.layout != "nt"
     return target.capability >= AMPERE and min(aligns) * size >= LEAST_COPY_BYTES and not turned
-
-
-def _scattered(size: int, aligns: tuple[int, int]) -> bool:
-    """Whether elements of an operand are loaded one by one although a register holds several."""
-    return min(aligns) * size < LEAST_COPY_BYTES
 
 
 def _mma_k(problem: MatmulProblem, target: Target) -> int:

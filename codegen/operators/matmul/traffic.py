@@ -48,10 +48,7 @@ def _distinct(operand: Operand) -> int:
 
 def input_bytes(problem: MatmulProblem) -> float:
     """Bytes of A and B, a repeated one once."""
-    copies_a = problem.batch if problem.stride_a else 1
-    copies_b = problem.batch if problem.stride_b else 1
-    size = dtype(problem.dtype).bytes
-    return float(size * problem.k * (copies_a * problem.m + copies_b * problem.n))
+    return float(dtype(problem.dtype).bytes * problem.k * sum(limb_planes.rows(problem)))
 
 
 def output_bytes(problem: MatmulProblem, least: Cost) -> float:

@@ -6,8 +6,6 @@ from importlib.resources import files as packaged_files
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
-from pydantic_core import InitErrorDetails
 
 from codegen.counts import LaunchCounts
 from codegen.kernel import Kernel
@@ -28,14 +26,14 @@ from codegen.operator import (
     constants,
 )
 from codegen.operators.attention import split
-from codegen.operators.attention.problem import LARGEST_SCALE, SMALLEST_SCALE
+from codegen.operators.attention.problem import LARGEST_SCALE, SMALLEST_SCALE, refuse_fields
 from codegen.operators.attention.space import threads
 from codegen.operators.mla import inputs, space, work
 from codegen.operators.mla.problem import HEAD_DIM_CKV, TABLES, TENSORS, VECTOR, MlaProblem
 from codegen.operators.mla.reduced import far_problem, reduced_problems
 from codegen.operators.mla.reference import reference
 from codegen.operators.mla.seen import most_tiles
-from codegen.problem import Problem, refuse
+from codegen.problem import Problem
 from codegen.run_once import RunOnce
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule
@@ -62,18 +60,8 @@ class Mla(Operator):
 
     def parse(self, fields: Mapping[str, Any]) -> Problem:
         """The problem; raises pydantic.ValidationError, also for a call's tables, by name."""
-        if tables := [name for name in fields if name in TABLES]:
-            details = [
-                InitErrorDetails(
-                    type=refuse(
-                        "not_a_field", f"is a tensor of a call and no field: {TABLES[name]} asks for calls with it"
-                    ),
-                    loc=(name,),
-                    input=fields[name],
-                )
-                for name in tables
-            ]
-            raise ValidationError.from_exception_data(MlaProblem.__name__, details)
+        why = {name: f"is a tensor of a call and no field: {of} asks for calls with it" for name, of in TABLES.items()}
+        refuse_fields(self.problem_type, fields, "not_a_field", why)
         return super().parse(fields)
 
     def signature(self, problem: Problem) -> dict[str, Any]:

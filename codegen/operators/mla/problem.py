@@ -2,25 +2,27 @@
 heads share their keys, a key lies in two tensors, and the larger one is its value."""
 
 import math
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, StrictBool, ValidationInfo, field_validator
 
 from codegen.canonical import as_integer
-from codegen.operand import packed_strides
 from codegen.operators.attention.problem import (
     LONGEST,
+    SPARE_PAGES,
     AttentionProblem,
     Element,
     Factor,
     Length,
+    OfSequences,
     SequenceLengths,
     filled_in_field,
+    packed_unless_given,
+    pages_of,
     require_lengths,
 )
-from codegen.problem import Extent, Problem, Stride, refuse, require_elements
+from codegen.problem import Extent, Stride, refuse, require_elements
 
 HEAD_DIM_CKV, HEAD_DIM_KPE = 512, 64
 HEAD_DIM = HEAD_DIM_CKV + HEAD_DIM_KPE
@@ -28,9 +30,6 @@ HEAD_DIM = HEAD_DIM_CKV + HEAD_DIM_KPE
 HEAD_DIM_BEFORE = 128 + HEAD_DIM_KPE
 MOST_HEADS = 1024
 VECTOR = 8  # elements of 16 bytes
-PAGE_SIZES = (1, 16, 64)
-# Of the pages that sequences need so many more are there, and one: those of no sequence.
-SPARE_PAGES = 8
 Heads = Annotated[int, Field(strict=True, ge=1, le=MOST_HEADS), BeforeValidator(as_integer)]
 Strides = tuple[Stride, Stride]
 Tensor = Literal["q_nope", "q_pe", "ckv_cache", "kpe_cache"]
@@ -55,7 +54,7 @@ class AbsorbedSequence(AttentionProblem):
     head_dim_qk: int = HEAD_DIM
 
 
-class MlaProblem(Problem):
+class MlaProblem(OfSequences):
     """out = softmax(scale (q_nope ckvᵀ + q_pe kpeᵀ)) ckv of each query and head, over the keys of the query's sequence.
 
     q_nope is (tokens, heads_q, 512), q_pe (tokens, heads_q, 64), out as q_nope. Keys lie in pages, ckv_cache is (pages,
@@ -94,27 +93,9 @@ class MlaProblem(Problem):
     kpe_cache_strides: Strides = _strides_of("kpe_cache")
 
     @property
-    def sum_length(self) -> int:
-        return self.seq_kv
-
-    @property
     def ragged(self) -> bool:
         """Whether a sequence may have any number of queries."""
         return self.queries == "ragged"
-
-    @property
-    def sequences(self) -> Sequence[tuple[int, int]]:
-        """Queries and keys of each."""
-        of_q = self.q_lengths or (self.seq_q,) * self.batch
-        of_kv = self.kv_lengths or (self.seq_kv,) * self.batch
-        return list(zip(of_q, of_kv, strict=True))
-
-    @property
-    def by_lengths(self) -> Mapping[tuple[int, int], int]:
-        """How many sequences have which; of those of one length there may be any number."""
-        if self.q_lengths is None and self.kv_lengths is None:
-            return {(self.seq_q, self.seq_kv): self.batch}
-        return Counter(self.sequences)
 
     @property
     def tokens(self) -> int:
@@ -130,11 +111,6 @@ class MlaProblem(Problem):
     def keys(self) -> int:
         """Of all sequences."""
         return sum(self.kv_lengths) if self.kv_lengths else self.batch * self.seq_kv
-
-    @property
-    def pages(self) -> int:
-        """That sequences need."""
-        return _pages(self.__dict__)
 
     @property
     def tables(self) -> dict[str, int]:
@@ -199,16 +175,7 @@ class MlaProblem(Problem):
         shape = _known(info)
         if shape is None:
             return (0, 0)  # another field is already at fault
-        packed = packed_strides(shape)[:2]
-        if value is None:
-            return packed
-        if isinstance(value, list | tuple) and len(value) == 2:
-            # Of a single index the stride is never used: one spelling for all.
-            return tuple(
-                own if extent == 1 and type(as_integer(stride)) is int and as_integer(stride) >= 0 else stride
-                for own, extent, stride in zip(packed, shape, value, strict=False)
-            )
-        return value
+        return packed_unless_given(value, shape)
 
     @field_validator("q_nope_strides", "q_pe_strides", "ckv_cache_strides", "kpe_cache_strides", mode="after")
     @classmethod
@@ -235,14 +202,8 @@ def _known(info: ValidationInfo) -> tuple[int, int, int] | None:
 def _shape(fields: Mapping[str, Any], tensor: str) -> tuple[int, int, int]:
     columns = HEAD_DIM_CKV if tensor in ("q_nope", "ckv_cache") else HEAD_DIM_KPE
     if tensor in CACHES:
-        pages = _pages(fields)
+        pages = pages_of(fields)
         return pages + pages // SPARE_PAGES + 1, fields["page_size"], columns
     lengths = fields["q_lengths"]
     tokens = sum(lengths) if lengths else fields["batch"] * fields["seq_q"]
     return tokens, fields["heads_q"], columns
-
-
-def _pages(fields: Mapping[str, Any]) -> int:
-    """That all sequences need."""
-    size, lengths = fields["page_size"], fields["kv_lengths"]
-    return sum(-(-length // size) for length in lengths) if lengths else fields["batch"] * -(-fields["seq_kv"] // size)

@@ -1,6 +1,5 @@
 """What a schedule of multi-head latent attention costs, does to the machine, and counts."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,11 +14,12 @@ from codegen.operators.attention.work import (
     MMA,
     MMA_MACS,
     OVERLAP,
-    PARTIALS_IN_FLIGHT,
     PER_COPY,
-    PER_PARTIAL,
     PER_SCORE,
     PER_STEP,
+    beyond_l2,
+    merge_counts,
+    merge_work,
 )
 from codegen.operators.mla.problem import HEAD_DIM, HEAD_DIM_CKV, VECTOR, MlaProblem
 from codegen.operators.mla.seen import copied, most_tiles, scores, tiles
@@ -60,6 +60,7 @@ def work(p: MlaProblem, t: Mapping[str, Any], target: Target) -> Work:
     q_bytes, out_bytes = (float(count) * tile_q * ELEMENT_BYTES * columns for columns in (HEAD_DIM, HEAD_DIM_CKV))
     staged = 0.0 if divided else 2.0 * out_bytes
     written = float(workspace_bytes(p, t) if divided else least.bytes_written)
+    moved = written, float(least.bytes_written)
     copies = steps * tile_kv * HEAD_DIM / VECTOR, float(count) * tile_q * HEAD_DIM / VECTOR
     own = Tables(p.batch, searched=p.ragged, listed=True, ends_within=p.page_size > 1)
     # A thread of each key of a tile reads its page, into shared memory.
@@ -81,32 +82,13 @@ def work(p: MlaProblem, t: Mapping[str, Any], target: Target) -> Work:
         blocks=count, threads=threads(t), fma=0.0, other_instructions=other,
         shared_bytes=steps * (of_tile + fragments + of_weights) + q_bytes + staged,
         l2_bytes=q_bytes + steps * of_tile + written + sum(table.l2_bytes for table in tables),
-        dram_bytes=least.bytes_read + (_beyond_l2(p, t, target) if divided else written) + again * _missed(p, target),
+        dram_bytes=least.bytes_read + (beyond_l2(written, target) if divided else written) + again * _missed(p, target),
         dynamic_shared_bytes=shared_bytes(t), independent=max(1, int(independent)),
         steps=max(1, -(-int(steps) // count)), overlap=OVERLAP, longest=-(-most_tiles(p, tile_q, tile_kv) // parts),
         mma=macs, mma_type=p.dtype, mma_macs=MMA_MACS, prefetched=int(t["stages"]) - 1, special=every_score,
-        others=(_merge(p, t, target),) if divided else (),
+        others=(merge_work(t, p.rows * HEAD_DIM_CKV, VECTOR, moved, target),) if divided else (),
         looked_up=own.in_a_row,
     )  # fmt: skip
-
-
-def _merge(p: MlaProblem, t: Mapping[str, Any], target: Target) -> Work:
-    """One thread per vector of out."""
-    outputs, read, written = float(p.rows * HEAD_DIM_CKV), float(workspace_bytes(p, t)), float(cost(p, t).bytes_written)
-    items = outputs / VECTOR
-    return Work(
-        blocks=max(1, math.ceil(items / split.MERGE_THREADS)), threads=split.MERGE_THREADS, fma=0.0,
-        other_instructions=split.parts(t) * (PER_PARTIAL * outputs + 8.0 * items) + 3.0 * outputs + 40.0 * items,
-        shared_bytes=0.0, l2_bytes=read + written, dram_bytes=_beyond_l2(p, t, target) + written,
-        dynamic_shared_bytes=0, independent=PARTIALS_IN_FLIGHT, steps=2 * -(-split.parts(t) // PARTIALS_IN_FLIGHT),
-        overlap=0.5, prefetched=1,
-    )  # fmt: skip
-
-
-def _beyond_l2(p: MlaProblem, t: Mapping[str, Any], target: Target) -> float:
-    """Bytes of the workspace that go to DRAM: the second launch finds in L2 what fits there."""
-    moved = float(workspace_bytes(p, t))
-    return 0.0 if moved <= L2_SHARE * target.l2_bytes else moved
 
 
 def _missed(p: MlaProblem, target: Target) -> float:
@@ -134,16 +116,8 @@ def launches(p: MlaProblem, t: Mapping[str, Any]) -> tuple[LaunchCounts, ...]:
         return (LaunchCounts("run", merged([*run, *results]), products(p)),)
     # Pairs of sums, and two floats of each row.
     left = store(8 * parts * p.rows * (HEAD_DIM_CKV // 2 + 1), 8)
-    items = p.rows * (HEAD_DIM_CKV // VECTOR)
-    # A thread of each vector of out reads of each part its greatest score twice, its total and its sums.
-    merge = [
-        Primitive("fma", items * parts * (VECTOR + 1), items * parts * (VECTOR + 1)),
-        load(4 * items * (parts + p.ragged), 4),
-        load(8 * items * parts, 8),
-        load(4 * items * parts * VECTOR, 16),
-        *results,
-    ]
-    return LaunchCounts("run", merged([*run, left]), products(p)), LaunchCounts("merge", merged(merge))
+    merge = merge_counts(parts, p.rows * (HEAD_DIM_CKV // VECTOR), VECTOR, p.ragged, results)
+    return LaunchCounts("run", merged([*run, left]), products(p)), merge
 
 
 def _table_entries(p: MlaProblem, t: Mapping[str, Any]) -> int:

@@ -8,7 +8,8 @@ from itertools import product
 from typing import Any
 
 from codegen.kernel import Candidate
-from codegen.operators.mla.problem import CACHES, PAGE_SIZES, TENSORS, VECTOR, MlaProblem
+from codegen.operators.attention.problem import PAGE_SIZES
+from codegen.operators.mla.problem import CACHES, TENSORS, VECTOR, MlaProblem
 from codegen.operators.mla.seen import of_batch
 from codegen.operators.mla.space import TUNABLES
 from codegen.search.rules import Accepted

@@ -12,8 +12,8 @@ import pytest
 
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
-from codegen.operators.attention.problem import LONGEST
-from codegen.operators.mla.problem import MOST_HEADS, PAGE_SIZES
+from codegen.operators.attention.problem import LONGEST, PAGE_SIZES
+from codegen.operators.mla.problem import MOST_HEADS
 from codegen.operators.mla.seen import copied, most_tiles, scores, tiles
 from codegen.predict.predict_uncompiled import predict_before
 from codegen.problem import LARGEST_ELEMENTS
