@@ -92,11 +92,11 @@ def stored(dtype: str, at: Bounded) -> Bounded:
     return at if dtype == "float32" else _cast(dtype, at)
 
 
-def stored_or_nan(dtype: str, at: Bounded) -> Bounded:
-    """The same, where a NaN is a result, and not what an overflow left."""
-    final, nan = stored(dtype, at), at.value != at.value
+def stored_or_none(dtype: str, at: Bounded) -> Bounded:
+    """The same, where what is no number is a result, and not what an overflow left."""
+    final, number = stored(dtype, at), namespace_of(at.value).isfinite(at.value)
     xp = namespace_of(at.value)
-    return Bounded(xp.where(nan, np.nan, final.value), xp.where(nan, 0.0, final.error))
+    return Bounded(xp.where(number, final.value, at.value), xp.where(number, final.error, 0.0))
 
 
 def rounded_to_float32(values: Float64) -> Bounded:

@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel
 
+from codegen.call_limits import EdgeCall as EdgeCall  # re-exported for operators
+from codegen.call_limits import ScalarBounds as ScalarBounds
 from codegen.counts import LaunchCounts, Openings, Primitive, RingForm, load, merged, store
 from codegen.epilogue import node_of, scalars
 from codegen.kernel import Candidate, Kernel
-from codegen.operand import Operand as Operand  # re-exported for operators
+from codegen.operand import Operand as Operand
 from codegen.problem import Problem
 from codegen.run_once import RunOnce
 from codegen.search.rules import Accepted, Rejected
@@ -106,15 +108,6 @@ class Cost:
     launches: int
     workspace_bytes: int
     truncations: int = 0
-
-
-@dataclass(frozen=True)
-class ScalarBounds:
-    """What a call may give for a scalar: its kernel computes nothing meaningful of others."""
-
-    name: str
-    least: float
-    most: float
 
 
 @dataclass(frozen=True)
@@ -326,6 +319,10 @@ class Operator(ABC):
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
         """Further problems, for one run each."""
+        return []
+
+    def edge_calls(self, kernel: Kernel) -> list[EdgeCall]:
+        """Where what its launch code takes ends, beside `limited`: asked of it with its first problem."""
         return []
 
     @abstractmethod

@@ -17,6 +17,7 @@ from codegen.operator import (
     Array,
     Config,
     Cost,
+    EdgeCall,
     Float64,
     InputKind,
     LaunchBounds,
@@ -68,6 +69,8 @@ L2_SHARE = 0.75
 TAIL_STEPS = 3
 # Of the test problems: all have inputs whose result is exact (`codegen/rows/reference.py`), one is usual.
 EPSILONS = (12.0, 1e-5, 3.0, 48.0)
+# Of special inputs rows of each kind, and how long they may be.
+SPECIAL_ROWS, SPECIAL_COLUMNS = 9, 2**13
 # Rows, two of them with an outlier for an origin, and as long as it takes until sums about it lose more than the dtype.
 LONG_ROWS, LONG_ROW = 5, {"float32": 2**15, "float16": 2**17, "bfloat16": 2**17}
 
@@ -163,15 +166,24 @@ class RowOperator(Operator):
         return [self._of_class(s, count, columns, bool(room), number) for number, (count, columns) in enumerate(sizes)]
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        """The last rows of many."""
-        rows, part = int(kernel.tunables.as_dict()["rows"]), self.own(self.test_problems(kernel)[0])
+        """Rows with what is no number, between others; the last rows of many."""
+        rows, problems = int(kernel.tunables.as_dict()["rows"]), list(map(self.own, self.test_problems(kernel)))
+        part, (long, short) = problems[0], problems[1:4:2]
+        some = long if long.columns <= SPECIAL_COLUMNS else short
+        once = [RunOnce("special", _with_rows(some, max(2 * rows + 1, SPECIAL_ROWS)))]
         before = rows * -(-FAR // (rows * part.columns))
-        if before + rows >= LARGEST_EXTENT:
-            return []
-        few, many = (
-            self.parse({**part.canonical(), "shape": (count, part.columns)}) for count in (rows + 1, before + rows + 1)
-        )
-        return [RunOnce("far", many, part=few, last=(LastBlocks(2),))]
+        if before + rows < LARGEST_EXTENT:
+            few, many = _with_rows(part, rows + 1), _with_rows(part, before + rows + 1)
+            once.append(RunOnce("far", many, part=few, last=(LastBlocks(2),)))
+        return once
+
+    def edge_calls(self, kernel: Kernel) -> list[EdgeCall]:
+        """No rows or elements, as many as may be, one more, fewer than none."""
+        t, beyond = kernel.tunables.as_dict(), LARGEST_EXTENT + 1
+        vector, room = int(t["vector"]), _capacity(t)
+        most = {"rows": LARGEST_EXTENT, "columns": room or LARGEST_EXTENT // vector * vector}
+        taken = [EdgeCall({name: number}, True) for name in most for number in (0, most[name])]
+        return [*taken, *(EdgeCall({name: number}, False) for name in most for number in (beyond, -1))]
 
     def _of_class(self, s: Mapping[str, Any], rows: int, columns: int, downward: bool, number: int) -> RowProblem:
         """The problem whose rows are of about so many elements, at most where `downward`, and of the class."""
@@ -286,6 +298,10 @@ class NormOperator(RowOperator):
 
     def reference(self, problem: Problem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
         return reference(self.own(problem), inputs, centred=self.centred)
+
+
+def _with_rows(problem: RowProblem, rows: int) -> RowProblem:
+    return type(problem)(**{**problem.canonical(), "shape": (rows, problem.columns)})
 
 
 def _threads(tunables: Mapping[str, Any]) -> int:

@@ -19,6 +19,7 @@ from codegen.dtypes import dtype
 from codegen.epilogue_reference import TINY, Bounded, U, added, stored, summed_roundings
 from codegen.operator import InputKind
 from codegen.rows.problem import NormProblem, RowProblem
+from codegen.rows.special import all_finite, special_norm, special_rows, special_vector
 
 # Above so many elements rows are repeated.
 LARGEST_DRAWN = 2**22
@@ -39,9 +40,12 @@ def make_inputs(
     """`integer`: rows with exact mean squares, `centred`: about their mean, which is then a whole number of units.
     `normal`: normals of another mean and another spread in each row; in every third the spread is about the root of
     epsilon, and the mean 0, so that epsilon counts; centred, in every third the first and the last are OUTLIERS spreads
-    away: then no element of the three that are looked at is near the mean."""
+    away: then no element of the three that are looked at is near the mean. `special`: with NaN and infinities
+    (`codegen/rows/special.py`), in gamma and beta, too."""
     rows, columns = random_shape(problem)
-    if kind == "integer":
+    if kind == "special":
+        x = special_rows(problem, rng)
+    elif kind == "integer":
         unit = unit_of(problem.epsilon)
         x = _exact_rows(rows, columns, unit, largest_mean(problem, unit) if centred else 0, rng, centred=centred)
     else:
@@ -53,7 +57,10 @@ def make_inputs(
             x[1::3, [0, -1]] = (centres + OUTLIERS * spreads)[1::3]
     made = {"x": repeated(problem, x)}
     for name in problem.vectors:
-        values = rng.integers(-4, 4, columns, endpoint=True) if kind == "integer" else rng.standard_normal(columns)
+        if kind == "special":
+            values = special_vector(columns, rng)
+        else:
+            values = rng.integers(-4, 4, columns, endpoint=True) if kind == "integer" else rng.standard_normal(columns)
         made[name] = values.astype(made["x"].dtype)
     return made
 
@@ -114,21 +121,27 @@ def _exact_rows(
 def reference(problem: NormProblem, inputs: Mapping[str, Array], *, centred: bool) -> tuple[Float64, Float64]:
     """(result, bound), both of out's logical shape, in the inputs' namespace."""
     p = problem
-    x = as_float64(inputs["x"], p.dtype)
+    x, vectors = as_float64(inputs["x"], p.dtype), {name: as_float64(inputs[name], p.dtype) for name in p.vectors}
+    xp = namespace_of(x)
+    if not all(bool(xp.all(xp.isfinite(each))) for each in (x, *vectors.values())):
+        state = _normalised(p, xp.where(all_finite(x), x, 0.0), centred=centred)
+        final = special_norm(p, x, state, vectors, centred, _product)
+        return final.value, final.error
+    state, zero = _normalised(p, x, centred=centred), xp.zeros_like(x)
+    if p.scale:
+        state = _product(state, Bounded(vectors["gamma"][None, :] + zero, zero))
+    if p.shift:
+        state = added(state.value, vectors["beta"][None, :] + zero, state.error)
+    final = stored(p.out_dtype, state)
+    return final.value, final.error
+
+
+def _normalised(p: NormProblem, x: Float64, *, centred: bool) -> Bounded:
+    """Before gamma and beta."""
     xp = namespace_of(x)
     mean, square = statistics(x) if centred else (Bounded(xp.zeros_like(x[:, :1]), xp.zeros_like(x[:, :1])), squares(x))
     factor = _inverse_root(added(square.value, float(np.float32(p.epsilon)), square.error))
-    state = added(x, 0.0 - mean.value, mean.error + xp.zeros_like(x))
-    state = _product(state, factor)
-    zero = xp.zeros_like(x)
-    if p.scale:
-        gamma = as_float64(inputs["gamma"], p.dtype)[None, :] + zero
-        state = _product(state, Bounded(gamma, zero))
-    if p.shift:
-        beta = as_float64(inputs["beta"], p.dtype)[None, :] + zero
-        state = added(state.value, beta, state.error)
-    final = stored(p.out_dtype, state)
-    return final.value, final.error
+    return _product(added(x, 0.0 - mean.value, mean.error + xp.zeros_like(x)), factor)
 
 
 def gamma_of(roundings: float) -> float:

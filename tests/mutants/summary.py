@@ -14,7 +14,7 @@ from tests.mutants.subjects import SUBJECTS
 COLUMNS = ("mutants", "caught", "same code", "by argument", "survived", "of 32-bit offsets")
 # How the plan caught them: words of a message, the first that fit.
 CAUGHT = {
-    "launch": ("invalid launch",),
+    "launch": ("invalid launch", "its launch code"),
     "race or barrier": ("race on", "barrier", "divergent", "diverged", "collective", "wait at", "cp_async"),
     "memory": ("outside", "misaligned", "unchecked", "segmentation", "it is an input", "between the rows"),
     "no end": ("run_timeout", "still running", "CPU limit"),

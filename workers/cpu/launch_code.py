@@ -1,5 +1,5 @@
-"""What the launch code of a kernel must say of a call before anything runs: how much workspace it takes, and that it
-takes no extents beyond what it indexes."""
+"""What the launch code of a kernel must say of a call before anything runs: how much workspace it takes, and that what
+it takes and refuses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,8 @@ from workers.cpu.library import CpuLibrary, Tensor
 BEYOND = 2**32 + 1
 # How the emulation says that there is nothing to launch.
 REFUSED = "invalid launch: the number of launches is 0,"
+# Of more blocks than a launch has: it is checked, and nothing of it runs.
+LAST_BLOCK, NO_BLOCKS = LastBlocks(1), LastBlocks(1, 2**62)
 CPU_SECONDS = 1.0  # of a block of what should have been refused
 
 
@@ -36,24 +38,38 @@ class LaunchCode:
         return ""
 
     def taken(self, library: CpuLibrary, case: Case, tensors: Sequence[Tensor]) -> str:
-        """What it takes and must refuse; nothing where it refuses each number of a call that is too large."""
-        numbers = (*self.operator.extent_names, *self.operator.attribute_names)
-        if unknown := sorted(set(self.operator.limited) - set(numbers)):
-            return f"its operator's `limited` names {unknown}, which no call has; allowed: {', '.join(numbers)}"
+        """What it takes and must refuse, or the other way round; nothing where each number of a call that is too large
+        is refused, and calls at the edges are as the operator says."""
+        names = (*self.operator.extent_names, *self.operator.attribute_names)
+        if unknown := sorted(set(self.operator.limited) - set(names)):
+            return f"its operator's `limited` names {unknown}, which no call has; allowed: {', '.join(names)}"
         for name in self.operator.limited:
             said = self.said_of(library, case, tensors, {name: BEYOND})
             if not said.startswith(REFUSED):
                 return f"its launch code takes {name} = {BEYOND}, which it cannot index; then: {said}"
+        for call in self.operator.edge_calls(self.kernel):
+            said = self.said_of(library, case, tensors, call.numbers, NO_BLOCKS)
+            if not (said == "ok" if call.taken else said.startswith(REFUSED)):
+                numbers = ", ".join(f"{name} = {number}" for name, number in call.numbers.items())
+                must = "take" if call.taken else "refuse"
+                return f"its launch code must {must} a call with {numbers}; it says: {said}"
         return ""
 
-    def said_of(self, library: CpuLibrary, case: Case, tensors: Sequence[Tensor], changed: Mapping[str, int]) -> str:
-        """What becomes of the first block of each launch of a call with these numbers."""
+    def said_of(
+        self,
+        library: CpuLibrary,
+        case: Case,
+        tensors: Sequence[Tensor],
+        changed: Mapping[str, int],
+        blocks: LastBlocks = LAST_BLOCK,
+    ) -> str:
+        """What becomes of those blocks of each launch of a call with these numbers."""
         names = (*self.operator.extent_names, *self.operator.attribute_names)
         numbers = zip(names, self.operator.integers(case.problem), strict=True)
         outcome = library.run(
             self.kernel.namespace, tensors, None,
             integers=[changed.get(name, own) for name, own in numbers],
             launch=case.runs[0].launch, scalars=self.operator.scalars(case.problem), order="ascending", seed=0,
-            exact=case.exact, cpu_seconds=CPU_SECONDS, last=(LastBlocks(1),),
+            exact=case.exact, cpu_seconds=CPU_SECONDS, last=(blocks,),
         )  # fmt: skip
         return outcome.message or outcome.status

@@ -10,6 +10,8 @@ classes of which it sees a power of two of keys, and takes one of those. Values 
 three queries, and heads of one, one has all its scores that high, and one that low, that e to the power of them is no
 number of fp32: the greatest must be subtracted, and it must be that query's own. Not where scores are capped.
 
+`special`: normals with NaN and infinities (`codegen/operators/attention/special.py`).
+
 Tensors of more than LARGEST_DRAWN elements repeat their first heads or matrices, those of ragged batches sequences of
 the same lengths. Keys in pages are those of a ragged batch, in pages of any order; NaN is wherever there is no key.
 """
@@ -25,6 +27,7 @@ from codegen.dtypes import dtype
 from codegen.operator import InputKind
 from codegen.operators.attention.problem import AttentionProblem, Tensor
 from codegen.operators.attention.seen import Seen
+from codegen.operators.attention.special import put_special
 
 Numbers = npt.NDArray[Any]
 CACHES: tuple[Tensor, ...] = ("k", "v")
@@ -91,7 +94,9 @@ def begins(lengths: Sequence[int]) -> Numbers:
 
 def dense(problem: AttentionProblem, kind: InputKind, rng: np.random.Generator) -> dict[str, Numbers]:
     p, element = problem, dtype(problem.dtype).numpy
-    made = _normals(p, rng) if kind == "normal" else _classes(p, rng)
+    made = _classes(p, rng) if kind == "integer" else _normals(p, rng)
+    if kind == "special":
+        put_special(p, made, rng)
     return {name: _in_layout(p, name, array.astype(element)) for name, array in made.items()}
 
 

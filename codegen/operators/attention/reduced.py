@@ -27,21 +27,34 @@ def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[Attenti
     Heads are of 1 to 3 in a group, in batches of 1 and 2; where they are packed of 8, 3, 5, 1 and more than a tile has
     rows, with few queries.
     """
-    units = int(s["align"]), max(int(s["align"]), int(s["align_out"]))  # of head_dim_qk, of head_dim_vo
-    columns = s["columns_qk"], s["columns_vo"]
-    wide = [_widest(*of) for of in zip(columns, units, strict=True)]
-    narrow = [_narrow(*of) for of in zip(columns, units, strict=True)]
     sizes = int(t["tile_q"]), int(t["tile_kv"]), int(t["stages"])
     tiles = min(SPLIT_TILES, MOST_KEYS // sizes[1]) if splits(t) else 2
     ragged_or_packed = _packed if packs(t) else _ragged
     fields = ragged_or_packed(s, *sizes, tiles) if packs(t) or "lengths" in s else _dense(*sizes, tiles)
-    windowed = {"head_dim_qk": narrow[0], "head_dim_vo": narrow[1], "scale": 0.25}
-    widths = {"head_dim_qk": wide[0], "head_dim_vo": wide[1]}
-    return [_problem(s, {**(windowed if "window_left" in own else widths), **own}) for own in fields]
+    return [_with_widths(s, own) for own in fields]
+
+
+def special_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProblem:
+    """Few queries of several sequences and heads of keys; windows, of which the ends lie within tiles; gaps in memory
+    and the narrowest heads."""
+    tile_kv, few = int(t["tile_kv"]), PIECE // 2 + 1
+    pairs = (few, tile_kv + few), (few // 2, tile_kv // 2 + 1), (few - 2, few)
+    lengths = lengths_of(*pairs) if "lengths" in s else {"batch": 2, "seq_q": few, "seq_kv": tile_kv + few}
+    heads = {"heads_q": 10 if packs(t) else 4, "heads_kv": 2}
+    return _with_widths(s, {**lengths, **heads, "window_left": tile_kv // 2 + 2, "window_right": 3})
+
+
+def long_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProblem | None:
+    """Of ragged batches: a sequence of as many queries as there is no number of a tile left for (`Sequence` in
+    sequence.cuh): of shorter ones a tile that begins too early is made up for by the next."""
+    tile_q, keys = int(t["tile_q"]), int(t["tile_kv"]) // 2 + 1
+    if "lengths" not in s or packs(t):
+        return None
+    return _with_widths(s, {**lengths_of((tile_q, 1), (3 * tile_q - 1, keys)), "heads_q": 1})
 
 
 def far_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProblem:
-    """The one of them that has gaps in memory, with far larger ones."""
+    """The one of `reduced_problems` that has gaps in memory, with far larger ones."""
     near = next(problem for problem in reduced_problems(s, t) if problem.window_left is not None)
     tensors: tuple[Tensor, ...] = ("q", "k", "v", "out")
     strides = {
@@ -142,6 +155,15 @@ def _narrow(columns: int, unit: int) -> int:
     """The smallest."""
     head_dim = columns - PIECE + unit
     return head_dim if head_dim >= SMALLEST_HEAD_DIM else SMALLEST_HEAD_DIM + unit
+
+
+def _with_widths(s: Mapping[str, Any], own: dict[str, Any]) -> AttentionProblem:
+    """With the widest heads of the class; with windows the narrowest, and a scale."""
+    units = int(s["align"]), max(int(s["align"]), int(s["align_out"]))  # of head_dim_qk, of head_dim_vo
+    columns = s["columns_qk"], s["columns_vo"]
+    windowed = "window_left" in own
+    of_qk, of_vo = (_narrow(*of) if windowed else _widest(*of) for of in zip(columns, units, strict=True))
+    return _problem(s, {"head_dim_qk": of_qk, "head_dim_vo": of_vo, **({"scale": 0.25} if windowed else {}), **own})
 
 
 def _problem(s: Mapping[str, Any], own: dict[str, Any]) -> AttentionProblem:

@@ -35,9 +35,11 @@ from itertools import pairwise
 import numpy as np
 
 from codegen.arrays import EXACT_SUM, FINEST, Array, Float64, as_float64, joined, namespace_of, whole_after
-from codegen.epilogue_reference import TINY, Bounded, U, stored
+from codegen.epilogue_reference import TINY, Bounded, U, stored_or_none
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.operators.attention.seen import Seen
+from codegen.operators.attention.special import with_values, without
+from codegen.special_values import finite
 
 # Of a weight that an mma takes: unit roundoff, and half of the smallest number.
 WEIGHTS = {"float16": (2.0**-11, 2.0**-25), "bfloat16": (2.0**-8, 2.0**-134)}
@@ -109,7 +111,7 @@ def dense(p: AttentionProblem, inputs: Mapping[str, Array], exact: bool) -> tupl
     xp, shape = namespace_of(q), (p.batch, p.heads_q, p.seq_q)
     out, error = xp.zeros((*shape, p.head_dim_vo)), xp.zeros((*shape, p.head_dim_vo))
     lse, lse_error = xp.zeros((*shape, 1)), xp.zeros((*shape, 1))
-    shift = whole_after(v)
+    shift = whole_after(finite(v))
     for first, end in _chunks(p):
         seen = _seen(p, first, end, q)
         for batch in range(p.batch):
@@ -122,12 +124,12 @@ def dense(p: AttentionProblem, inputs: Mapping[str, Array], exact: bool) -> tupl
                     v[of_batch, of_kv, :, :].reshape(p.seq_kv, p.head_dim_vo),
                 )
                 scores = _scores(p, head_q, head_k, exact)
-                of_out, of_lse = _weighted(p, scores, seen, head_v, shift)
+                of_out, of_lse = _of_rows(p, scores, seen, head_v, shift)
                 at = (of_batch, slice(head, head + 1), rows, slice(None))
                 whole = (1, 1, end - first)
                 out[at], error[at] = (part.reshape(*whole, p.head_dim_vo) for part in (of_out.value, of_out.error))
                 lse[at], lse_error[at] = (part.reshape(*whole, 1) for part in (of_lse.value, of_lse.error))
-    final = stored(p.dtype, Bounded(out, error))
+    final = stored_or_none(p.dtype, Bounded(out, error))
     value, bound = (_heads_first(p, part) for part in (final.value, final.error))
     return Bounded(value, bound), Bounded(lse, lse_error)
 
@@ -157,12 +159,28 @@ def _scores(p: AttentionProblem, q: Float64, k: Float64, exact: bool) -> Bounded
     xp = namespace_of(q)
     turned = k.swapaxes(0, 1)
     scale = p.scale
-    value = xp.matmul(q, turned) * scale
-    error = _gamma(4.0 * p.head_dim_qk) * scale * xp.matmul(xp.abs(q), xp.abs(turned)) + p.head_dim_qk * TINY
+    with np.errstate(invalid="ignore"):  # of infinities NaN
+        value = xp.matmul(q, turned) * scale
+        error = _gamma(4.0 * p.head_dim_qk) * scale * xp.matmul(xp.abs(q), xp.abs(turned)) + p.head_dim_qk * TINY
+    error = xp.where(xp.isfinite(value), error, 0.0)
     if p.softcap is None or exact:
         return Bounded(value, error)
     value = p.softcap * xp.tanh(value / p.softcap)
     return Bounded(value, error + 6.0 * U * (1.0 + 2.0**-10) * xp.abs(value))
+
+
+def _of_rows(
+    p: AttentionProblem, scores: Bounded, seen: Array, v: Float64, shift: int | None
+) -> tuple[Bounded, Bounded]:
+    """`_weighted`, where scores and values may be none."""
+    xp = namespace_of(v)
+    if bool(xp.all(xp.isfinite(scores.value)) & xp.all(xp.isfinite(v))):
+        return _weighted(p, scores, seen, v, shift)
+    numbers, with_weight, nan = without(scores, seen)
+    out, lse = _weighted(p, numbers, with_weight, finite(v), None)
+    out = with_values(out, _weights(numbers.value, with_weight)[-1], seen, v)
+    rows = [Bounded(xp.where(nan, np.nan, of.value), xp.where(nan, 0.0, of.error)) for of in (out, lse)]
+    return rows[0], rows[1]
 
 
 def _weighted(
@@ -170,12 +188,8 @@ def _weighted(
 ) -> tuple[Bounded, Bounded]:
     """out and lse of some queries of one head, before out is rounded."""
     xp, n = namespace_of(v), p.seq_kv
-    some = seen.max(1).reshape(-1, 1)
-    t = xp.where(seen, scores.value, -np.inf)
-    greatest = xp.where(some, t.max(1).reshape(-1, 1), 0.0)
-    below = xp.where(seen, t - greatest, NOTHING)
+    some, greatest, below, w = _weights(scores.value, seen)
     vanishes = below <= NOTHING
-    w = xp.where(vanishes, 0.0, xp.exp(below))
     rounding, smallest = WEIGHTS[p.dtype]
     ones = xp.zeros((n, 1)) + 1.0
     total = xp.matmul(w, ones)
@@ -209,6 +223,15 @@ def _weighted(
     lse = xp.where(simple.any(1).reshape(-1, 1), xp.rint(lse), lse)
     lse_error = xp.where(lost < 0.5, lse_error + U * xp.abs(lse) + TINY, np.inf)
     return out, Bounded(xp.where(some, lse, -np.inf), xp.where(some, lse_error, 0.0))
+
+
+def _weights(t: Float64, seen: Array) -> tuple[Array, Float64, Float64, Float64]:
+    """Of each row whether it sees a key, its greatest score, how far scores are below, the weights."""
+    xp, some = namespace_of(t), seen.max(1).reshape(-1, 1)
+    t = xp.where(seen, t, -np.inf)
+    greatest = xp.where(some, t.max(1).reshape(-1, 1), 0.0)
+    below = xp.where(seen, t - greatest, NOTHING)
+    return some, greatest, below, xp.where(below <= NOTHING, 0.0, xp.exp(below))
 
 
 def _gamma(roundings: float) -> float:

@@ -311,7 +311,13 @@ class ConvolutionOperator(ProductOperator):
         p = self.own(problem)
         if over_ring(p):
             return reference.in_ring(p, partial(self.multiply, p), inputs)
-        return reference.reference(p, partial(self.multiply, p), partial(self.bound, p), inputs, exact)
+        multiply, bound = partial(self.multiply, p), partial(self.bound, p)
+        return reference.reference(p, multiply, bound, inputs, exact, self.reached(p))
+
+    def reached(self, p: Any) -> Callable[[Array], Array] | None:
+        """Of what is no number in the first tensor that is read, which outputs it reaches beside those whose sums have
+        it; none where that is left to the sums."""
+        return None
 
     def bound(self, p: Any, first: Float64, second: Float64) -> Float64:
         """How far the sums of a kernel may be from `multiply`'s: in any order, in any number of slices."""

@@ -24,9 +24,12 @@ def reference(
     bounded: Callable[[Float64, Float64], Float64],
     inputs: Mapping[str, Array],
     exact: bool,
+    reached: Callable[[Array], Array] | None = None,
 ) -> tuple[Float64, Float64]:
     """(result, bound), both of the result's logical shape, in the inputs' namespace. `multiply`: of the two tensors
-    that are read, and it makes the result, channels last; `bounded`: how far a kernel's may be from that."""
+    that are read, and it makes the result, channels last; `bounded`: how far a kernel's may be from that. `reached`: of
+    what is no number in the first tensor, which outputs an algorithm may make something else of than sums have; those
+    whose own sums have a NaN are NaN all the same."""
     p = problem
     operands = {name: channels_last(p, as_float64(inputs[name], p.dtype)) for name in p.reads}
     first, second = operands.values()
@@ -40,6 +43,11 @@ def reference(
     else:
         with np.errstate(invalid="ignore"):  # of infinities NaN
             whole = multiply(first, second)
+        if reached is not None:
+            nan = multiply((first != first).astype(np.float64), xp.zeros_like(second) + 1.0) > 0.0
+            unsure = reached(~xp.isfinite(first)) & ~nan
+            start = Bounded(start.value, xp.where(unsure, np.inf, start.error))
+            whole = xp.where(nan, np.nan, xp.where(unsure, start.value, whole))
         final = through_chain(chain, of_sums(start, whole), tensors, p.out_dtype, exact)
     return _as_laid_out(p, final.value), _as_laid_out(p, final.error)
 

@@ -2,8 +2,9 @@
 output's gradient."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -178,13 +179,20 @@ class WinogradOperator(ConvolutionOperator):
         return [self.of_layer(layer) for layer in winograd_plan.reduced_problems(self.layer_type, s, t, row)]
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        once = [] if winograd.is_winograd(kernel) else super().run_once(kernel)
+        once = self._special(kernel) if winograd.is_winograd(kernel) else super().run_once(kernel)
         s, t = kernel.signature_dict, self.values(kernel.tunables)
         if channel_planes.ahead(t):
             of_planes = channel_planes.grouped(reduced_products(self._as_matmul(s), t)[0])
             problem = self._tolerant(self.reduced.of_product(self.problem_type, s, 1, of_planes), t)
             once.append(RunOnce("long", problem, tuple(self.test_launches(kernel, problem)[0])))
         return [*once, *self._far(kernel)]
+
+    def _special(self, kernel: Kernel) -> list[RunOnce]:
+        """Of Winograd: several tiles of two images, of which some have what is no number."""
+        problem = self.own(self.test_problems(kernel)[1])
+        if over_ring(problem):
+            return []
+        return [RunOnce("special", problem, tuple(self.test_launches(kernel, problem)[0]))]
 
     def _far(self, kernel: Kernel) -> list[RunOnce]:
         s, t, last = kernel.signature_dict, self.values(kernel.tunables), self._last_blocks(kernel)
@@ -234,9 +242,11 @@ class WinogradOperator(ConvolutionOperator):
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p, made = self.own(problem), super().make_inputs(problem, kind, rng)
-        if p.winograd == "none" or kind != "integer":
+        if p.winograd == "none" or kind not in ("integer", "special"):
             return made
         image, filters = p.reads
+        if kind == "special":
+            return winograd_plan.with_few_special(self.layer(p), made, image, rng)
         drawn = winograd_plan.integers(self.layer(p), made[image].shape, made[filters].shape, rng)
         kept = winograd_plan.kept_channels(self.layer(p), rng)
         return {
@@ -244,6 +254,11 @@ class WinogradOperator(ConvolutionOperator):
             image: (drawn[0] * (kept if p.channels_last else kept[:, None, None])).astype(made[image].dtype),
             filters: drawn[1].astype(made[filters].dtype),
         }
+
+    def reached(self, p: Any) -> Callable[[Array], Array] | None:
+        if p.winograd == "none":
+            return None
+        return partial(winograd_reference.reached, self.layer(p))
 
     def bound(self, p: Any, first: Float64, second: Float64) -> Float64:
         of_sums = super().bound(p, first, second)

@@ -11,12 +11,13 @@ from codegen.epilogue import node_of
 from codegen.fixed_point import FIELDS, as_ring_node
 from codegen.operator import Array
 from codegen.operators.convolution import winograd, winograd_fused
-from codegen.operators.convolution.problem import AllowsWinograd, Padding
+from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd, Padding
 from codegen.operators.convolution.reduced import ROOM, class_of, sizes_beyond, with_channel_bias
 from codegen.operators.matmul import split
 from codegen.operators.matmul.inputs import TYPICAL, kept_products
 from codegen.operators.matmul.kernel_family import is_limbs
 from codegen.operators.matmul.reduced import LIMBS_MANY
+from codegen.special_inputs import NO_NUMBERS
 
 # Multiply-adds up to which there are several rows of tiles of the products (`MANY_BUDGET` of matmul's).
 MANY_BUDGET = 12_000_000
@@ -25,6 +26,8 @@ MANY_BUDGET = 12_000_000
 LARGEST = {"f2": (8, 4), "f4": (2, 2)}
 MULTIPLE_OF = {"f2": 1, "f4": 9}
 CHANNELS = {"f2": 256, "f4": 16}
+# Of `special` inputs: the tiles of which one has an element that is no number.
+TILES_OF_ONE = 12
 
 Layer = TypeVar("Layer", bound=AllowsWinograd)
 
@@ -123,6 +126,25 @@ def integers(
     x = rng.integers(-largest_x, largest_x, size=image, endpoint=True).astype(np.float32)
     w = rng.integers(-largest_w, largest_w, size=filters, endpoint=True).astype(np.float32)
     return np.ldexp(x, -shift), w * unit
+
+
+def with_few_special(
+    layer: AllowsWinograd, drawn: Mapping[str, Array], image: str, rng: np.random.Generator
+) -> dict[str, Array]:
+    """What is no number in the image alone, in one of TILES_OF_ONE tiles: each reaches four at most. What an epilogue
+    makes of it is left to other algorithms, as it may be one thing or another here."""
+    made = {name: _of_numbers(array) for name, array in drawn.items()}
+    outputs, x = min(WINOGRAD[layer.winograd]), made[image]
+    count = min(x.size, max(1, layer.n * (layer.p // outputs) * (layer.q // outputs) // TILES_OF_ONE))
+    x.reshape(-1)[rng.choice(x.size, count, replace=False)] = np.resize(rng.permutation(NO_NUMBERS), count)
+    return made
+
+
+def _of_numbers(array: Array) -> Array:
+    """A copy with 1 in place of what is none."""
+    if array.dtype.kind in "iub":
+        return array
+    return np.where(np.isfinite(array.astype(np.float32)), array, np.ones((), array.dtype))
 
 
 def kept_channels(layer: AllowsWinograd, rng: np.random.Generator) -> Array:

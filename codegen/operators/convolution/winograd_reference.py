@@ -18,8 +18,10 @@ divides by 576, which 24 bits give back where the quotient has few (the nearest 
 import math
 from dataclasses import dataclass
 
+import numpy as np
+
 from codegen.alignment import needs_cuda_cores
-from codegen.arrays import EXACT_SUM, Float64, namespace_of, powers_of_two, whole_after
+from codegen.arrays import EXACT_SUM, Array, Float64, namespace_of, powers_of_two, whole_after
 from codegen.epilogue_reference import TINY, U
 from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd
 
@@ -58,6 +60,23 @@ def bound(problem: AllowsWinograd, x: Float64, w: Float64) -> Float64:
     for other in bounds[1:]:
         largest = namespace_of(x).maximum(largest, other)
     return largest
+
+
+def reached(problem: AllowsWinograd, marked: Array) -> Array:
+    """The outputs, n, p, q, k, of tiles that one of the marked elements is in, in a form that the problem allows.
+    `marked`: n, h, w, c."""
+    p, xp = problem, namespace_of(marked)
+    result = xp.zeros((p.n, p.p, p.q, p.k)) != 0.0
+    for outputs in WINOGRAD[p.winograd]:
+        down, across = -(-p.p // outputs), -(-p.q // outputs)
+        some = xp.zeros((p.n * down * across, 1)) != 0.0
+        for row in _in_tiles(p, outputs, marked.astype(np.float64)):
+            for values in row:
+                some = some | (values.max(1).reshape(-1, 1) > 0.0)
+        tiles = some.reshape(p.n, down, 1, across, 1, 1)
+        whole = xp.broadcast_to(tiles, (p.n, down, outputs, across, outputs, p.k))
+        result = result | whole.reshape(p.n, down * outputs, across * outputs, p.k)[:, : p.p, : p.q]
+    return result
 
 
 def _bound_of(problem: AllowsWinograd, outputs: int, x: Float64, w: Float64) -> Float64:

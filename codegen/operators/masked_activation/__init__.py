@@ -21,6 +21,7 @@ from codegen.operator import (
     Array,
     Config,
     Cost,
+    EdgeCall,
     Float64,
     InputKind,
     LaunchBounds,
@@ -186,6 +187,13 @@ class MaskedActivation(Operator):
             part = of_elements(s, elements)
             once.append(RunOnce("far", of_elements(s, before + elements), part=part, last=(LastBlocks(2),)))
         return once
+
+    def edge_calls(self, kernel: Kernel) -> list[EdgeCall]:
+        """No elements; as many as there are blocks, or as indices of lists count, and one more."""
+        t = _full(kernel.tunables.as_dict())
+        tile = _block(t) if _is_vectorised(t) else int(t["threads"]) * WORD_BITS
+        most = LARGEST_INDEX * tile if _is_vectorised(t) else LARGEST_INDEX // tile * tile
+        return [EdgeCall({"elements": number}, number <= most) for number in (0, most, most + 1)]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """`integer`: over a ring of all of it, else integers of either sign, whose polynomials fp32 rounds once, if at

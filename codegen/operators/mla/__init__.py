@@ -15,6 +15,7 @@ from codegen.operator import (
     Array,
     Config,
     Cost,
+    EdgeCall,
     Float64,
     InputKind,
     LaunchBounds,
@@ -26,7 +27,7 @@ from codegen.operator import (
     constants,
 )
 from codegen.operators.attention import split
-from codegen.operators.attention.problem import LARGEST_SCALE, SMALLEST_SCALE, refuse_fields
+from codegen.operators.attention.problem import LARGEST_SCALE, LONGEST, SMALLEST_SCALE, refuse_fields
 from codegen.operators.attention.space import threads
 from codegen.operators.mla import inputs, space, work
 from codegen.operators.mla.problem import HEAD_DIM_CKV, TABLES, TENSORS, VECTOR, MlaProblem
@@ -126,8 +127,11 @@ class Mla(Operator):
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        problem = far_problem(kernel.signature_dict, kernel.tunables.as_dict())
-        return [RunOnce("far", problem, tuple(self.test_launches(kernel, problem)[0]), problem)]
+        """What is no number, and rows beyond 32 bits, in the problem that has gaps in memory."""
+        s, t = kernel.signature_dict, kernel.tunables.as_dict()
+        some, far = reduced_problems(s, t)[1], far_problem(s, t)
+        launches = [tuple(self.test_launches(kernel, problem)[0]) for problem in (some, far)]
+        return [RunOnce("special", some, launches[0]), RunOnce("far", far, launches[1], far)]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         """Where keys are split, into few parts and many: the first launch, which is race-checked, has more than a tile
@@ -137,6 +141,16 @@ class Mla(Operator):
             return [[0]]
         tiles = max(1, most_tiles(p, int(t["tile_q"]), int(t["tile_kv"])))
         return [[count] for count in dict.fromkeys((min(2, tiles), 1, min(5, tiles), tiles))]
+
+    def edge_calls(self, kernel: Kernel) -> list[EdgeCall]:
+        """As many rows as may be, and more; strides that are no multiple of a vector."""
+        tokens, heads = 2**20, LONGEST // 2**20
+        sizes = {"batch": tokens, "tokens": tokens}
+        strides = (f"{tensor}_{axis}_stride" for tensor in TENSORS for axis in ("outer", "inner"))
+        return [
+            *(EdgeCall({**sizes, "heads_q": number}, number == heads) for number in (heads, heads + 1)),
+            *(EdgeCall({stride: VECTOR + 1}, False) for stride in strides),
+        ]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         return inputs.make_inputs(self.own(problem), kind, rng)

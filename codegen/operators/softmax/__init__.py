@@ -7,12 +7,14 @@ from typing import Literal
 import numpy as np
 
 from codegen.arrays import as_float64, namespace_of
-from codegen.epilogue_reference import UNDERFLOW, Bounded, U, stored_or_nan
+from codegen.epilogue_reference import UNDERFLOW, Bounded, U, stored_or_none
 from codegen.operator import Array, Float64, InputKind
 from codegen.problem import Problem
 from codegen.rows.operator import RowOperator
 from codegen.rows.problem import RowProblem
 from codegen.rows.reference import gamma_of, random_shape, repeated
+from codegen.rows.special import MOST, drawn_places
+from codegen.special_inputs import SMALLEST, ZEROS
 
 # e^x is 0 in fp32 from here on: below half of its smallest number, 2^-150.
 NOTHING = -104.0
@@ -48,9 +50,11 @@ class Softmax(RowOperator):
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """`integer`: 2^k equal elements in a row, all others so far below that their weight is 0. `normal`: normals of
         another mean and another spread in each row, two of three far above or below 0; the last rows have a NaN,
-        +infinity, or -infinity alone."""
+        +infinity, or -infinity alone. `special`: see `_special_rows`."""
         p = self.own(problem)
         rows, columns = random_shape(p)
+        if kind == "special":
+            return {"x": repeated(p, _special_rows(p, rng))}
         if kind == "normal":
             centres, spreads = rng.normal(0.0, 4.0, (rows, 1)), rng.uniform(0.5, 6.0, (rows, 1))
             far = np.resize(SHIFTS, rows)[:, None]
@@ -87,8 +91,34 @@ class Softmax(RowOperator):
         simple = (xp.matmul((below == 0.0).astype(np.float64), ones) == p.columns) & (total < 2.0**24)
         once = share.astype(np.float32).astype(np.float64)
         zero = xp.zeros_like(x)
-        final = stored_or_nan(p.out_dtype, Bounded(xp.where(simple, once, share), xp.where(simple, zero, error)))
+        final = stored_or_none(p.out_dtype, Bounded(xp.where(simple, once, share), xp.where(simple, zero, error)))
         return final.value, final.error
+
+
+def _special_rows(p: SoftmaxProblem, rng: np.random.Generator) -> Array:
+    """Normals, of which other rows have a NaN, +infinity beside -infinities, these in half of their places, alone, or
+    everywhere but once, the largest numbers of either sign, or zeros and, of float16, subnormals alone."""
+    x = 3.0 * rng.standard_normal((p.rows, p.columns))
+    order = rng.permutation(8)
+    for row in range(p.rows):
+        kind, some = order[row % order.size], drawn_places(p.columns, rng)
+        if kind == 1:
+            x[row, some[:1]] = np.nan
+        elif kind == 2:
+            x[row, some] = -np.inf
+            x[row, some[:1]] = np.inf
+        elif kind == 3:
+            x[row, some[1:]] = -np.inf
+        elif kind == 4:
+            x[row] = -np.inf
+        elif kind == 5:
+            x[row] = np.where(np.arange(p.columns) == some[0], x[row], -np.inf)
+        elif kind == 6:
+            x[row] = rng.choice((-MOST[p.dtype], MOST[p.dtype]), p.columns)
+        elif kind == 7:
+            smallest = () if p.dtype != "float16" else (SMALLEST["float16"], -SMALLEST["float16"])
+            x[row] = rng.choice(np.array((*ZEROS, *smallest)), p.columns)
+    return x
 
 
 def _greatest(x: Float64) -> Float64:

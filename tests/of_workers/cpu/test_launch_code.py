@@ -1,5 +1,5 @@
-"""What launch code must say before anything runs is asked by the plan: how much workspace it takes, and no to extents
-beyond what it indexes."""
+"""What launch code must say before anything runs is asked by the plan: how much workspace it takes, no to extents
+beyond what it indexes, and where what it takes ends."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from tests.operators.rows.kernels import kernel as row_kernel
 from tests.support.kernels.cpu_helpers import matmul_kernel
 
 NORM, SPLIT = row_kernel("layer_norm", "registers, a warp"), matmul_kernel(split="workspace")
+ONE_MORE = "a call with rows = 2147482624; it says: ok"
 BEYOND = "= 4294967297, which it cannot index"
 # Of a kernel a file's line, what becomes of what there, and what has to be said of it.
 WRONG = {
     "rows in their last 32 bits": (NORM, "rows.cuh", "const bool fits =", "&&", "||", f"takes rows {BEYOND}"),
+    "no rows refused": (NORM, "rows.cuh", "const bool fits =", ">=", ">", "must take a call with rows = 0;"),
+    "the most refused": (NORM, "rows.cuh", "const bool fits =", "<=", "<", "must take a call with rows = 2147482623;"),
+    "one more taken": (NORM, "rows.cuh", "const bool fits =", "largest_extent", "+ 1", f"must refuse {ONE_MORE}"),
     "all refused": (NORM, "rows.cuh", "const bool fits =", ">=", "<", "the number of launches is 0"),
     "workspace of no use": (NORM, "layer_norm/kernel.cuh", "return 0;", "0", "1", "asks for 1 bytes of workspace"),
     "k in its last 32 bits": (

@@ -531,6 +531,7 @@ def proved() -> dict[str, Kernel]:
 
 BLOCK, SEQUENCE, PAGES = "block.cuh", "sequence.cuh", "pages.cuh"
 MERGE, MERGED_ROWS, OWN, LIST = "merge.cuh", "attention/merge_rows.cuh", "kernel.cuh", "walk.cuh"
+HIDDEN = "if (!seen) scores[i][j][half * 2 + e] = -infinity();"
 RESCALED = "sums[i][j][half * 2 + e] *= factor;"
 GREATEST = "maximum(greatest[i][half], most * arguments.to_bits)"
 WEIGHT = "cukiln::fma(scores[i][j][half * 2 + e], arguments.to_bits, -subtracted)"
@@ -553,6 +554,8 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "minus infinity is subtracted": (BLOCK, "now == -infinity() ? 0.0f : now", "now"),
     "rescaled the other way": (BLOCK, "greatest[i][half] - subtracted", "subtracted - greatest[i][half]"),
     "weights to the base e": (BLOCK, "cukiln::exp2(bits)", "cukiln::exp(bits)"),
+    "a NaN weighs nothing": (BLOCK, "cukiln::exp2(bits)", "(bits == bits ? cukiln::exp2(bits) : 0.0f)"),
+    "a NaN of a hidden key is seen": (BLOCK, HIDDEN, HIDDEN.replace("= -", "-= ")),
     "weights of other keys": (BLOCK, "2 * k + r / 2", "2 * k + 1 - r / 2"),
     "values of the first 16 keys": (BLOCK, "value_reader.at(values, j, k)", "value_reader.at(values, j, 0)"),
     "values of other columns": (BLOCK, "value_reader.at(values, j, k)", "value_reader.at(values, 0, k)"),
@@ -1036,7 +1039,8 @@ DECLARED = (
             by_torch=by_torch,
             on_device=[
                 (kind, {**fields, "lse": True})
-                for kind, fields in product(("integer", "normal"), [*REFERENCED.values(), *BESIDE_TORCH.values()])
+                for kind in ("integer", "normal", "special")
+                for fields in [*REFERENCED.values(), *BESIDE_TORCH.values()]
             ],
             on_device_rtol=1e-12,
         ),

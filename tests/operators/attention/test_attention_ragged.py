@@ -416,7 +416,8 @@ def references(
         bounded=bounded,
         wrong=8,
         on_device=[
-            (kind, {**fields, "lse": True}) for kind, fields in product(("integer", "normal"), defined.values())
+            (kind, {**fields, "lse": True})
+            for kind, fields in product(("integer", "normal", "special"), defined.values())
         ],
         on_device_rtol=1e-12,
     )

@@ -100,8 +100,8 @@ REFERENCES = declare.References(
         for form in FORMS
         for layout in LAYOUTS
     },
-    on_device=[("normal", {"winograd": form, "padding": 1, "layout": layout}) for form, layout in
-               zip(FORMS, LAYOUTS, strict=True)],
+    on_device=[(kind, {"winograd": form, "padding": 1, "layout": layout}) for kind in ("normal", "special")
+               for form, layout in zip(FORMS, LAYOUTS, strict=True)],
     on_device_rtol=1e-12,
 )  # fmt: skip
 

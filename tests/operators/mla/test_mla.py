@@ -639,7 +639,10 @@ DECLARED = (
             bounded=BOUNDED,
             wrong=8,
             by_torch=by_torch,
-            on_device=[("integer", NOTHING_SEEN), ("normal", NOTHING_SEEN), ("normal", REFERENCED["one query"])],
+            on_device=[
+                *((kind, NOTHING_SEEN) for kind in ("integer", "normal")),
+                *((kind, REFERENCED["one query"]) for kind in ("normal", "special")),
+            ],
             on_device_rtol=1e-12,
         ),
         proofs=declare.Proofs(

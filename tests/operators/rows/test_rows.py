@@ -174,7 +174,10 @@ REFERENCES = declare.References(
     atol=1e-14,
     in_fp32=in_fp32,
     bounded={"rows": {"shape": (50, 300)}},
-    on_device=[(kind, {"shape": (5, 33), "dtype": "float16"}) for kind in ("integer", "normal")],
+    on_device=[
+        *((kind, {"shape": (5, 33), "dtype": "float16"}) for kind in ("integer", "normal")),
+        *(("special", {"shape": (17, 33), "dtype": name}) for name in ("float32", "float16", "bfloat16")),
+    ],
     on_device_rtol=1e-15,
 )
 
@@ -256,6 +259,8 @@ LAST_POWER = "C::algorithm == rows::in_registers ? values.data[i] : cukiln::exp(
 ABOUT_ORIGIN = "-distance, distance, own.squares / columns"
 VECTOR, OF_ROWS = "static_cast<const typename C::Input*>(vector)", "shared_by_rows<C>"
 FOLLOWING = "static_cast<unsigned>(step) * C::row_threads"
+VALUE, BY_GAMMA = "to_float(vector.data[i])", "values.data[i] *= gamma.data[i];"
+WIDENED, OF_COLUMNS = f"values.data[i] = {VALUE};", "/ static_cast<float>(arguments.columns)"
 POWER = "powers.data[i] = cukiln::exp(values.data[i] - greatest);"
 # What operators share is mutated in one.
 WRONG: dict[str, dict[str, tuple[str, str, str]]] = {
@@ -275,9 +280,14 @@ WRONG: dict[str, dict[str, tuple[str, str, str]]] = {
         "the squares about the origin": (OWN, f"cukiln::fma({ABOUT_ORIGIN})", "own.squares / columns"),
         "the mean without the origin": (OWN, "origin + distance", "distance"),
         "squares of other threads are lost": (OWN, "state.squares += other.squares;", "state.squares += 0.0f;"),
+        "a NaN counts as 0": (ROWS, WIDENED, WIDENED.replace(";", f" == {VALUE} ? {VALUE} : 0.0f;")),
+        "a NaN in gamma is left out": (ROWS, BY_GAMMA, f"if (gamma.data[i] == gamma.data[i]) {BY_GAMMA}"),
         "distances of other threads are lost": (OWN, "state.sum += other.sum;", "state.sum += 0.0f;"),
     },
-    "rms_norm": {"the sum of the squares": (OWN, "sum / static_cast<float>(arguments.columns)", "sum")},
+    "rms_norm": {
+        "the sum of the squares": (OWN, f"sum {OF_COLUMNS}", "sum"),
+        "no root is infinite": (OWN, f"sum {OF_COLUMNS}", f"(sum < 3e38f || sum != sum ? sum : 3e38f) {OF_COLUMNS}"),
+    },
 }
 
 
