@@ -118,7 +118,7 @@ class Mutations:
 @dataclass(frozen=True, kw_only=True)
 class RandomCases:
     """`properties`: what a draw is about; `spread`: of what there must be how many percent. `extents`: of the launch
-    ABI's, how many tell problems apart. `each_run`: how many `make test` verifies, 25 of an operator in all its
+    ABI's, how many tell problems apart. `each_run`: how many `make test` verifies, nine of an operator in all its
     modules."""
 
     draws: Draws
@@ -172,10 +172,12 @@ class Library:
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """`problems` by name, all of which have a winner. `failing`: fields, search, how often each rule rejected (None: at
-    least once, maybe beside others) and words of the error."""
+    """`problems` by name, all of which have a winner; `make test` has the one that `each_run` names (default: the
+    first), whose seconds are the fewest. `failing`: fields, search, how often each rule rejected (None: at least once,
+    maybe beside others) and words of the error."""
 
     problems: Mapping[str, Fields]
+    each_run: str = ""
     failing: Sequence[tuple[Fields, Fields, Mapping[str, int | None], str]] = ()
 
 

@@ -138,19 +138,14 @@ TABLES: Mapping[str, Callable[[Declarations], Mapping[str, Any]]] = {
     },
     "compiled": lambda declared: {name: name for name in declared.machine_code.kernels()},  # type: ignore[union-attr]
 }
-# Of a signature, what changes no instruction that a claim is about, and no loop.
-OUTSIDE_LOOPS = ("epilogue", "lse", "acc_dtype", "out_dtype")
 
 
 def classes(kernel: Kernel, claims: Sequence[Claim]) -> Classes:
-    """What a kernel is one of, to nvcc: the way that its tunables take; each value of the signature, alignments apart;
-    each claim."""
+    """What a kernel is one of, to nvcc: the way that its tunables take; each claim."""
     tunables = kernel.tunables.as_dict()
-    signature = kernel.signature_dict.items()
-    inside = [(n, str(v)) for n, v in signature if n not in OUTSIDE_LOOPS and not n.startswith("align")]
     way = (*sorted(tunables), *(tunables.get(name) for name in (*PATH, "split")))
     named = [(kernel.operator, "claim", claim.__name__) for claim in claims]
-    return {(kernel.operator, way), *((kernel.operator, *value) for value in inside), *named}
+    return {(kernel.operator, way), *named}
 
 
 def kernels_of(having: Iterable[Declarations]) -> dict[tuple[str, str], Kernel]:
@@ -165,7 +160,12 @@ def of_every_class(having: Sequence[Declarations]) -> Names:
         if declared.machine_code is not None
         for name, of in declared.machine_code.claims.items()
     }
-    chosen = covering({key: classes(kernel, claims.get(key, ())) for key, kernel in kernels_of(having).items()})
+    kernels = kernels_of(having)
+    chosen = covering(
+        {key: classes(kernel, claims.get(key, ())) for key, kernel in kernels.items()},
+        kernels,
+        lambda kernel: operator(kernel.operator).predicted_compile_seconds(kernel),
+    )
     codes = {declared.operator: declared.machine_code for declared in having if declared.machine_code is not None}
     return chosen | {(operator, name) for operator, of in codes.items() for name in of.compared}
 
