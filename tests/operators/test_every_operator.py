@@ -128,7 +128,7 @@ def require_clean(asked: Asked) -> None:
     assert got == dict.fromkeys(asked, ("ok", ""))
 
 
-SANITIZED = 4
+SANITIZED = 2
 """Operators of a run."""
 
 

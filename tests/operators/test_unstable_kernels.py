@@ -242,11 +242,21 @@ CASES = {
 }  # fmt: skip
 
 
+FAR = 8
+"""Of the offsets in 32 bits, in a run of `make test`."""
+
+
+def in_turn() -> dict[str, Unstable]:
+    far = [words for words in CASES if "32 bits" in words]
+    drawn = random.Random(seed_of_this_run()).sample(far, FAR)
+    return {words: case for words, case in CASES.items() if words not in far or words in drawn}
+
+
 def few(name: str) -> list[Kernel]:
-    """Of an operator's cases some kernels of which each has one: again and again one that is in most of them, of those
-    that are cheap by this run's seed, so that runs have all dtypes."""
+    """Of an operator's cases in turn some kernels of which each has one: again and again one that is in most of them,
+    of those that are cheap by this run's seed, so that runs have all dtypes."""
     drawn = random.Random(f"{seed_of_this_run()} {name}")
-    missing = {words: case for words, case in CASES.items() if case.operator == name}
+    missing = {words: case for words, case in in_turn().items() if case.operator == name}
     chosen: list[Kernel] = []
     while missing:
         cases = Counter(kernel for case in missing.values() for kernel in dict.fromkeys(case.kernels.values()))
@@ -257,10 +267,11 @@ def few(name: str) -> list[Kernel]:
 
 
 def marked() -> list[Any]:
-    """Cases with the names of their kernels; `make test` has each case in few."""
-    chosen = {kernel for name in dict.fromkeys(case.operator for case in CASES.values()) for kernel in few(name)}
+    """Cases with the names of their kernels; `make test` has each case in turn in few."""
+    turn = in_turn() if DRAWS else {}
+    chosen = {kernel for name in dict.fromkeys(case.operator for case in turn.values()) for kernel in few(name)}
     return [
-        pytest.param(words, called, marks=() if DRAWS and kernel in chosen else pytest.mark.long)
+        pytest.param(words, called, marks=() if words in turn and kernel in chosen else pytest.mark.long)
         for words, case in CASES.items()
         for called, kernel in case.kernels.items()
     ]

@@ -46,12 +46,15 @@ def classes(kernel: Kernel) -> Classes:
 
 def ways(kernel: Kernel) -> Classes:
     """Of its classes those that each run has: the path of its algorithm, with each way of splitting a sum; of its
-    operator each value of the signature, alignments and the epilogue apart."""
+    operator each value of the signature, alignments and the epilogue apart, and each pair of dtypes with accesses of
+    single elements and of several."""
     tunables, signature = kernel.tunables.as_dict(), dict(kernel.signature_dict)
     path = (*sorted(tunables), *(tunables.get(name) for name in PATH))
     apart = {"epilogue", *SHARED, *(name for name in signature if name.startswith("align"))}
     values = [(name, str(value)) for name, value in signature.items() if name not in apart]
-    return {(path, str(tunables.get("split"))), *((kernel.operator, *value) for value in values)}
+    aligns = [value for name, value in signature.items() if name.startswith("align")]
+    pair = (signature.get("dtype"), signature.get("out_dtype"), min(aligns, default=1) > 1)
+    return {(path, str(tunables.get("split"))), *((kernel.operator, *each) for each in (*values, pair))}
 
 
 Names = set[tuple[str, str]]
