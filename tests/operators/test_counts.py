@@ -345,13 +345,22 @@ UNEVEN = (
 )  # fmt: skip
 
 
-DRAWN = 12
-"""Of the cases that repeat no other, in a run of `make test`."""
+MORE = 4
+
+
+def drawn() -> set[str]:
+    """Of the cases that repeat no other, in a run of `make test`: one of each operator, and some more."""
+    by_seed, by_operator = random.Random(seed_of_this_run()), dict[str, list[str]]()
+    for name, (fields, _) in CASES.items():
+        if name not in REPEATS:
+            by_operator.setdefault(fields["operator"], []).append(name)
+    every = [name for names in by_operator.values() for name in names]
+    return {*map(by_seed.choice, by_operator.values()), *by_seed.sample(every, MORE)} if DRAWS else set()
 
 
 def _marked(names: Iterable[str]) -> list[Any]:
-    drawn = random.Random(seed_of_this_run()).sample([name for name in CASES if name not in REPEATS], DRAWN)
-    return [pytest.param(name, marks=() if DRAWS and name in drawn else pytest.mark.long) for name in names]
+    of_this_run = drawn()
+    return [pytest.param(name, marks=() if name in of_this_run else pytest.mark.long) for name in names]
 
 
 def candidate(fields: dict[str, Any], asked: dict[str, Any]) -> Candidate:

@@ -20,6 +20,7 @@ from workers.cpu.verify import CpuVerdict
 
 TABLES = {"kernel": lambda declared: declared.proofs.kernels()}
 PATH = ("algorithm", "limb_split")
+NUMBERED = ("output_tile",)  # tunables whose numbers name ways through the text, as words do
 TOGETHER = ("layout", "dtype", "out_dtype", "align", "split")
 SHARED = ("fraction_bits", "rounding")  # of the text that all paths share, as nodes of an epilogue are
 Classes = set[tuple[object, ...]]
@@ -45,16 +46,16 @@ def classes(kernel: Kernel) -> Classes:
 
 
 def ways(kernel: Kernel) -> Classes:
-    """Of its classes those that each run has: the path of its algorithm, with each way of splitting a sum; of its
-    operator each value of the signature, alignments and the epilogue apart, and each pair of dtypes with accesses of
-    single elements and of several."""
+    """Of its classes those that each run has: the path of its algorithm, with each way of splitting a sum; each tunable
+    that names a way through the text; of its operator each value of the signature, alignments and epilogue apart."""
     tunables, signature = kernel.tunables.as_dict(), dict(kernel.signature_dict)
-    path = (*sorted(tunables), *(tunables.get(name) for name in PATH))
+    names, split = tuple(sorted(tunables)), str(tunables.get("split"))
     apart = {"epilogue", *SHARED, *(name for name in signature if name.startswith("align"))}
-    values = [(name, str(value)) for name, value in signature.items() if name not in apart]
-    aligns = [value for name, value in signature.items() if name.startswith("align")]
-    pair = (signature.get("dtype"), signature.get("out_dtype"), min(aligns, default=1) > 1)
-    return {(path, str(tunables.get("split"))), *((kernel.operator, *each) for each in (*values, pair))}
+    return {
+        (*names, *(tunables.get(name) for name in PATH), split),
+        *((names, name, value) for name, value in tunables.items() if isinstance(value, str) or name in NUMBERED),
+        *((kernel.operator, name, str(value)) for name, value in signature.items() if name not in apart),
+    }
 
 
 Names = set[tuple[str, str]]
