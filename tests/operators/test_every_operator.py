@@ -51,19 +51,30 @@ def test_kernels_that_make_test_verifies_have_every_way_of_those_that_are_declar
             assert chosen < kernels.keys(), declared.operator
 
 
-def test_a_job_of_all_operators_ends_with_verified_winners_that_are_found_again(client: Client) -> None:
-    """Of two on tensor cores that take twice as long as others each run has one."""
-    left_out = ("attention", "mla")[seed_of_this_run() % 2]
-    require_winners(client, [problem_of_each_run(DECLARED[name]) for name in WITH_JOBS if name != left_out])
+# Of each row a run of `make test` has one, by its seed: a ring, a convolution, one of the others.
+BY_TURNS = (
+    ("reduce",),
+    ("conv2d", "conv2d_dgrad", "conv2d_wgrad"),
+    ("attention", "masked_activation", "mla", "softmax"),
+)
 
 
-@pytest.mark.long  # in `make test`: a problem of each in one job, above
+def test_a_job_of_several_operators_ends_with_verified_winners_that_are_found_again(client: Client) -> None:
+    drawn = random.Random(seed_of_this_run())
+    require_winners(client, [problem_of_each_run(DECLARED[drawn.choice(names)]) for names in BY_TURNS])
+
+
+def test_every_operator_with_a_job_has_its_turn() -> None:
+    assert sorted(name for names in BY_TURNS for name in names) == sorted(WITH_JOBS)
+
+
+@pytest.mark.long  # in `make test`: problems of some in one job, above
 @pytest.mark.parametrize("name", WITH_JOBS)
 def test_a_job_ends_with_verified_winners_that_are_found_again(name: str, client: Client) -> None:
     require_winners(client, problems_of(DECLARED[name]).values())
 
 
-@pytest.mark.long  # in `make test`: sums and a masked activation over a ring in the job of all operators
+@pytest.mark.long  # in `make test`: sums over a ring in the job of several operators
 def test_a_job_of_rings_and_of_winograd_ends_with_verified_winners(client: Client) -> None:
     layer = {"operator": "conv2d", "n": 1, "h": 8, "w": 8, "c": 8, "k": 8, "r": 3, "s": 3, "padding": 1}
     ring: dict[str, Any] = {"dtype": "int64", "fraction_bits": 12, "epilogue": [{"op": "bias"}, {"op": "relu"}]}

@@ -818,6 +818,7 @@ CALLS = {
     ),
     "limbs in planes": declare.Library(
         candidate=lambda: in_planes(),
+        always=True,
         refused={"taps": ({"w": "T((24, 5, 5, 20), 'int64')"}, "ValueError", "w has 5 x 5 taps and 1 groups")},
         taken={"another image": ({"x": "T((1, 4, 6, 20), 'int64')", "out": f"T((1, 4, 6, 24), 'int64', {OUT})"}, 4)},
     ),

@@ -56,8 +56,11 @@ TABLES = {
 
 
 def names_of_each_run(declared: Declarations) -> list[str]:
-    names = sorted(declared.calls or {})
-    return random.Random(f"{seed_of_this_run()} {names}").sample(names, -(-len(names) // 3)) if DRAWS else []
+    libraries = declared.calls or {}
+    always = [name for name, library in libraries.items() if library.always]
+    others = sorted(libraries.keys() - set(always))
+    drawn = random.Random(f"{seed_of_this_run()} {others}")
+    return [*always, *drawn.sample(others, -(-len(others) // 3))] if DRAWS else []
 
 
 def left_out(having: Sequence[Declarations]) -> set[tuple[str, str]]:
@@ -88,7 +91,7 @@ def asked_for(request: pytest.FixtureRequest) -> Mapping[tuple[str, str], Librar
             (declared.operator, name) for name, library in declared.calls.items() if library is row.get("library")
         }
         names |= {(declared.operator, row[table][0]) for table in ("refused", "taken") if table in row}
-    return {key: library for key, library in every.items() if key in names}
+    return {key: library for key, library in every.items() if library.always or key in names}
 
 
 @pytest.fixture(scope="module")

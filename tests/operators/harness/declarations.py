@@ -161,13 +161,15 @@ class Whole(str):
 @dataclass(frozen=True, kw_only=True)
 class Library:
     """A winner's library and its calls. A call has the record's own operands and numbers but for `operands` and the
-    change. `refused`: exception and words. `taken`: how many launches, or the grid of each."""
+    change. `refused`: exception and words. `taken`: how many launches, or the grid of each. `always`: each run builds
+    it, for a test of the module's own."""
 
     candidate: Callable[[], Candidate]
     operands: Change = field(default_factory=dict)
     refused: Mapping[str, tuple[Change, str, str]] = field(default_factory=dict)
     taken: Mapping[str, tuple[Change, Any]] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
+    always: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
