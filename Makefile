@@ -84,7 +84,7 @@ test: lint $(TORCH_STAMP) ## lint, then every test but the long ones
 	@rm -f .pytest_cache/v/cache/lastfailed
 	@$(PYTEST) -m "not long" $(PYTEST_ARGS) || { test $$? = 1 && $(BIN)/python -m tests.support.run.again_alone; }
 
-test-long: export CUKILN_TEST_MUTANTS := 0
+test-long: export CUKILN_TEST_DRAWS := none
 test-long: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) $(VENDOR_STAMP) ## the tests that take minutes, and those of the vendor's libraries
 	@$(PYTEST) -m long $(PYTEST_ARGS)
 	@$(PYTEST) -m "not long" tests/of_workers/vendor $(PYTEST_ARGS)

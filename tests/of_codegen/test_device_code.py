@@ -18,6 +18,7 @@ from codegen.text.render_group import render_device
 from tests.support.fixtures.codegen import default_candidate, matmul
 from tests.support.fixtures.compile import LIMITS
 from tests.support.kernels.spills import require_no_spills
+from tests.support.run.each_run import some_each_run
 from workers.compile.compile_file import PTX, FileCompiler
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
@@ -32,7 +33,7 @@ def kernels_of(problem: Any, arch: str, search: Search) -> list[Kernel]:
     return list(dict.fromkeys(candidate.kernel for candidate in lower(problem, target(arch), search).candidates))
 
 
-@pytest.mark.parametrize("arch", TARGETS)
+@pytest.mark.parametrize("arch", some_each_run(TARGETS))
 def test_the_default_schedule_neither_spills_nor_uses_local_memory(
     arch: str, tmp_path: Path, toolchain: Toolchain, processes: Processes
 ) -> None:
@@ -46,12 +47,12 @@ def test_the_default_schedule_neither_spills_nor_uses_local_memory(
     require_no_spills(kernels, arch, tmp_path, toolchain, processes)
 
 
-@pytest.mark.parametrize(("arch", "layout"), [("sm_80", "nt"), ("sm_90a", "nn")])
+@pytest.mark.parametrize(("arch", "layout"), some_each_run([("sm_80", "nt"), ("sm_90a", "nn")]))
 def test_level_1_neither_spills_nor_uses_local_memory(
     arch: str, layout: str, tmp_path: Path, toolchain: Toolchain, processes: Processes
 ) -> None:
-    kernels = kernels_of(matmul(**CUBE, layout=layout), arch, Search(level=1, limit=12, seed=2))
-    assert len(kernels) == 12
+    kernels = kernels_of(matmul(**CUBE, layout=layout), arch, Search(level=1, limit=6, seed=2))
+    assert len(kernels) == 6
     require_no_spills(kernels, arch, tmp_path, toolchain, processes)
 
 
@@ -75,7 +76,7 @@ def accesses(problem: Any, arch: str, folder: Path, toolchain: Toolchain, proces
     return Counter(match[1] for match in _ACCESS.finditer(text))
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("arch", some_each_run(["sm_80", "sm_90a"]))
 def test_an_aligned_kernel_moves_16_bytes_at_once(
     arch: str, tmp_path: Path, toolchain: Toolchain, processes: Processes
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from codegen.search.rules import Accepted
 from codegen.search.search import Search
 from codegen.targets import target
 from tests.support.kernels.counted_runs import Counted, count_runs
+from tests.support.kernels.random_cases import seed_of_this_run
+from tests.support.run.each_run import DRAWS, some_each_run
 
 TARGET = target("sm_80")
 MATMUL: dict[str, Any] = {"operator": "matmul", "m": 70, "n": 52, "k": 44, "layout": "nt"}
@@ -308,8 +311,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "mla, splits": ({**MLA, "page_size": 16, "lse": True}, {"tile_q": 16, "tile_kv": 32, "split_kv": 2}),
 }  # fmt: skip
 
-# `long`: they have no operator, algorithm, kind of split, of truncation or of packing, and no value of a signature that
-# the others leave out.
+# Always `long`: they have no operator, algorithm, kind of split, of truncation or of packing, and no value of a
+# signature that the others leave out.
 REPEATS = (
     "imad, squares on both sides", "convolution, fp32", "convolution", "convolution, channels first",
     "convolution, stride", "convolution, groups", "squares in fp16", "F(4)", "F(2), channels first",
@@ -342,8 +345,22 @@ UNEVEN = (
 )  # fmt: skip
 
 
+MORE = 4
+
+
+def drawn() -> set[str]:
+    """Of the cases that repeat no other, in a run of `make test`: one of each operator, and some more."""
+    by_seed, by_operator = random.Random(seed_of_this_run()), dict[str, list[str]]()
+    for name, (fields, _) in CASES.items():
+        if name not in REPEATS:
+            by_operator.setdefault(fields["operator"], []).append(name)
+    every = [name for names in by_operator.values() for name in names]
+    return {*map(by_seed.choice, by_operator.values()), *by_seed.sample(every, MORE)} if DRAWS else set()
+
+
 def _marked(names: Iterable[str]) -> list[Any]:
-    return [pytest.param(name, marks=pytest.mark.long if name in REPEATS else ()) for name in names]
+    of_this_run = drawn()
+    return [pytest.param(name, marks=() if name in of_this_run else pytest.mark.long) for name in names]
 
 
 def candidate(fields: dict[str, Any], asked: dict[str, Any]) -> Candidate:
@@ -424,7 +441,7 @@ def test_multiplications_and_truncations_are_those_of_the_run(
 
 
 @pytest.mark.long
-def test_the_cases_of_make_test_have_every_class_of_all() -> None:
+def test_the_cases_that_make_test_draws_from_have_every_class_of_all() -> None:
     every = {name: candidate(*case).kernel for name, case in CASES.items()}
     kept = [_classes(kernel) for name, kernel in every.items() if name not in REPEATS]
     assert set[object]().union(*kept) == set[object]().union(*map(_classes, every.values()))
@@ -500,7 +517,7 @@ def test_multiplications_of_the_problem_are_outputs_of_the_run_times_the_length_
     assert (multiplied < op.multiplications(one.problem)) == by_winograd
 
 
-@pytest.mark.parametrize("name", ["imad", "limbs", "limbs of int32, tiles truncated"])
+@pytest.mark.parametrize("name", some_each_run(["imad", "limbs", "limbs of int32, tiles truncated"]))
 def test_ring_bytes_are_operands_and_truncated_numbers_of_the_run(
     name: str, candidates: dict[str, Candidate], counted: dict[str, Counted]
 ) -> None:
@@ -519,9 +536,13 @@ def test_ring_bytes_are_operands_and_truncated_numbers_of_the_run(
 @pytest.mark.parametrize(
     ("name", "tiles"),
     [
-        ("ring convolution, imad", None), ("ring convolution, limbs", None),
-        ("ring convolution, F(2) by limbs", (60, 64)), ("ring convolution of int32, F(2)", (60, 64)),
-        ("ring convolution, F(4) by imad", (18, 24)),
+        *some_each_run([("ring convolution, imad", None), ("ring convolution, limbs", None)]),
+        *some_each_run(
+            [
+                ("ring convolution, F(2) by limbs", (60, 64)), ("ring convolution of int32, F(2)", (60, 64)),
+                ("ring convolution, F(4) by imad", (18, 24)),
+            ]
+        ),
     ],
 )  # fmt: skip
 def test_ring_bytes_of_a_convolution_are_what_the_run_multiplies_and_truncates(

@@ -1,6 +1,6 @@
 """Mutants that rules make of the operators' texts are caught by the plan that every candidate goes through, or are the
-same kernel; what became of each is an artifact (`rule-mutants/`). `make test` has a few of some kernels, always the
-same; `make test-long` some of every operator and algorithm, others each time."""
+same kernel; what became of each is an artifact (`rule-mutants/`). `make test` has a few of one of three kernels, always
+the same; `make test-long` some of every operator and algorithm, others each time."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from tests.mutants.run import KERNELS, judged_mutants, share, survivors
 from tests.mutants.subjects import SUBJECTS
 from tests.support.kernels.random_cases import seed_of_this_run
+from tests.support.run.each_run import some_each_run
 
 FEW = {"matmul": 3, "reduce": 4, "softmax": 4}
 SEED = 3
@@ -17,7 +18,7 @@ SEED = 3
 UNEXPLAINED = 8
 
 
-@pytest.mark.parametrize("name", FEW)
+@pytest.mark.parametrize("name", some_each_run(list(FEW)))
 def test_a_mutant_is_caught_or_the_same_kernel(name: str) -> None:
     judged = judged_mutants(name, FEW[name], 1, SEED)
     assert survivors(judged) == []

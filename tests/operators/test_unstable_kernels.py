@@ -4,6 +4,8 @@ slices or few steps, with offsets in 32 bits."""
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,11 +20,14 @@ from codegen.plan.verification_plan import check_output
 from codegen.run_once import of_purpose
 from codegen.search.schedule import Schedule
 from tests.mutants.subjects import SUBJECTS
+from tests.operators.harness.proofs import seconds
 from tests.operators.rows.kernels import kernel as row_kernel
 from tests.operators.test_every_operator import DECLARED
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
 from tests.support.kernels.mutant_runs import AS_IT_IS, judge_mutants
 from tests.support.kernels.mutants import changed, mutants, switched_operator
+from tests.support.kernels.random_cases import seed_of_this_run
+from tests.support.run.each_run import DRAWS, rows_using
 
 OWN, ROWS, FOLDS = "kernel.cuh", "rows.cuh", "reduce.cuh"
 ELEMENTS = "static_cast<const typename C::Element*>(arguments.x)"
@@ -237,27 +242,67 @@ CASES = {
 }  # fmt: skip
 
 
-def kernels_of(name: str) -> list[Kernel]:
-    """Of all cases of an operator."""
-    of_cases = (case.kernels.values() for case in CASES.values() if case.operator == name)
-    return list(dict.fromkeys(kernel for kernels in of_cases for kernel in kernels))
+FAR = 8
+"""Of the offsets in 32 bits, in a run of `make test`."""
+
+
+def in_turn() -> dict[str, Unstable]:
+    far = [words for words in CASES if "32 bits" in words]
+    drawn = random.Random(seed_of_this_run()).sample(far, FAR)
+    return {words: case for words, case in CASES.items() if words not in far or words in drawn}
+
+
+def few(name: str) -> list[Kernel]:
+    """Of an operator's cases in turn some kernels of which each has one: again and again one that is in most of them,
+    of those that are cheap by this run's seed, so that runs have all dtypes."""
+    drawn = random.Random(f"{seed_of_this_run()} {name}")
+    missing = {words: case for words, case in in_turn().items() if case.operator == name}
+    chosen: list[Kernel] = []
+    while missing:
+        cases = Counter(kernel for case in missing.values() for kernel in dict.fromkeys(case.kernels.values()))
+        often = [kernel for kernel in cases if cases[kernel] == max(cases.values())]
+        chosen.append(drawn.choice([each for each in often if seconds(each) <= 1.5 * min(map(seconds, often))]))
+        missing = {words: case for words, case in missing.items() if chosen[-1] not in case.kernels.values()}
+    return chosen
+
+
+def marked() -> list[Any]:
+    """Cases with the names of their kernels; `make test` has each case in turn in few."""
+    turn = in_turn() if DRAWS else {}
+    chosen = {kernel for name in dict.fromkeys(case.operator for case in turn.values()) for kernel in few(name)}
+    return [
+        pytest.param(words, called, marks=() if words in turn and kernel in chosen else pytest.mark.long)
+        for words, case in CASES.items()
+        for called, kernel in case.kernels.items()
+    ]
+
+
+def selected_in(request: pytest.FixtureRequest) -> dict[str, list[Kernel]]:
+    """By case, of the tests of this run."""
+    selected: dict[str, list[Kernel]] = {}
+    for row in rows_using("verdicts_of", request):
+        selected.setdefault(row["words"], []).append(CASES[row["words"]].kernels[row["called"]])
+    return selected
 
 
 @pytest.fixture(scope="module")
-def verdicts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Mapping[tuple[Kernel, str], str]]:
-    """By an operator's kernels and what is wrong with them ("": nothing). All of an operator are built together."""
+def verdicts_of(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Mapping[tuple[Kernel, str], str]]:
+    """By an operator's kernels and what is wrong with them ("": nothing). All of an operator that this run's tests ask
+    for are built together."""
+    selected = selected_in(request)
 
     @cache
     def judged(base: str) -> Mapping[tuple[Kernel, str], str]:
         folder = tmp_path_factory.mktemp(base)
         name = f"{base}_{folder.name}"
         class_name, texts = type(operator(base)).__name__, operator(base).kernel_texts
-        cases = {words: case for words, case in CASES.items() if case.operator == base}
+        cases = {words: case for words, case in CASES.items() if case.operator == base and words in selected}
         sites = [changed(texts, words, *case.text) for words, case in cases.items()]
-        kernels = kernels_of(base)
+        kernels = list(dict.fromkeys(kernel for words in cases for kernel in selected[words]))
         asked = {
-            mutant.number: [kernels.index(kernel) for kernel in cases[mutant.name].kernels.values()]
-            for mutant in mutants(sites)
+            mutant.number: [kernels.index(kernel) for kernel in selected[mutant.name]] for mutant in mutants(sites)
         }
         with switched_operator(base, class_name, folder / "operator", name, sites):
             own = [Kernel(name, kernel.signature, kernel.tunables) for kernel in kernels]
@@ -268,16 +313,11 @@ def verdicts_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Map
     return judged
 
 
-@pytest.mark.parametrize("words", CASES)
-def test_it_is_caught_in_every_kernel(
-    words: str, verdicts_of: Callable[[str], Mapping[tuple[Kernel, str], str]]
-) -> None:
-    case = CASES[words]
-    verdicts = verdicts_of(case.operator)
-    as_they_are = {called: verdicts[kernel, ""] for called, kernel in case.kernels.items()}
-    assert as_they_are == dict.fromkeys(case.kernels, "ok")
-    wrong = {called: verdicts.get((kernel, words), "not reached") for called, kernel in case.kernels.items()}
-    assert set(wrong.values()) <= {"incorrect", "runtime_error"}, wrong
+@pytest.mark.parametrize(("words", "called"), marked())
+def test_it_is_caught(words: str, called: str, verdicts_of: Callable[[str], Mapping[tuple[Kernel, str], str]]) -> None:
+    kernel, verdicts = CASES[words].kernels[called], verdicts_of(CASES[words].operator)
+    assert verdicts[kernel, ""] == "ok"
+    assert verdicts.get((kernel, words), "not reached") in ("incorrect", "runtime_error")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -70,8 +70,7 @@ def equal_bits(left: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
 def test_the_reference_on_a_device_has_the_bits_of_numpy(types: dict[str, Any], chain: str) -> None:
     if types["out_dtype"] == "int32" and chain != "plain":
         pytest.skip("int32 outputs have no epilogue")
-    layouts = product(("nn", "nt", "tn", "tt"), (1, 3))
-    for layout, batch in layouts:
+    for layout, batch in (("nn", 1), ("nt", 3), ("tn", 3), ("tt", 1)):
         problem = matmul(m=9, n=14, k=33, batch=batch, layout=layout, epilogue=CHAINS[chain], **types)
         for kind, exact in product(("integer", "normal", "special"), (True, False)):
             on_cpu, on_gpu = both(problem, kind, 5, exact)

@@ -37,7 +37,7 @@ def compile_code(toolchain: Toolchain, processes: Processes) -> Compile:
 
 
 def test_code_is_equal_alone_and_in_a_group_in_any_order(compile_code: Compile) -> None:
-    kernels = [matmul_candidate.kernel for matmul_candidate in matmul_candidates(3)] + [probe()]
+    kernels = [matmul_candidate.kernel for matmul_candidate in matmul_candidates(2)] + [probe()]
     group, reverse = compile_code.kernels(*kernels), compile_code.kernels(*reversed(kernels))
     assert group.symbols == {name for kernel in kernels for name in symbols(kernel)}
     assert group.kernels == reverse.kernels

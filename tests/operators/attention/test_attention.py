@@ -41,6 +41,7 @@ from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Rejection
 from tests.operators.harness.machine_code import ALIGNED, Code
+from tests.support.run.each_run import some_each_run
 
 # ---- problems
 
@@ -327,7 +328,7 @@ def test_packed_heads_read_keys_once_in_fewer_blocks_of_fuller_tiles() -> None:
     assert times[1] < 0.9 * times[0]
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_90a"])
+@pytest.mark.parametrize("arch", some_each_run(["sm_80", "sm_86", "sm_90a"]))
 def test_searches_pack_the_heads_of_few_queries(arch: str) -> None:
     def tried(level: int, **fields: Any) -> set[str]:
         candidates = lower(attention(**{**DECODE, **fields}), target(arch), Search(level=level)).candidates
@@ -1062,11 +1063,12 @@ DECLARED = (
             nearest=0.3,
         ),
         mutations=MUTATIONS,
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, each_run=13),
+        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, each_run=4),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
         launches=declare.Launches(planned={"level 1 and some of level 2": planned, "splits": planned_splits}),
         calls=CALLS,
         job=declare.Job(
+            each_run="paged decode",
             problems={
                 "BERT": {"batch": 2, **OF_JOB, "lse": True},
                 "ragged": {

@@ -749,6 +749,7 @@ DECLARED = (
         ),
         calls=CALLS,
         job=declare.Job(
+            each_run="depthwise nchw",
             problems={
                 "fp16": {**OF_JOB, "dtype": "float16", "epilogue": NODES},
                 "depthwise nchw": {**OF_JOB, "layout": "nchw", "groups": 64, "dtype": "float16"},

@@ -818,6 +818,7 @@ CALLS = {
     ),
     "limbs in planes": declare.Library(
         candidate=lambda: in_planes(),
+        always=True,
         refused={"taps": ({"w": "T((24, 5, 5, 20), 'int64')"}, "ValueError", "w has 5 x 5 taps and 1 groups")},
         taken={"another image": ({"x": "T((1, 4, 6, 20), 'int64')", "out": f"T((1, 4, 6, 24), 'int64', {OUT})"}, 4)},
     ),
@@ -866,7 +867,7 @@ def declared(name: str) -> declare.Declarations:
                 **({} if name == "conv2d_wgrad" else SPREAD_OF_WINOGRAD),
                 **({"split fused": 3, "split ahead": 3} if name in SPLIT_AHEAD else {}),
             },
-            each_run=12 if name == "conv2d_wgrad" else 6,
+            each_run=4 if name == "conv2d_wgrad" else 2,
         ),
         machine_code=declare.MachineCode(
             kernels=partial(compiled, name),

@@ -504,6 +504,7 @@ def planned(layout: str, form: str, **fields: Any) -> list[Candidate]:
 FILTERS_AT = "8"  # of `b`, in which the filters' matrices are, in cukiln::conv2d::Arguments
 CALLS = {
     "winner": declare.Library(
+        always=True,
         candidate=lambda: candidate(
             **SIZES, epilogue=[{"op": "bias"}], schedule=tensor_schedule("float16", tile_n=32, raster=0)
         ),

@@ -605,6 +605,7 @@ DECLARED = (
         ),
         calls=CALLS,
         job=declare.Job(
+            each_run="depthwise",
             problems={
                 "strided": {**OF_JOB, "stride": 2, "epilogue": [{"op": "residual"}]},
                 "depthwise": {**OF_JOB, "groups": 64, "layout": "nchw"},

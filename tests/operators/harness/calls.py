@@ -1,9 +1,14 @@
 """What a winner's library launches and refuses, called through tvm-ffi over a driver that writes down what it is asked.
-All calls of a library are made in one process."""
+All calls of a library are made in one process.
+
+`make test` builds a third of a module's libraries of an operator, one at least, others each time; `make test-long` the
+rest.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,8 @@ import pytest
 from cukiln.types import Launch
 from tests.operators.harness.declarations import Change, Declarations, Library, Whole
 from tests.support.fixtures.library import Built, Child, build, calls, launches
+from tests.support.kernels.random_cases import seed_of_this_run
+from tests.support.run.each_run import DRAWS, rows_using
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
@@ -48,6 +55,45 @@ TABLES = {
 }
 
 
+def names_of_each_run(declared: Declarations) -> list[str]:
+    libraries = declared.calls or {}
+    always = [name for name, library in libraries.items() if library.always]
+    others = sorted(libraries.keys() - set(always))
+    drawn = random.Random(f"{seed_of_this_run()} {others}")
+    return [*always, *drawn.sample(others, -(-len(others) // 3))] if DRAWS else []
+
+
+def left_out(having: Sequence[Declarations]) -> set[tuple[str, str]]:
+    """Of all tables, rows of the libraries that this run's seed leaves to others."""
+    rows = set()
+    for declared in having:
+        others = set(declared.calls or {}) - set(names_of_each_run(declared))
+        rows |= {(declared.operator, name) for name in others}
+        for table in ("refused", "taken"):
+            rows |= {(declared.operator, row) for row, (name, *_) in TABLES[table](declared).items() if name in others}
+    return rows
+
+
+LONG = dict.fromkeys(TABLES, left_out)
+
+
+def asked_for(request: pytest.FixtureRequest) -> Mapping[tuple[str, str], Library]:
+    """By operator and name, the libraries of this run's tests."""
+    every = {
+        (declared.operator, name): library
+        for declared in request.module.DECLARED
+        for name, library in (declared.calls or {}).items()
+    }
+    names = set()
+    for row in rows_using("built", request):
+        declared = row["declared"]
+        names |= {
+            (declared.operator, name) for name, library in declared.calls.items() if library is row.get("library")
+        }
+        names |= {(declared.operator, row[table][0]) for table in ("refused", "taken") if table in row}
+    return {key: library for key, library in every.items() if library.always or key in names}
+
+
 @pytest.fixture(scope="module")
 def built(
     request: pytest.FixtureRequest,
@@ -56,9 +102,7 @@ def built(
     processes: Processes,
 ) -> Mapping[tuple[str, str], Built]:
     return {
-        (declared.operator, name): build(library.candidate(), folder, toolchain, processes)
-        for declared in request.module.DECLARED
-        for name, library in (declared.calls or {}).items()
+        key: build(library.candidate(), folder, toolchain, processes) for key, library in asked_for(request).items()
     }
 
 
@@ -91,20 +135,19 @@ def answers(
 ) -> Answers:  # fmt: skip
     """By operator, library and call."""
     result = {}
-    for declared in request.module.DECLARED:
-        for name, library in (declared.calls or {}).items():
-            winner = built[declared.operator, name]
-            wanted = {call: change for call, (change, *_) in [*library.refused.items(), *library.taken.items()]}
-            assert DEFAULT not in wanted
-            wanted[DEFAULT] = {}
-            operands = "\n".join(f"{o} = {words}" for o, words in operands_of(winner.launch, library.operands).items())
-            attempts = ", ".join(
-                f"{call!r}: attempted({arguments_of(winner.launch, change)})" for call, change in wanted.items()
-            )
-            body = f"{PRELUDE}\n{operands}\nanswer = {{{attempts}}}"
-            answer, _ = Child(folder, processes)(calls(winner.path, body), driver=fake_driver)
-            for call, (outcome, log) in answer.items():
-                result[declared.operator, name, call] = outcome, launches(log)
+    for (operator, name), library in asked_for(request).items():
+        winner = built[operator, name]
+        wanted = {call: change for call, (change, *_) in [*library.refused.items(), *library.taken.items()]}
+        assert DEFAULT not in wanted
+        wanted[DEFAULT] = {}
+        operands = "\n".join(f"{o} = {words}" for o, words in operands_of(winner.launch, library.operands).items())
+        attempts = ", ".join(
+            f"{call!r}: attempted({arguments_of(winner.launch, change)})" for call, change in wanted.items()
+        )
+        body = f"{PRELUDE}\n{operands}\nanswer = {{{attempts}}}"
+        answer, _ = Child(folder, processes)(calls(winner.path, body), driver=fake_driver)
+        for call, (outcome, log) in answer.items():
+            result[operator, name, call] = outcome, launches(log)
     return result
 
 

@@ -118,7 +118,7 @@ class Mutations:
 @dataclass(frozen=True, kw_only=True)
 class RandomCases:
     """`properties`: what a draw is about; `spread`: of what there must be how many percent. `extents`: of the launch
-    ABI's, how many tell problems apart. `each_run`: how many `make test` verifies, 25 of an operator in all its
+    ABI's, how many tell problems apart. `each_run`: how many `make test` verifies, nine of an operator in all its
     modules."""
 
     draws: Draws
@@ -161,21 +161,25 @@ class Whole(str):
 @dataclass(frozen=True, kw_only=True)
 class Library:
     """A winner's library and its calls. A call has the record's own operands and numbers but for `operands` and the
-    change. `refused`: exception and words. `taken`: how many launches, or the grid of each."""
+    change. `refused`: exception and words. `taken`: how many launches, or the grid of each. `always`: each run builds
+    it, for a test of the module's own."""
 
     candidate: Callable[[], Candidate]
     operands: Change = field(default_factory=dict)
     refused: Mapping[str, tuple[Change, str, str]] = field(default_factory=dict)
     taken: Mapping[str, tuple[Change, Any]] = field(default_factory=dict)
     record: Mapping[str, Any] = field(default_factory=dict)
+    always: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """`problems` by name, all of which have a winner. `failing`: fields, search, how often each rule rejected (None: at
-    least once, maybe beside others) and words of the error."""
+    """`problems` by name, all of which have a winner; `make test` has the one that `each_run` names (default: the
+    first), whose seconds are the fewest. `failing`: fields, search, how often each rule rejected (None: at least once,
+    maybe beside others) and words of the error."""
 
     problems: Mapping[str, Fields]
+    each_run: str = ""
     failing: Sequence[tuple[Fields, Fields, Mapping[str, int | None], str]] = ()
 
 

@@ -1,8 +1,9 @@
-"""A job of each operator, the whole way over HTTP, all by one service."""
+"""Jobs of operators, the whole way over HTTP, all by one service."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 
@@ -20,17 +21,28 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
         yield client
 
 
-def require_winners(client: Client, declared: Declarations) -> None:
+def problems_of(declared: Declarations) -> dict[str, dict[str, Any]]:
+    assert declared.job is not None
+    return {
+        name: {"operator": declared.operator, **fields, "name": f"{declared.operator}, {name}"}
+        for name, fields in declared.job.problems.items()
+    }
+
+
+def problem_of_each_run(declared: Declarations) -> dict[str, Any]:
+    assert declared.job is not None
+    problems = problems_of(declared)
+    return problems[declared.job.each_run or next(iter(problems))]
+
+
+def require_winners(client: Client, asked: Iterable[dict[str, Any]]) -> None:
     """Verified winners, which are found again."""
-    job = declared.job
-    assert job is not None
-    problems = [{"operator": declared.operator, **fields, "name": name} for name, fields in job.problems.items()]
-    search = {"level": 1, "limit": 1}
+    problems = list(asked)
+    names, search = [problem["name"] for problem in problems], {"level": 1, "limit": 1}
     answer = client.tune(problems, target="sm_90a", search=search)
     assert answer.state == "done"
-    assert {problem.name: problem.state for problem in answer.problems} == dict.fromkeys(job.problems, "done")
-    verdicts = {problem.name: problem.verdicts for problem in answer.problems}
-    assert verdicts == {name: {"ok": 1} for name in job.problems}
+    assert {problem.name: problem.state for problem in answer.problems} == dict.fromkeys(names, "done")
+    assert {problem.name: problem.verdicts for problem in answer.problems} == {name: {"ok": 1} for name in names}
     assert client.tune(problems, target="sm_90a", search=search).cached
 
 

@@ -1,10 +1,11 @@
 """What nvcc makes of an operator's kernels: one call for all of a module.
 
-`make test` compiles a part of them that has every class of the whole; the rest, which repeats classes, is `long`.
+Each run of `make test` compiles half of a part of them that has every class of the whole; the rest is `long`.
 """
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,6 +22,8 @@ from codegen.text.render_group import render_device, symbols
 from tests.operators.harness.declarations import Declarations
 from tests.operators.harness.proofs import PATH, Classes, Names, covering
 from tests.support.fixtures.compile import LIMITS
+from tests.support.kernels.random_cases import seed_of_this_run
+from tests.support.run.each_run import DRAWS
 from workers.compile.compile_file import PTX, FileCompiler
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
@@ -138,19 +141,14 @@ TABLES: Mapping[str, Callable[[Declarations], Mapping[str, Any]]] = {
     },
     "compiled": lambda declared: {name: name for name in declared.machine_code.kernels()},  # type: ignore[union-attr]
 }
-# Of a signature, what changes no instruction that a claim is about, and no loop.
-OUTSIDE_LOOPS = ("epilogue", "lse", "acc_dtype", "out_dtype")
 
 
 def classes(kernel: Kernel, claims: Sequence[Claim]) -> Classes:
-    """What a kernel is one of, to nvcc: the way that its tunables take; each value of the signature, alignments apart;
-    each claim."""
+    """What a kernel is one of, to nvcc: the way that its tunables take; each claim."""
     tunables = kernel.tunables.as_dict()
-    signature = kernel.signature_dict.items()
-    inside = [(n, str(v)) for n, v in signature if n not in OUTSIDE_LOOPS and not n.startswith("align")]
     way = (*sorted(tunables), *(tunables.get(name) for name in (*PATH, "split")))
     named = [(kernel.operator, "claim", claim.__name__) for claim in claims]
-    return {(kernel.operator, way), *((kernel.operator, *value) for value in inside), *named}
+    return {(kernel.operator, way), *named}
 
 
 def kernels_of(having: Iterable[Declarations]) -> dict[tuple[str, str], Kernel]:
@@ -165,14 +163,25 @@ def of_every_class(having: Sequence[Declarations]) -> Names:
         if declared.machine_code is not None
         for name, of in declared.machine_code.claims.items()
     }
-    chosen = covering({key: classes(kernel, claims.get(key, ())) for key, kernel in kernels_of(having).items()})
+    kernels = kernels_of(having)
+    return covering(
+        {key: classes(kernel, claims.get(key, ())) for key, kernel in kernels.items()},
+        kernels,
+        lambda kernel: operator(kernel.operator).predicted_compile_seconds(kernel),
+    )
+
+
+def of_this_run(having: Sequence[Declarations]) -> Names:
+    """Half of those of every class, by its seed, and what a test of the module's own compares."""
+    every = sorted(of_every_class(having))
+    drawn = random.Random(f"{seed_of_this_run()} {every}").sample(every, -(-len(every) // 2)) if DRAWS else []
     codes = {declared.operator: declared.machine_code for declared in having if declared.machine_code is not None}
-    return chosen | {(operator, name) for operator, of in codes.items() for name in of.compared}
+    return {*drawn, *((operator, name) for operator, of in codes.items() for name in of.compared)}
 
 
 def repeats(having: Sequence[Declarations]) -> Names:
     """Of a module's kernels those that `make test-long` compiles."""
-    return kernels_of(having).keys() - of_every_class(having)
+    return kernels_of(having).keys() - of_this_run(having)
 
 
 def repeated_claims(having: Sequence[Declarations]) -> Names:
@@ -197,7 +206,7 @@ def codes(
     items = [item for item in request.session.items if isinstance(item, pytest.Function)]
     asked = {_asked(item) for item in items if item.module is request.module and item.originalname in BY_KERNEL}
     every = kernels_of(request.module.DECLARED)
-    asked = asked or of_every_class(request.module.DECLARED)
+    asked = asked or of_this_run(request.module.DECLARED)
     kernels = {key: kernel for key, kernel in every.items() if key in asked}
     folder = tmp_path_factory.mktemp("codes")
     compiled = codes_of(list(dict.fromkeys(kernels.values())), "sm_90a", folder, toolchain, processes)

@@ -1,26 +1,30 @@
 """Every barrier, wait, commit, bounds check, swizzle and stage of an operator's text is needed, and other wrong texts
 are caught: the CPU execution notices.
 
-`make test` draws some mutants of each operator, with a fresh seed each time (CUKILN_TEST_SEED repeats them), and runs
-each in kernels up to the first that shows it. `make test-long` runs all, and that a missing barrier shows in every
-kernel which reaches it.
+`make test` draws of each operator a kernel and some of the mutants that it reaches, with a fresh seed each time
+(CUKILN_TEST_SEED repeats them), and of the operators with more kernels some. `make test-long` runs all mutants, each in
+kernels up to the first that shows it, and that a missing barrier shows in every kernel which reaches it.
 """
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
+from itertools import zip_longest
+from pathlib import Path
 
 import pytest
 
+from codegen.kernel import Kernel
 from codegen.operators import operator
 from tests.operators.harness.declarations import Declarations
 from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
 from tests.support.kernels.mutants import Mutant, Site, changed, find_sites, mutants, switched_operator
 from tests.support.kernels.random_cases import seed_of_this_run
+from tests.support.run.each_run import DRAWS
 
 Verdicts = Mapping[str, list[MutantVerdict]]
 # Of a missing barrier: it must show in every kernel that reaches it.
@@ -60,22 +64,41 @@ def mutants_by_name(declared: Declarations) -> Mapping[str, Mutant | None]:
         return {"its text": None}
 
 
-TABLES = {"mutant": mutants_by_name}
-DRAWN = int(os.environ.get("CUKILN_TEST_MUTANTS") or 25)
-"""Mutants of an operator in `make test`; with 0 all are `long`, as `make test-long` has it."""
+TABLES = {"mutant": mutants_by_name, "run_seed": lambda declared: {"some": seed_of_this_run()}}
+DRAWN = 6
+"""Mutants of a kernel in `make test`."""
+TURNS = 3
+"""Of so many runs of `make test`, one on average has those of a set of declarations."""
 
 
-def not_drawn(having: Sequence[Declarations]) -> set[tuple[str, str]]:
-    """Operators and names of mutants that this run's seed leaves to `make test-long`."""
-    left: set[tuple[str, str]] = set()
-    for declared in having:
-        names = list(mutants_by_name(declared))
-        random.Random(f"{seed_of_this_run()} {declared.operator}").shuffle(names)
-        left |= {(declared.operator, name) for name in names[DRAWN:]}
-    return left
+def every_mutant(having: Sequence[Declarations]) -> set[tuple[str, str]]:
+    return {(declared.operator, name) for declared in having for name in mutants_by_name(declared)}
 
 
-LONG = {"mutant": not_drawn}
+def not_in_turn(having: Sequence[Declarations]) -> set[tuple[str, str]]:
+    """Of the operators whose mutants this run's seed leaves to others. Reductions are there each time: they have all
+    kinds, and compile fastest."""
+    turns = {declared.operator: _random(declared, "turn").randrange(TURNS) for declared in having}
+    return {(name, "some") for name, turn in turns.items() if not DRAWS or (turn and name != "reduce")}
+
+
+def _random(declared: Declarations, purpose: str) -> random.Random:
+    """By this run's seed; of modules of one operator by what they mutate."""
+    assert declared.mutations is not None
+    return random.Random(f"{seed_of_this_run()} {purpose} {declared.operator} {sorted(declared.mutations.files)}")
+
+
+LONG = {"mutant": every_mutant, "run_seed": not_in_turn}
+
+
+@contextmanager
+def kernels_with_mutants(declared: Declarations, folder: Path) -> Iterator[Mapping[str, Kernel]]:
+    """By the names that they are declared with; whatever runs them ends with the block."""
+    assert declared.mutations is not None
+    name = f"{declared.operator}_{folder.name}"  # its own: a process reads an operator's text once
+    class_name = type(declared.op).__name__
+    with switched_operator(declared.operator, class_name, folder / "operator", name, sites_of(declared)):
+        yield declared.mutations.kernels(name)
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +117,8 @@ def verdicts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     for declared in request.module.DECLARED:
         if declared.mutations is not None:
             folder = tmp_path_factory.mktemp("mutants")
-            name = f"{declared.operator}_{folder.name}"  # its own: a process reads an operator's text once
-            class_name = type(declared.op).__name__
-            with switched_operator(declared.operator, class_name, folder / "operator", name, sites_of(declared)):
-                kernels = list(declared.mutations.kernels(name).values())
+            with kernels_with_mutants(declared, folder) as named:
+                kernels = list(named.values())
                 in_all = {
                     mutant for mutant in mutants_of(declared).values() if everywhere and mutant.kind in EVERYWHERE
                 }
@@ -120,6 +141,38 @@ def survived(declared: Declarations, verdicts: Verdicts, number: int) -> dict[st
     }
 
 
+def excused(declared: Declarations, mutant: Mutant) -> set[str]:
+    """Names of kernels in which a missing barrier is no fault."""
+    assert declared.mutations is not None
+    line = declared.op.kernel_texts[mutant.file].splitlines()[mutant.line - 1]
+    return {kernel for words, kernels in declared.mutations.excused.items() if words in line for kernel in kernels}
+
+
+def in_turn_of_kinds(every: Sequence[Mutant], drawn: random.Random) -> list[Mutant]:
+    """Shuffled; missing barriers and other mutants by turns."""
+    shuffled = drawn.sample(every, len(every))
+    missing = [mutant for mutant in shuffled if mutant.kind in EVERYWHERE]
+    others = [mutant for mutant in shuffled if mutant.kind not in EVERYWHERE]
+    return [mutant for pair in zip_longest(missing, others) for mutant in pair if mutant is not None]
+
+
+def test_drawn_mutants_are_caught(declared: Declarations, run_seed: int, tmp_path: Path) -> None:
+    """In a kernel that passes as it is: each barrier, wait and commit that is missing, and some of the others, of which
+    a kernel need not show every one."""
+    by_number = {mutant.number: mutant for mutant in mutants_of(declared).values()}
+    drawn = _random(declared, "drawn")
+    with kernels_with_mutants(declared, tmp_path) as named:
+        called = drawn.choice(list(named))
+        asked = {mutant.number: (0,) for mutant in in_turn_of_kinds(list(by_number.values()), drawn)}
+        as_it_is, *ran = judge_mutants([named[called]], tmp_path / "build", asked=asked, most=DRAWN)
+    assert (as_it_is.verdict, as_it_is.message) == ("ok", ""), called
+    survived = [by_number[verdict.number] for verdict in ran if verdict.verdict == "ok"]
+    assert len(survived) < len(ran), (called, survived)
+    due = [mutant for mutant in survived if mutant.kind in EVERYWHERE and called not in excused(declared, mutant)]
+    assert not due, (called, due)
+
+
+@pytest.mark.long
 def test_the_kernels_pass_as_they_are(declared: Declarations, verdicts: Verdicts) -> None:
     assert declared.mutations is not None
     names = list(declared.mutations.kernels(declared.operator))
@@ -143,12 +196,8 @@ def test_a_missing_barrier_wait_or_commit_is_caught_in_every_kernel_that_reaches
     assert declared.mutations is not None
     for mutant in mutants_of(declared).values():
         if mutant.kind in EVERYWHERE:
-            line = declared.op.kernel_texts[mutant.file].splitlines()[mutant.line - 1]
-            excused = {
-                kernel for words, kernels in declared.mutations.excused.items() if words in line for kernel in kernels
-            }
             reached = survived(declared, verdicts, mutant.number)
-            assert {kernel for kernel, lived in reached.items() if lived} <= excused, mutant.name
+            assert {kernel for kernel, lived in reached.items() if lived} <= excused(declared, mutant), mutant.name
 
 
 def test_every_place_has_its_mutants(declared: Declarations) -> None:

@@ -1,23 +1,26 @@
 """Kernels pass the whole verification plan on the CPU, all of a module built together.
 
-`make test` verifies a part of them that has every class of the whole; the rest, which repeats classes, is `long`.
+`make test` verifies a part of them that has every way and every dtype, layout and split of the whole, and takes the
+fewest seconds; the rest is `long`. Values of single tunables are among the random cases of each run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import combinations
 from typing import Any
 
 import pytest
 
 from codegen.kernel import Kernel
+from codegen.operators import operator
 from tests.operators.harness.declarations import Declarations
 from tests.support.kernels.cpu_helpers import verify
 from workers.cpu.verify import CpuVerdict
 
 TABLES = {"kernel": lambda declared: declared.proofs.kernels()}
 PATH = ("algorithm", "limb_split")
+NUMBERED = ("output_tile",)  # tunables whose numbers name ways through the text, as words do
 TOGETHER = ("layout", "dtype", "out_dtype", "align", "split")
 SHARED = ("fraction_bits", "rounding")  # of the text that all paths share, as nodes of an epilogue are
 Classes = set[tuple[object, ...]]
@@ -42,6 +45,19 @@ def classes(kernel: Kernel) -> Classes:
     }
 
 
+def ways(kernel: Kernel) -> Classes:
+    """Of its classes those that each run has: the path of its algorithm, with each way of splitting a sum; each tunable
+    that names a way through the text; of its operator each value of the signature, alignments and epilogue apart."""
+    tunables, signature = kernel.tunables.as_dict(), dict(kernel.signature_dict)
+    names, split = tuple(sorted(tunables)), str(tunables.get("split"))
+    apart = {"epilogue", *SHARED, *(name for name in signature if name.startswith("align"))}
+    return {
+        (*names, *(tunables.get(name) for name in PATH), split),
+        *((names, name, value) for name, value in tunables.items() if isinstance(value, str) or name in NUMBERED),
+        *((kernel.operator, name, str(value)) for name, value in signature.items() if name not in apart),
+    }
+
+
 Names = set[tuple[str, str]]
 """Of kernels: their operators, and what their declarations call them."""
 
@@ -51,25 +67,42 @@ def kernels_of(declarations: Iterable[Declarations]) -> dict[tuple[str, str], Ke
     return {(operator, name): kernel for operator, of in proofs.items() for name, kernel in of.kernels().items()}
 
 
-def of_every_class(kernels: Mapping[tuple[str, str], Kernel]) -> Names:
+def of_every_class(
+    kernels: Mapping[tuple[str, str], Kernel], classes_of: Callable[[Kernel], Classes] = classes
+) -> Names:
     """A part of the kernels that has all their classes."""
-    return covering({name: classes(kernel) for name, kernel in kernels.items()})
+    return covering({name: classes_of(kernel) for name, kernel in kernels.items()}, kernels, seconds)
 
 
-def covering(having: Mapping[tuple[str, str], Classes]) -> Names:
-    """A part that has the classes of all: again and again the one that adds most."""
+def seconds(kernel: Kernel) -> float:
+    """About what a plan takes: g++ as long as nvcc, by what is predicted, and kernels as the square of it."""
+    compiling = operator(kernel.operator).predicted_compile_seconds(kernel)
+    return compiling + 10 * compiling**2
+
+
+def covering(
+    having: Mapping[tuple[str, str], Classes],
+    kernels: Mapping[tuple[str, str], Kernel],
+    seconds_of: Callable[[Kernel], float],
+) -> Names:
+    """A part that has the classes of all: again and again the one that adds most for its seconds, then without those
+    whose classes the others have."""
+    took = {name: seconds_of(kernels[name]) for name in having}
     missing, chosen = Classes().union(*having.values()), Names()
     while missing:
-        best = max(having, key=lambda name: len(having[name] & missing))
+        best = max(having, key=lambda name: len(having[name] & missing) / took[name])
         chosen.add(best)
         missing -= having[best]
+    for name in sorted(chosen, key=lambda name: (-took[name], name)):
+        others = chosen - {name}
+        chosen = others if having[name] <= Classes().union(*(having[other] for other in others)) else chosen
     return chosen
 
 
 def repeats(having: Iterable[Declarations]) -> Names:
     """Of a module's kernels those that `make test-long` verifies."""
     kernels = kernels_of(having)
-    return kernels.keys() - of_every_class(kernels)
+    return kernels.keys() - of_every_class(kernels, ways)
 
 
 LONG = {"kernel": repeats}
@@ -77,7 +110,7 @@ LONG = {"kernel": repeats}
 
 @pytest.fixture(scope="module")
 def proofs(request: pytest.FixtureRequest) -> Mapping[Kernel, CpuVerdict]:
-    """Of the kernels that this run's selection of tests asks for; where it has none, those of every class."""
+    """Of the kernels that this run's selection of tests asks for; where it has none, those of every way."""
     asked = [
         item.callspec.params["kernel"]
         for item in request.session.items
@@ -85,7 +118,7 @@ def proofs(request: pytest.FixtureRequest) -> Mapping[Kernel, CpuVerdict]:
         and item.originalname == test_a_kernel_passes_the_whole_plan.__name__
     ]  # fmt: skip
     kernels = kernels_of(request.module.DECLARED)
-    asked = list(dict.fromkeys(asked or [kernels[name] for name in sorted(of_every_class(kernels))]))
+    asked = list(dict.fromkeys(asked or [kernels[name] for name in sorted(of_every_class(kernels, ways))]))
     return dict(zip(asked, verify(asked, seed=20_26), strict=True))
 
 

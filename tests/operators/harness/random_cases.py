@@ -6,6 +6,7 @@ CUKILN_TEST_SEED repeats a run's random cases.
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,13 +27,27 @@ from tests.support.kernels.random_cases import (
     seed_of_this_run,
     too_seldom,
 )
+from tests.support.run.each_run import DRAWS
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
-TABLES: Mapping[str, object] = {}
+TABLES = {"run_seed": lambda declared: {"some": seed_of_this_run()}}
+TURNS = 3
+"""Of so many runs of `make test`, one on average compiles a random case of a set of declarations for a GPU."""
 Cases = Sequence[tuple[str, Candidate]]
-COMPILED = 2
-"""Random cases of a module that nvcc compiles in `make test`, at least."""
+FEW, OFTEN = 12, 20
+"""In `make test`: draws of a fixed seed, and of how many percent what must be among them is."""
+
+
+def not_in_turn(having: Sequence[Declarations]) -> set[tuple[str, str]]:
+    left = set()
+    for declared in having:
+        own = f"{seed_of_this_run()} {declared.operator} {sorted(of(declared).spread)}"  # of a module of an operator
+        left |= {(declared.operator, "some")} if not DRAWS or random.Random(own).randrange(TURNS) else set()
+    return left
+
+
+LONG = {"run_seed": not_in_turn}
 
 
 def of(declared: Declarations) -> RandomCases:
@@ -56,6 +71,16 @@ def drawn(request: pytest.FixtureRequest) -> Mapping[str, Cases]:
     return {declared.operator: of(declared).draws(of(declared).each_run, seed) for declared in having}
 
 
+def test_random_cases_are_about_what_they_often_are(declared: Declarations) -> None:
+    often = {name for name, percent in of(declared).spread.items() if percent >= OFTEN}
+    for seed in SPREAD_SEEDS:
+        counts = properties_of(declared, of(declared).draws(FEW, seed))
+        if not (missing := sorted(often - {name for name, count in counts.items() if count})):
+            return
+    raise AssertionError(missing)
+
+
+@pytest.mark.long  # in `make test`: what they often are about, above
 def test_random_cases_are_about_everything(declared: Declarations) -> None:
     for seed in SPREAD_SEEDS:
         counts = properties_of(declared, of(declared).draws(SPREAD, seed))
@@ -83,10 +108,10 @@ def test_five_thousand_random_cases_are_right(declared: Declarations, tmp_path: 
     assert all(counts[name] >= least for name, least in of(declared).in_5000.items()), counts
 
 
-def test_random_schedules_compile(drawn: Mapping[str, Cases], toolchain: Toolchain, processes: Processes) -> None:
-    """Of all operators of the module together."""
-    each = -(-COMPILED // len(drawn))
-    require_compiled([case for cases in drawn.values() for case in cases[:each]], toolchain, processes)
+def test_a_random_schedule_compiles(
+    declared: Declarations, run_seed: int, drawn: Mapping[str, Cases], toolchain: Toolchain, processes: Processes
+) -> None:
+    require_compiled([drawn[declared.operator][run_seed % len(drawn[declared.operator])]], toolchain, processes)
 
 
 @pytest.mark.long

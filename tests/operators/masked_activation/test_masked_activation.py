@@ -509,6 +509,7 @@ DECLARED = (
         launches=declare.Launches(planned={mask: partial(planned, mask) for mask in ("bits", "bytes")}),
         calls=CALLS,
         job=declare.Job(
+            each_run="ring",
             problems={
                 "bits": {**OF_JOB, "dtype": "float16"},
                 "bytes": {**OF_JOB, "mask": "bytes", "where_clear": POLYNOMIAL},

@@ -33,6 +33,7 @@ from tests.support.kernels.cpu_helpers import SMALL_IMAD, SMALL_LIMBS, verify
 from tests.support.kernels.random_cases import LAYOUTS, MOST, TARGETS
 from tests.support.kernels.ring_integers import finished
 from tests.support.kernels.ring_runs import UNCHAINED_K
+from tests.support.run.each_run import some_each_run
 
 OP = operator("matmul")
 RINGS = {"int32": 32, "int64": 64}
@@ -253,7 +254,7 @@ def test_a_level_truncates_early_only_where_the_policy_allows_it() -> None:
     assert places({"k": 64, **TOLERANT}) == once | {("imad", "tile"), ("limbs", "tile"), ("imad", "product")}
 
 
-@pytest.mark.parametrize("dtype", RINGS)
+@pytest.mark.parametrize("dtype", some_each_run(list(RINGS)))
 def test_a_problem_has_no_more_candidates_at_level_2_than_may_be_asked_for(dtype: str) -> None:
     """`CUKILN_MAX_CANDIDATES_PER_PROBLEM`, also where every place of truncation is allowed."""
     loose = {"dtype": dtype, "fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 2**31 - 1}}
@@ -415,7 +416,7 @@ def sanitized() -> list[Kernel]:
     ]
 
 
-@pytest.mark.parametrize("dtype", RINGS)
+@pytest.mark.parametrize("dtype", some_each_run(list(RINGS)))
 def test_the_main_loop_by_limbs_has_no_bank_conflicts(dtype: str) -> None:
     kernels = {
         layout: ring_kernel(layout, dtype, algorithm="limbs", tile_m=64, tile_n=32, warps_m=4, warps_n=2, tile_k=tile_k)
@@ -690,7 +691,7 @@ DECLARED = (
             wrong=WRONG,
             definitions={"swizzle": 0},
         ),
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, extents=4, each_run=12),
+        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, extents=4, each_run=4),
         machine_code=MACHINE_CODE,
         launches=declare.Launches(
             planned={

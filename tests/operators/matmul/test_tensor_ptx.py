@@ -4,6 +4,7 @@ what the CPU's race-checked run counts of their main loop: no bank conflicts.
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -23,7 +24,9 @@ from codegen.text.render_group import render_device
 from tests.operators.harness.machine_code import Code, codes_of
 from tests.support.fixtures.codegen import default_candidate, matmul
 from tests.support.kernels.cpu_helpers import TILE_K, tensor_kernel, verify
+from tests.support.kernels.random_cases import seed_of_this_run
 from tests.support.kernels.spills import require_no_spills
+from tests.support.run.each_run import DRAWS, rows_using, some_each_run
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
@@ -40,6 +43,14 @@ MMA = {
 EVERY_KIND = [*product(("sm_80", "sm_90a"), DTYPES, LAYOUTS), *product(("sm_75",), ("float16",), LAYOUTS)]
 # The text does not depend on the target: of sm_80 each type is compiled in one layout.
 KINDS = [kind for kind in EVERY_KIND if kind[0] != "sm_80" or kind[1:] in zip(DTYPES, LAYOUTS, strict=True)]
+# Each run has every type and every layout on sm_90a, by its seed in another order, and one type elsewhere.
+_TURN = seed_of_this_run() % 4
+EACH_RUN = [
+    *(("sm_90a", dtype, LAYOUTS[(_TURN + number) % 4]) for number, dtype in enumerate(DTYPES)),
+    ("sm_80", DTYPES[_TURN], LAYOUTS[_TURN]),
+    ("sm_75", "float16", LAYOUTS[_TURN]),
+]
+ROWS = [pytest.param(*kind, marks=() if DRAWS and kind in EACH_RUN else pytest.mark.long) for kind in KINDS]
 
 
 def cube(dtype: str, layout: str, **fields: Any) -> Any:
@@ -48,12 +59,16 @@ def cube(dtype: str, layout: str, **fields: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def codes(
-    toolchain: Toolchain, processes: Processes, tmp_path_factory: pytest.TempPathFactory
-) -> Mapping[tuple[str, str, str], Code]:
-    """The level-0 kernel of every kind: one nvcc call per target."""
+    request: pytest.FixtureRequest, toolchain: Toolchain, processes: Processes,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Mapping[tuple[str, str, str], Code]:  # fmt: skip
+    """The level-0 kernel of every kind that this run's tests ask for: one nvcc call per target."""
     by_name: dict[tuple[str, str, str], Code] = {}
+    selected = [(row["arch"], row["dtype"], row["layout"]) for row in rows_using("codes", request)]
     for arch in dict.fromkeys(arch for arch, _, _ in KINDS):
-        of_target = {kind: candidate_of(*kind).kernel for kind in KINDS if kind[0] == arch}
+        of_target = {kind: candidate_of(*kind).kernel for kind in KINDS if kind[0] == arch and kind in selected}
+        if not of_target:
+            continue
         compiled = codes_of(list(of_target.values()), arch, tmp_path_factory.mktemp(arch), toolchain, processes)
         by_name |= {kind: compiled[kernel] for kind, kernel in of_target.items()}
     return by_name
@@ -74,7 +89,7 @@ def turned(dtype: str, layout: str) -> list[bool]:
     return [layout[0] == "t", layout[1] == "n"]
 
 
-@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+@pytest.mark.parametrize(("arch", "dtype", "layout"), ROWS)
 def test_products_are_computed_by_mma_sync_of_their_type(
     arch: str, dtype: str, layout: str, codes: Mapping[tuple[str, str, str], Code]
 ) -> None:
@@ -89,7 +104,7 @@ def test_products_are_computed_by_mma_sync_of_their_type(
     assert code.count("fma") == 0
 
 
-@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+@pytest.mark.parametrize(("arch", "dtype", "layout"), ROWS)
 def test_tiles_come_in_16_bytes_at_once(
     arch: str, dtype: str, layout: str, codes: Mapping[tuple[str, str, str], Code]
 ) -> None:
@@ -121,7 +136,7 @@ def test_unaligned_tiles_come_in_what_their_alignment_allows(
     assert {name for name in codes[single].instructions if name.startswith("ld.global")} == {"ld.global.nc.u16"}
 
 
-@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+@pytest.mark.parametrize(("arch", "dtype", "layout"), ROWS)
 def test_fragments_are_read_by_ldmatrix(
     arch: str, dtype: str, layout: str, codes: Mapping[tuple[str, str, str], Code]
 ) -> None:
@@ -138,7 +153,7 @@ def test_fragments_are_read_by_ldmatrix(
     assert (words > 0) == (any(how) and dtype == "float32")
 
 
-@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+@pytest.mark.parametrize(("arch", "dtype", "layout"), ROWS)
 def test_outputs_leave_in_16_bytes_at_once(
     arch: str, dtype: str, layout: str, codes: Mapping[tuple[str, str, str], Code]
 ) -> None:
@@ -147,7 +162,7 @@ def test_outputs_leave_in_16_bytes_at_once(
     assert stores == {"st.global.v4.b32"}
 
 
-@pytest.mark.parametrize(("arch", "dtype", "layout"), KINDS)
+@pytest.mark.parametrize(("arch", "dtype", "layout"), ROWS)
 def test_level_0_neither_spills_nor_uses_local_memory(
     arch: str, dtype: str, layout: str, codes: Mapping[tuple[str, str, str], Code]
 ) -> None:
@@ -163,12 +178,14 @@ def kernels_of_search(problem: Any, arch: str, search: Search) -> list[Kernel]:
 
 @pytest.mark.parametrize(
     ("arch", "dtype", "layout", "epilogue"),
-    [
-        ("sm_90a", "float16", "nt", [{"op": "bias", "axis": "n"}, {"op": "gelu"}]),
-        ("sm_80", "float32", "nn", []),
-        ("sm_80", "int8", "tn", []),
-        ("sm_75", "float16", "tt", [{"op": "residual"}]),
-    ],
+    some_each_run(
+        [
+            ("sm_90a", "float16", "nt", [{"op": "bias", "axis": "n"}, {"op": "gelu"}]),
+            ("sm_80", "float32", "nn", []),
+            ("sm_80", "int8", "tn", []),
+            ("sm_75", "float16", "tt", [{"op": "residual"}]),
+        ]
+    ),
 )
 def test_a_sample_of_level_1_neither_spills_nor_uses_local_memory(
     arch: str, dtype: str, layout: str, epilogue: list[Any], tmp_path: Path, toolchain: Toolchain, processes: Processes
@@ -186,7 +203,7 @@ SHORT_K: list[tuple[str, str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("arch", "dtype", "layout", "fields"), SHORT_K)
+@pytest.mark.parametrize(("arch", "dtype", "layout", "fields"), some_each_run(SHORT_K))
 def test_level_1_with_a_constant_short_k_neither_spills_nor_uses_local_memory(
     arch: str, dtype: str, layout: str, fields: dict[str, Any], tmp_path: Path, toolchain: Toolchain,
     processes: Processes,
@@ -306,5 +323,18 @@ def is_in(site: str, lines: range) -> bool:
     return file == "gemm/tensor.cuh" and int(line) in lines
 
 
+def require_no_conflicts(kernels: Mapping[str, Kernel]) -> None:
+    assert {name: sites for name, sites in conflicts(kernels).items() if sites} == {}
+
+
 def test_the_main_loop_has_no_bank_conflicts() -> None:
-    assert {name: sites for name, sites in conflicts(dict(kinds_of_tiles())).items() if sites} == {}
+    """Of each type in a shape of tiles, another by each run's seed."""
+    drawn = random.Random(seed_of_this_run())
+    kinds = dict(kinds_of_tiles())
+    some = [drawn.choice([name for name in kinds if name.startswith(dtype)]) for dtype in DTYPES]
+    require_no_conflicts({name: kinds[name] for name in some})
+
+
+@pytest.mark.long
+def test_the_main_loop_has_no_bank_conflicts_in_any_shape_of_tiles() -> None:
+    require_no_conflicts(dict(kinds_of_tiles()))

@@ -13,6 +13,7 @@ from codegen.kernel import Kernel
 from tests.operators.matmul.test_ring import RINGS, ring_kernel
 from tests.support.kernels import ring_runs
 from tests.support.kernels.ring_runs import Built, in_parts
+from tests.support.run.each_run import rows_using, some_each_run
 
 BITS, K = 6, 100
 PLACES = (("imad", "once"), ("imad", "tile"), ("imad", "product"), ("limbs", "once"), ("limbs", "tile"))
@@ -44,12 +45,13 @@ def inputs(dtype: str, largest: int | None) -> tuple[Any, Any]:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    return ring_runs.built({" ".join(case): kernel_of(*case) for case in CASES}, tmp_path_factory.mktemp("truncation"))
+def built(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Built:
+    cases = dict.fromkeys(row["case"] for row in rows_using("built", request))
+    return ring_runs.built({" ".join(case): kernel_of(*case) for case in cases}, tmp_path_factory.mktemp("truncation"))
 
 
 @pytest.mark.parametrize("size", LARGEST)
-@pytest.mark.parametrize("case", CASES, ids=" ".join)
+@pytest.mark.parametrize("case", some_each_run([(case,) for case in CASES], 12), ids=" ".join)
 def test_parts_are_truncated_where_the_schedule_says(built: Built, case: tuple[str, ...], size: str) -> None:
     """Whatever wraps around: a part as the ring has it, shifted, and their sum."""
     kernel = kernel_of(*case)

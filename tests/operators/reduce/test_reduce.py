@@ -698,7 +698,7 @@ DECLARED = (
         ),
         launches=declare.Launches(planned={str(fields["shape"]): partial(planned, fields) for fields in PLANNED}),
         calls=CALLS,
-        job=declare.Job(problems=OF_JOB),
+        job=declare.Job(problems=OF_JOB, each_run="a ring"),
         without={"proofs": "mutations and random cases verify a kernel of every class"},
     ),
 )  # fmt: skip

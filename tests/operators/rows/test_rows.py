@@ -27,7 +27,9 @@ from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Array
 from tests.operators.harness.machine_code import Code
 from tests.operators.rows.kernels import OPERATORS, SCHEDULES, kernel, problem
 from tests.operators.rows.random_cases import draws
+from tests.support.kernels.cpu_helpers import verify
 from tests.support.kernels.mutants import Site, find_sites
+from tests.support.run.each_run import some_each_run
 
 NORMS = ("layer_norm", "rms_norm")
 
@@ -419,7 +421,7 @@ def declarations(name: str) -> declare.Declarations:
         references=REFERENCES,
         proofs=declare.Proofs(kernels=partial(proved, name), sanitized=lambda: [SANITIZED[name]()], nearest=0.3),
         mutations=mutations_of(name),
-        random_cases=declare.RandomCases(draws=partial(draws, name), properties=properties, spread=SPREAD, each_run=9),
+        random_cases=declare.RandomCases(draws=partial(draws, name), properties=properties, spread=SPREAD, each_run=3),
         machine_code=declare.MachineCode(
             kernels=partial(compiled, name),
             claims=dict.fromkeys(("registers", "shared", "online"), (moves_16_bytes_at_once,)),
@@ -433,3 +435,10 @@ def declarations(name: str) -> declare.Declarations:
 
 DECLARED = tuple(map(declarations, OPERATORS))
 add_checks(globals())
+
+
+@pytest.mark.parametrize("name", some_each_run(list(OPERATORS)))
+def test_rows_whose_outputs_are_wider_than_an_access_are_stored_whole(name: str) -> None:
+    """Eight halves are read at once, and written as eight floats: by two accesses."""
+    (verdict,) = verify([kernel(name, "registers, a warp", "float16", "float32")])
+    assert (verdict.verdict, verdict.message) == ("ok", "")

@@ -54,9 +54,11 @@ def judge_mutants(
     folder: Path,
     once: Collection[int] = (),
     asked: Mapping[int, Sequence[int]] | None = None,
+    most: int = MAX_SWITCHES,
 ) -> list[MutantVerdict]:
     """The verdict of each kernel as it is and with each mutant that it reaches; a mutant of `once` is not run again
-    when one kernel has shown it. `asked`: mutants, each in some of the kernels alone (default: all in all).
+    when one kernel has shown it. `asked`: mutants, each in some of the kernels alone (default: all in all). `most`: so
+    many of those that a kernel reaches, the first of `asked`.
 
     The kernels' operator must be loaded. `folder` keeps the C++ files.
     """
@@ -73,6 +75,7 @@ def judge_mutants(
                 "operator": kernels[0].operator,
                 "folder": str(operator(kernels[0].operator).folder),
                 "once": list(once),
+                "most": most,
                 "asked": None
                 if asked is None
                 else {
@@ -129,9 +132,8 @@ def run_all(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         reached = unchanged.pop("reached", [])
         yield {"kernel": kernel.id, "number": AS_IT_IS, **unchanged}
         asked = reached if request["asked"] is None else request["asked"][kernel.id]
-        for number in reached:
-            if number not in asked or number in once & shown:
-                continue
+        waiting = [number for number in asked if number in reached and number not in once & shown]
+        for number in waiting[: request["most"]]:
             killed = _in_a_fork(library, switches, kernel, tested, number)
             killed.pop("reached", None)
             if killed["verdict"] != "ok":

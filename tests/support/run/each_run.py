@@ -1,0 +1,35 @@
+"""Rows of a test of which each run of `make test` has some, by its seed (CUKILN_TEST_SEED); the others are long.
+
+With CUKILN_TEST_DRAWS=none all are long, as `make test-long` has it: what its own seed would draw is there, too.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+DRAWS = os.environ.get("CUKILN_TEST_DRAWS") != "none"
+
+
+def some_each_run(rows: Sequence[Any], count: int = 1) -> list[Any]:
+    """All rows, as parameters of a test: a tuple is one of several arguments. Others are drawn for other lists."""
+    by_seed = random.Random(f"{os.environ['CUKILN_TEST_SEED']} {list(rows)}")
+    drawn = by_seed.sample(range(len(rows)), count) if DRAWS else []
+    return [
+        pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=() if place in drawn else pytest.mark.long)
+        for place, row in enumerate(rows)
+    ]
+
+
+def rows_using(fixture: str, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """Arguments of the module's tests that this run has selected and that take the fixture."""
+    items = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    return [
+        item.callspec.params
+        for item in items
+        if item.module is request.module and fixture in item.fixturenames and hasattr(item, "callspec")
+    ]
