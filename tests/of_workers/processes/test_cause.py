@@ -192,5 +192,5 @@ def test_a_tool_that_crashes_once_is_run_once_more(
 def test_a_killed_child_says_nothing_about_the_kernel_that_it_runs(
     steps: dict[str, Callable[[], Any]], step: str, number: signal.Signals
 ) -> None:
-    outcome = until_hit(steps[step], "python", number, counts=lambda outcome: outcome is not True)
+    outcome = until_hit(steps[step], "run", number, counts=lambda outcome: outcome is not True)
     assert isinstance(outcome, InfrastructureError), outcome
