@@ -226,7 +226,7 @@ def _publish(database: Database, blobs: BlobStore, key: str, text: str) -> Itera
 
 # A failing order is made short for up to five minutes, and then printed.
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("orders", [8, pytest.param(60, marks=pytest.mark.long)])
+@pytest.mark.parametrize("orders", [4, pytest.param(60, marks=pytest.mark.long)])
 def test_winners_keep_their_files_and_jobs_end_whatever_is_removed(
     orders: int,
     migrated_file: Path,

@@ -334,10 +334,11 @@ def test_the_eta_counts_the_jobs_that_are_served_beside_and_before(database: Dat
     assert eta(database, job.id) == pytest.approx(12 + 16 + 5 * FINISH_SECONDS)
 
 
-def test_a_job_of_10_000_problems_is_reported_with_a_handful_of_queries(database: Database) -> None:
+@pytest.mark.parametrize("count", [1_500, pytest.param(10_000, marks=pytest.mark.long)])
+def test_a_job_of_many_problems_is_reported_with_a_handful_of_queries(database: Database, count: int) -> None:
     small = add_job(database)
     with database.write() as session:
-        new = [new_problem(f"p{n}", key=f"{n % 50:064x}") for n in range(10_000)]
+        new = [new_problem(f"p{n}", key=f"{n % 50:064x}") for n in range(count)]
         job = accept.create_job(session, accept.NewJob(new))
         ids = problem_ids(session, job.id)
         done = {"planned": True, "state": "done", "winner": "c1", "candidate_count": 2}
@@ -353,9 +354,9 @@ def test_a_job_of_10_000_problems_is_reported_with_a_handful_of_queries(database
             publish_winner(session, record, attempt=f"t{number}")
     with counted_statements(database) as seen, database.read() as session:
         report = job_report(session, job.id)
-    assert report is not None and len(report.problems) == 10_000
+    assert report is not None and len(report.problems) == count
     assert all(problem.winner and problem.verdicts == {"ok": 1, "incorrect": 1} for problem in report.problems)
-    assert report.progress.verify.done == 20_000
+    assert report.progress.verify.done == 2 * count
     assert len(seen) <= ENOUGH_QUERIES
     with counted_statements(database) as of_one, database.read() as session:
         job_report(session, small.id)
@@ -366,10 +367,13 @@ def test_a_job_of_10_000_problems_is_reported_with_a_handful_of_queries(database
     assert len(seen) <= ENOUGH_QUERIES
 
 
-def test_ten_thousand_problems_that_share_a_kernel_are_verified_with_a_handful_of_queries(database: Database) -> None:
+@pytest.mark.parametrize("count", [1_500, pytest.param(10_000, marks=pytest.mark.long)])
+def test_many_problems_that_share_a_kernel_are_verified_with_a_handful_of_queries(
+    database: Database, count: int
+) -> None:
     """Creating, planning and judging do not query per problem or candidate."""
     with counted_statements(database) as seen:
-        job = add_job(database, count=10_000)
+        job = add_job(database, count=count)
     assert len([statement for statement in seen if "INSERT" in statement]) <= ENOUGH_QUERIES
     with database.write() as session:
         problems = problem_ids(session, job.id)
@@ -398,7 +402,7 @@ def test_ten_thousand_problems_that_share_a_kernel_are_verified_with_a_handful_o
             assert (
                 complete_verified(session, lease, asked, verify=StageSeconds(wall=4.0), plans=EveryOperator("1")) == []
             )
-    assert sum(parts) == 10_000
+    assert sum(parts) == count
     assert max(parts) <= VERDICTS_AT_ONCE
     assert len(seen) <= 2 * len(parts) * ENOUGH_QUERIES
 

@@ -537,7 +537,7 @@ def play(world: World, done: Sequence[Any], only: set[str] | None) -> set[str]:
     return standing
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(steps, min_size=2, max_size=8))
 def test_what_was_withdrawn_leaves_nothing(
     tmp_path_factory: pytest.TempPathFactory,

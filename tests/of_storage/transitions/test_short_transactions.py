@@ -122,9 +122,9 @@ def submit(database: Database, device_class: str, count: int = PROBLEMS, **job: 
 
 @on_sqlite
 def test_a_large_job_is_written_in_parts(database: Database, transactions: list[int]) -> None:
-    new = accept.NewJob([new_problem(f"p{number}") for number in range(5_000)])
+    new = accept.NewJob([new_problem(f"p{number}") for number in range(2_500)])
     assert accept.create_large_job(database, new, lambda _: None) is not None
-    assert len(transactions) >= 2 + 5_000 / accept.PROBLEMS_AT_ONCE
+    assert len(transactions) >= 2 + 2_500 / accept.PROBLEMS_AT_ONCE
 
 
 def plan(database: Database) -> None:
@@ -281,12 +281,30 @@ def test_a_library_that_many_wait_for_is_lost(database: Database, transactions: 
         assert {row.library for row in session.query(BuildRow)} == {None}
 
 
-@pytest.mark.parametrize("how", ["cancelled", "late", "late before it was planned", "given up", "verify failed"])
+ENDS = ("late", "given up", "verify failed")
+
+
+# Each way to end, in parts; some as large as they come.
+@pytest.mark.parametrize(
+    ("how", "at_once"),
+    [
+        ("cancelled", end_jobs.CLEARED_AT_ONCE),
+        ("late before it was planned", end_jobs.CLEARED_AT_ONCE),
+        *((how, 50) for how in ENDS),
+        *(pytest.param(how, end_jobs.CLEARED_AT_ONCE, marks=pytest.mark.long) for how in ENDS),
+    ],
+)
 @on_sqlite
 def test_many_problems_end_before_their_time(
-    database: Database, clock: FakeClock, transactions: list[int], how: str
+    database: Database,
+    clock: FakeClock,
+    transactions: list[int],
+    how: str,
+    at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    count = end_jobs.CLEARED_AT_ONCE + 100
+    monkeypatch.setattr(end_jobs, "CLEARED_AT_ONCE", at_once)
+    count = at_once + at_once // 5
     job = submit(database, CPU_CLASS, count, budget_seconds=60.0)
     lease: Lease | None
     if how == "late before it was planned":
@@ -353,7 +371,7 @@ def test_what_was_compiled_before_and_what_a_cancelled_job_leaves_is_not_looked_
 @on_sqlite
 def test_problems_that_ended_long_ago_are_not_looked_at(database: Database, clock: FakeClock) -> None:
     for _ in range(3):
-        job = submit(database, CPU_CLASS, 10_000)
+        job = submit(database, CPU_CLASS, 3_000)
         with database.write() as session:
             end_jobs.cancel_job(session, job)
     clock.advance(2 * RECENT_SECONDS)
@@ -434,7 +452,7 @@ def test_an_import_that_continues_after_all_loses_nothing(
 
 @on_sqlite
 def test_an_import_of_many_problems_is_withdrawn(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = submit(database, GPU_CLASS, 10_000)
+    job = submit(database, GPU_CLASS, 5_000)
     sent = {"by": "lab", "overwrites": False, "device_class": GPU_CLASS, "uuid": "GPU-1", "driver": DRIVER}
     with database.write() as session:
         session.add(ImportRow(id=job, **sent, measured_at=1.0, created_at=1.0, withdrawn_at=2.0))

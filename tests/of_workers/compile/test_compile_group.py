@@ -131,7 +131,10 @@ def test_a_tool_that_was_ended_has_its_time_too(tmp_path: Path, toolchain: Toolc
     assert nvcc.seconds == pytest.approx(outcome.wall_seconds) and nvcc.seconds >= 0.4
 
 
-@pytest.mark.parametrize("name", ["sm_75", "sm_80", "sm_89", "sm_100a", "sm_120", "sm_120a"])
+BETWEEN = [pytest.param(name, marks=pytest.mark.long) for name in ("sm_80", "sm_89", "sm_100a", "sm_120")]
+
+
+@pytest.mark.parametrize("name", ["sm_75", "sm_120a", *BETWEEN])
 def test_other_targets_compile_too(toolchain: Toolchain, processes: Processes, name: str) -> None:
     sheet = target(name)
     epilogue = [{"op": "gelu"}, {"op": "cast", "dtype": "bfloat16"}]
@@ -206,6 +209,7 @@ def test_a_bad_kernel_is_named_with_its_words_and_the_others_survive(
     assert counting.started.count("nvcc") <= 3
 
 
+@pytest.mark.long  # as the one before it, with all kinds at once
 def test_every_kind_of_fault_in_one_group(toolchain: Toolchain, processes: Processes) -> None:
     good = [probe(1), *(candidate.kernel for candidate in matmul_candidates(1))]
     bad = [probe(2, "front_end"), probe(3, "ptxas_line"), probe(4, "ptxas_symbol"), probe(5, "host")]
@@ -270,20 +274,27 @@ def test_a_named_culprit_is_set_aside_though_the_others_are_left(toolchain: Tool
     assert "died due to signal 11" in outcome.why
 
 
+FAILURES = [
+    ended(-signal.SIGKILL, "nvcc error : 'cicc' died due to signal 9 (Kill signal)"),
+    ended(-signal.SIGTERM),
+    ended(-signal.SIGBUS),
+    ended(1, "group.cpp1.ii: No space left on device"),
+    ended(2, "cicc: Cannot allocate memory"),
+    ended(1, "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."),
+    ended(1, "nvcc error   : '/usr/bin/g++' died due to signal 9 (Kill signal)"),
+    ended(1, "collect2: fatal error: ld terminated with signal 9 [Killed]\ncompilation terminated."),
+]
+
+
+# g++ comes after a real nvcc: of it one signal and one message.
 @pytest.mark.parametrize(
-    "finished",
+    ("finished", "program"),
     [
-        ended(-signal.SIGKILL, "nvcc error : 'cicc' died due to signal 9 (Kill signal)"),
-        ended(-signal.SIGTERM),
-        ended(-signal.SIGBUS),
-        ended(1, "group.cpp1.ii: No space left on device"),
-        ended(2, "cicc: Cannot allocate memory"),
-        ended(1, "g++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated."),
-        ended(1, "nvcc error   : '/usr/bin/g++' died due to signal 9 (Kill signal)"),
-        ended(1, "collect2: fatal error: ld terminated with signal 9 [Killed]\ncompilation terminated."),
+        *((failure, "nvcc") for failure in FAILURES),
+        *((failure, "g++") for failure in (FAILURES[1], FAILURES[-1])),
+        *(pytest.param(failure, "g++", marks=pytest.mark.long) for failure in (FAILURES[0], *FAILURES[2:-1])),
     ],
 )
-@pytest.mark.parametrize("program", ["nvcc", "g++"])
 def test_the_machines_failure_is_no_kernels_verdict(toolchain: Toolchain, finished: Finished, program: str) -> None:
     with pytest.raises(InfrastructureError):
         compile_kernels([probe()], toolchain, Faulty(lambda name, folder: finished if name == program else None))

@@ -4,8 +4,9 @@ every Config that the change reaches."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,25 +70,69 @@ def sites() -> list[Site]:
     return [changed(texts, wrong, change.file, change.old, change.new) for wrong, change in KERNELS.items()]
 
 
-@pytest.fixture(scope="module")
-def verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[MutantVerdict]:
-    """Of every kernel as it is, and of every wrong one in the Configs that it reaches."""
-    folder, name = tmp_path_factory.mktemp("wrong"), "matmul_wrong"
+# No fewer show every wrong kernel.
+FEW = (
+    "simt nn, large",
+    "fp16 tt, read ahead",
+    "bf16 tn, workspace",
+    "tf32 tn",
+    "int8 tn, short rows",
+    "fp16 nt, stream-K",
+)
+ALL = (*SIMT, *TENSOR)
+
+
+def judged(folder: Path, configs: Sequence[str], once: Sequence[int] = ()) -> dict[str, list[MutantVerdict]]:
+    """By Config, of its kernel as it is, and of every wrong one that it reaches; `once`: of these up to the first that
+    shows it."""
+    name = "matmul_wrong"
     with switched_matmul(folder / "operator", name, sites()):
-        return judge_mutants(list(kernels_of(name).values()), folder / "build")
+        kernels = kernels_of(name)
+        found = judge_mutants([kernels[config] for config in configs], folder / "build", once)
+    return {config: [of for of in found if of.kernel == number] for number, config in enumerate(configs)}
 
 
-def test_the_kernels_are_right_as_they_are(verdicts: list[MutantVerdict]) -> None:
-    verdict_pairs = [(verdict.verdict, verdict.message) for verdict in verdicts if verdict.number == AS_IT_IS]
-    assert verdict_pairs == [("ok", "")] * len(kernels_of("matmul"))
+@pytest.fixture(scope="module")
+def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[MutantVerdict]]:
+    return judged(tmp_path_factory.mktemp("wrong"), FEW, range(len(KERNELS)))
+
+
+@pytest.fixture(scope="module")
+def all_verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[MutantVerdict]]:
+    return judged(tmp_path_factory.mktemp("all_wrong"), ALL)
+
+
+def in_configs(verdicts: Mapping[str, list[MutantVerdict]], number: int) -> dict[str, MutantVerdict]:
+    return {config: one for config, judged in verdicts.items() for one in judged if one.number == number}
+
+
+def assert_right(verdicts: Mapping[str, list[MutantVerdict]]) -> None:
+    as_they_are = in_configs(verdicts, AS_IT_IS)
+    assert as_they_are.keys() == verdicts.keys()
+    assert {(one.verdict, one.message) for one in as_they_are.values()} == {("ok", "")}
+
+
+def test_the_kernels_are_right_as_they_are(verdicts: Mapping[str, list[MutantVerdict]]) -> None:
+    assert_right(verdicts)
 
 
 @pytest.mark.parametrize("wrong", KERNELS)
-def test_a_wrong_kernel_is_caught(wrong: str, verdicts: list[MutantVerdict]) -> None:
-    configs = list(kernels_of("matmul"))
-    by_config = {
-        configs[verdict.kernel]: verdict for verdict in verdicts if verdict.number == list(KERNELS).index(wrong)
-    }
+def test_a_wrong_kernel_is_caught(wrong: str, verdicts: Mapping[str, list[MutantVerdict]]) -> None:
+    by_config = in_configs(verdicts, list(KERNELS).index(wrong))
+    survived = {config for config, one in by_config.items() if one.verdict == "ok"}
+    assert by_config.keys() - survived, "no Config shows it"
+    assert survived <= set(KERNELS[wrong].harmless)
+
+
+@pytest.mark.long
+def test_the_kernels_of_all_configs_are_right_as_they_are(all_verdicts: Mapping[str, list[MutantVerdict]]) -> None:
+    assert_right(all_verdicts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wrong", KERNELS)
+def test_a_wrong_kernel_is_caught_in_every_config(wrong: str, all_verdicts: Mapping[str, list[MutantVerdict]]) -> None:
+    by_config = in_configs(all_verdicts, list(KERNELS).index(wrong))
     assert by_config.keys() - set(KERNELS[wrong].harmless), "no Config reaches it"
     survived = {config for config, one in by_config.items() if one.verdict == "ok"}
     assert survived == set(KERNELS[wrong].harmless)
@@ -95,13 +140,13 @@ def test_a_wrong_kernel_is_caught(wrong: str, verdicts: list[MutantVerdict]) -> 
 
 @pytest.fixture(scope="module")
 def epilogue_verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[MutantVerdict]:
-    """Of a kernel per chain of nodes, and of every wrong epilogue in the kernels that it reaches."""
+    """Of a kernel per chain of nodes, and of every wrong epilogue in that of its chain."""
     texts = {"epilogue.cuh": header_text("epilogue.cuh")}
     wrong = [changed(texts, name, "epilogue.cuh", old, new) for name, (_, old, new) in EPILOGUES.items()]
     with header_changed("epilogue.cuh", with_switches(texts, wrong)["epilogue.cuh"]):
-        return judge_mutants(
-            [matmul_kernel(epilogue=chain) for chain in chains()], tmp_path_factory.mktemp("epilogues")
-        )
+        kernels = [matmul_kernel(epilogue=chain) for chain in chains()]
+        asked = {number: [chains().index(chain)] for number, (chain, _, _) in enumerate(EPILOGUES.values())}
+        return judge_mutants(kernels, tmp_path_factory.mktemp("epilogues"), asked=asked)
 
 
 def chains() -> list[tuple[str, ...]]:
@@ -131,7 +176,8 @@ def special_verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[
     nodes = list(dict.fromkeys(node for node, _, _ in SPECIAL_EPILOGUES.values()))
     kernels = [vectorised(node) if isinstance(node, str) else matmul_kernel(epilogue=node) for node in nodes]
     with header_changed("epilogue.cuh", with_switches(texts, wrong)["epilogue.cuh"]):
-        verdicts = judge_mutants(kernels, tmp_path_factory.mktemp("special"))
+        asked = {number: [nodes.index(node)] for number, (node, _, _) in enumerate(SPECIAL_EPILOGUES.values())}
+        verdicts = judge_mutants(kernels, tmp_path_factory.mktemp("special"), asked=asked)
     return {(str(nodes[each.kernel]), each.number): each.verdict for each in verdicts}
 
 

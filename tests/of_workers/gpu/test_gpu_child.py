@@ -151,15 +151,21 @@ def test_a_faulting_kernel_loses_its_context_and_the_next_one_gets_another(
     assert (gpu.folder / "gpu.opens").read_text() == "2"
 
 
-@pytest.mark.parametrize("kind", ["measure", "compare"])
+ANSWERS = [
+    "out of memory (CUDA error 2)",
+    "no kernel image is available for execution on the device (CUDA error 209)",
+    "device kernel image is invalid (CUDA error 200)",
+    "the provided PTX was compiled with an unsupported toolchain. (CUDA error 222)",
+    "system has unsupported display driver / cuda driver combination (CUDA error 803)",
+]
+
+
 @pytest.mark.parametrize(
-    "answer",
+    ("answer", "kind"),
     [
-        "out of memory (CUDA error 2)",
-        "no kernel image is available for execution on the device (CUDA error 209)",
-        "device kernel image is invalid (CUDA error 200)",
-        "the provided PTX was compiled with an unsupported toolchain. (CUDA error 222)",
-        "system has unsupported display driver / cuda driver combination (CUDA error 803)",
+        *((answer, "measure") for answer in ANSWERS),
+        (ANSWERS[0], "compare"),
+        *(pytest.param(answer, "compare", marks=pytest.mark.long) for answer in ANSWERS[1:]),
     ],
 )
 def test_a_machine_that_cannot_load_kernels_gives_no_verdict_on_them(gpu: Gpu, answer: str, kind: TaskKind) -> None:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,6 +29,8 @@ from workers.processes.processes import InfrastructureError
 SILENCE = 5.0  # seconds after which a child hangs: ten times what a new one takes to say its first word
 PROBLEM = matmul_problem()
 FIRST, SECOND, THIRD = (matmul_candidate(PROBLEM, unroll_k=value) for value in (1, 2, 4))
+# Of the same three kernels.
+OTHERS = [matmul_candidate(PROBLEM, unroll_k=value, raster=raster) for raster in (2, 4, 8, 16) for value in (1, 2, 4)]
 
 
 def built(gpu: Gpu, name: str, hostile: Hostile, *, port: int = 9) -> Path:
@@ -42,21 +45,36 @@ def listener() -> Iterator[socket.socket]:
         yield made
 
 
-@pytest.mark.parametrize("name", HOSTILE)
+def together() -> Iterator[list[str]]:
+    """The hostile libraries of one task: those that hang, those that are refused, and some of the others each."""
+    hanging = [name for name, hostile in HOSTILE.items() if hostile.verdict == "run_timeout"]
+    refused = [name for name, hostile in HOSTILE.items() if hostile.seen]
+    others = [name for name in HOSTILE if name not in (*hanging, *refused)]
+    yield from (hanging, refused)
+    yield from (others[start : start + 7] for start in range(0, len(others), 7))
+
+
+@pytest.mark.parametrize("names", list(together()), ids=lambda names: names[0])
 def test_a_hostile_library_gets_its_verdict_and_the_next_candidate_is_verified(
-    gpu: Gpu, listener: socket.socket, name: str
+    gpu: Gpu, listener: socket.socket, names: list[str]
 ) -> None:
-    hostile = HOSTILE[name]
-    bad, good = built(gpu, "bad", hostile, port=listener.getsockname()[1]), built(gpu, "good", CONTROL)
-    silence = SILENCE if hostile.verdict == "run_timeout" else 60.0
-    outcome = gpu.run(gpu.task([(FIRST, bad), (SECOND, good)]), silence_seconds=silence)
-    first, second = outcome.results
-    assert first.verdict == hostile.verdict and hostile.words in first.message, first
-    assert (first.measurement is None) == (hostile.verdict != "ok")
-    if hostile.seen:  # refused before any of it ran
-        assert first.message.startswith("the library was not loaded: ")
-        assert not first.tainted and first.details["cases"] == []
-    assert (second.verdict, second.candidate) == ("ok", SECOND.id), second
+    port = listener.getsockname()[1]
+    pairs = [
+        (candidate, built(gpu, f"bad{number}", HOSTILE[name], port=port))
+        for number, (candidate, name) in enumerate(zip(OTHERS, names, strict=False))
+    ]
+    silence = SILENCE if HOSTILE[names[0]].verdict == "run_timeout" else 60.0
+    outcome = gpu.run(gpu.task([*pairs, (FIRST, built(gpu, "good", CONTROL))]), silence_seconds=silence)
+    *bad, last = outcome.results
+    for (candidate, _), name, result in zip(pairs, names, bad, strict=True):
+        hostile = HOSTILE[name]
+        assert (result.candidate, result.verdict) == (candidate.id, hostile.verdict), (name, result)
+        assert hostile.words in result.message, (name, result)
+        assert (result.measurement is None) == (hostile.verdict != "ok"), name
+        if hostile.seen:  # refused before any of it ran
+            assert result.message.startswith("the library was not loaded: "), name
+            assert not result.tainted and result.details["cases"] == [], name
+    assert (last.verdict, last.candidate) == ("ok", FIRST.id), last
     assert gpu.results == outcome.results
     assert gpu.left_behind() == []
     assert not is_leased(gpu.lease)
@@ -143,9 +161,16 @@ def test_a_finalist_that_was_right_only_the_first_times_is_found_after_timing(gp
 HARMFUL = {"writes": WRITES_LATER, "changes": CHANGES_LATER, "at once": HOSTILE["writes behind out"]}
 
 
-@pytest.mark.parametrize("place", [0, 1, 2])
-@pytest.mark.parametrize("harm", HARMFUL)
-@pytest.mark.parametrize("kind", ["measure", "compare"])
+def harms() -> Iterator[Any]:
+    """Each kind of task with each place and each harm; the other combinations take long."""
+    for kind in ("measure", "compare"):
+        for place in range(3):
+            for number, harm in enumerate(HARMFUL):
+                marks = () if number == (place + (kind == "compare")) % 3 else pytest.mark.long
+                yield pytest.param(kind, harm, place, marks=marks)
+
+
+@pytest.mark.parametrize(("kind", "harm", "place"), list(harms()))
 def test_only_the_candidate_that_wrote_where_it_must_not_is_wrong(
     gpu: Gpu, kind: TaskKind, harm: str, place: int
 ) -> None:

@@ -15,7 +15,7 @@ from cukiln.cli.elsewhere import described, export_bundle
 from cukiln.client import Client
 from cukiln.errors import NotFound, UsageError
 from cukiln.types import Job
-from tests.support.fixtures.elsewhere import REQUEST, Elsewhere, results_in
+from tests.support.fixtures.elsewhere import REQUEST
 from workers.offline.work import Bundle, BundleError, library_path, read_bundle, work_of_bundle
 
 
@@ -65,15 +65,6 @@ def test_what_is_read_is_what_was_lowered(exported: Path) -> None:
         assert [
             problem.operator.candidate(problem.problem, candidate.schedule) for candidate in problem.candidates
         ] == list(problem.candidates)
-
-
-def test_an_exported_bundle_is_measured_without_a_compiler(exported: Path, elsewhere: Elsewhere) -> None:
-    out = elsewhere.folder / "out"
-    ended = elsewhere.run(exported, "--out", out)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    for problem in results_in(out)["problems"]:
-        assert [candidate["verdict"] for candidate in problem["candidates"]] == ["ok"] * 3
-        assert problem["comparison"]["contenders"]
 
 
 def test_a_limit_takes_the_best_predicted_and_names_the_others(exported: Path) -> None:

@@ -147,6 +147,10 @@ def parts_ended(machine: BareMachine) -> list[str]:
     return [line["part"] for line in lines if "ended" in line]
 
 
+# A killed run: `test_a_killed_run_loses_nothing_that_was_measured`; what is carried runs where nothing else is:
+# `test_in_a_checkout_the_carried_modules_run_and_not_those_of_the_folder`, `test_offline_wheels.py`; another card:
+# `test_another_card_is_noticed_named_and_kept_apart`.
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_run_without_a_network_that_is_killed_three_times_loses_nothing_and_measures_nothing_twice(
     machine: BareMachine, compiling: Client
@@ -444,6 +448,11 @@ def test_another_card_is_noticed_named_and_kept_apart(
         assert (folder / "seen").read_text().split() == [uuid]
         report = json.loads((folder / "back" / "report.json").read_bytes())
         assert [card["uuid"] for card in report["cards"]] == [uuid]
+    second = tmp_path / "second"  # on another machine with the other card
+    words = [str(installed), "--into", str(second), "--device", "1", "--gpu-module", FAKE_GPU]
+    assert there.main([*words, "--continue-from", str(into / "back")]) == there.DONE
+    assert f"continues what {fake_gpu.NAME}, {fake_gpu.UUID}, began" in "".join(capsys.readouterr())
+    assert (second / "seen").read_text().split() == [OTHER.uuid], "what tells of a card is run again"
 
 
 NOT_HERE = "import sys; print('first'); print('not run: no compiler: no nvcc'); sys.exit(3)"

@@ -95,7 +95,7 @@ def test_a_finalist_that_is_wrong_in_the_end_is_not_published(gpu_line: GpuLine)
     assert wrong.message == "3 of 9 elements are wrong"
 
 
-@pytest.mark.parametrize("verdict", ["runtime_error", "run_timeout", "skipped"])
+@pytest.mark.parametrize("verdict", ["runtime_error", pytest.param("run_timeout", marks=pytest.mark.long), "skipped"])
 def test_what_a_finalist_dies_of_is_its_verdict_and_being_skipped_is_none(
     verdict: str,
     gpu_line: GpuLine,

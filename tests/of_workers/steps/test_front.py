@@ -129,10 +129,12 @@ def test_a_matmul_with_a_split_k_goes_the_whole_way(
     fields = {"operator": "matmul", "dtype": "float16", "m": 64, "n": 60, "k": 1024, "layout": "nt"}
     problem = operator("matmul").parse({**fields, "epilogue": [{"op": "bias"}, {"op": "relu"}]})
     line = Line(queue_world, caching_processes, problem)
+    # What winners' PTX shows is another test's.
+    line.workplace.settings = queue_world.settings.model_copy(update={"verify_ptx": "none"})
     tile = {"tile_m": [32], "tile_n": [32], "tile_k": [64], "warps_m": [1], "warps_n": [2], "stages": [2]}
-    ways = {"split": ["none", "workspace", "atomic"], "split_k": [1, 4, 8]}
+    ways = {"split": ["none", "workspace", "atomic"], "split_k": [1, 4]}
     job = line.job({"tunables": {**tile, **ways, "copy": ["cp_async"], "maxnreg": [0]}})
-    assert (job.problems[0].verdicts, job.problems[0].error) == ({"ok": 5}, None)
+    assert (job.problems[0].verdicts, job.problems[0].error) == ({"ok": 3}, None)
     record = line.record()
     assert record.searches[0]["whole"]
     (plain,) = record.usable(workspace_limit_bytes=0)

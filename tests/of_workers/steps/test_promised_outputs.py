@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,14 @@ from tests.gpu import check_promises
 from tests.gpu.data_sheet import sheet_of
 from tests.support.fixtures.gpu_line import GpuLine, probe, search
 from tests.support.fixtures.line import Line
+from tests.support.gpu import lost_context
 from tests.support.gpu.gpu_tasks import LIMITS, Gpu, matmul_candidate, matmul_problem
+from tests.support.kernels.compile_cache import CachingProcesses
 from tests.support.kernels.cpu_helpers import toolchain
 from tests.support.kernels.ptx_mutants import ptx_of, verdict_of
 from workers.compile.compile_group import compile_group
-from workers.gpu.interface import Device
+from workers.compile.toolchain import Toolchain
+from workers.gpu.interface import Device, open_gpu
 from workers.processes.processes import Processes
 from workers.steps.ptx_runs import promise
 from workers.steps.winner_ptx import broken_promise
@@ -33,6 +37,7 @@ GELU = matmul_candidate(matmul_problem(epilogue=[{"op": "gelu"}]))
 COPIES = {"way": ["copy"], "slices": [1], "fault": ["none"]}
 
 
+@cache
 def promised_by(candidate: Candidate) -> list[dict[str, Any]]:
     verdict = verdict_of(candidate.kernel, ptx_of((candidate.kernel,)))
     assert verdict.verdict == "ok", verdict.message
@@ -63,7 +68,7 @@ def test_what_no_rounding_is_left_open_for_is_promised() -> None:
     promised = promised_by(PLAIN)
     assert [of["kind"] for of in promised] == ["integer", "normal"] * 2
     assert len({of["sha256"] for of in promised}) == 4
-    assert promised == promised_by(PLAIN)
+    assert promised == promised_by.__wrapped__(PLAIN)
     assert promised_by(GELU) == []
     assert not Ways(fusible=False, approximate=False, loose=True, tensor=False).is_settled
 
@@ -140,11 +145,45 @@ def test_a_candidate_whose_gpu_broke_its_promise_is_marked_or_gives_way_to_the_n
         assert of.schedule["way"] == "copy" and str(of.message).startswith(words) and chosen.ptx.broken is None
 
 
+SIMULATED = ["--gpu-module", "tests.support.gpu.fake_gpu"]
+
+
 def test_make_test_gpu_compares_them_and_names_what_is_broken(
+    gpu: Gpu,
+    caching_processes: CachingProcesses,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def in_this_process(module: str, device: str, name: str, sheet: str, tools: Toolchain) -> str:
+        candidate = check_promises.candidates_of(target(sheet))[name]
+        return check_promises.check(open_gpu(module, device), candidate, target(sheet), tools, caching_processes)
+
+    monkeypatch.setattr(check_promises, "_in_a_process", in_this_process)
+    monkeypatch.setattr(check_promises, "PROBLEMS", {"float32": check_promises.PROBLEMS["float32"]})
+    assert check_promises.main(SIMULATED) == check_promises.RIGHT
+    assert "float32: 4 outputs with the promised SHA-256" in capsys.readouterr().out
+    kernel = check_promises.candidates_of(target("sm_90a"))["float32"].kernel
+    gpu.configure(nudged={kernel.id: 2})
+    assert check_promises.main(SIMULATED) == check_promises.WRONG
+    assert "float32: WRONG: its output on the GPU has SHA-256 " in capsys.readouterr().out
+
+
+def test_a_process_that_a_check_ends_is_that_of_one_kernel(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(check_promises, "check_here", lost_context.check_here)
+    monkeypatch.setattr(check_promises, "PROBLEMS", {name: {} for name in (lost_context.LOST, "reduce")})
+    assert check_promises.main(SIMULATED) == check_promises.WRONG
+    said = capsys.readouterr().out
+    assert f"{lost_context.LOST}: WRONG: " in said and f"reduce: {lost_context.RIGHT}" in said
+
+
+@pytest.mark.long  # the same with real checks: the two before it
+def test_make_test_gpu_checks_each_in_a_process_of_its_own(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check_promises, "PROBLEMS", {"float32": check_promises.PROBLEMS["float32"]})
-    simulated = ["--gpu-module", "tests.support.gpu.fake_gpu"]
+    simulated = SIMULATED
     assert check_promises.main(simulated) == check_promises.RIGHT
     assert "float32: 4 outputs with the promised SHA-256" in capsys.readouterr().out
     kernel = check_promises.candidates_of(target("sm_90a"))["float32"].kernel

@@ -18,7 +18,7 @@ from storage.config.own_modules import gpu_plans
 from storage.config.settings import load_settings
 from storage.entities.heartbeats import LiveDevice, drain_device, live_devices
 from tests.support.fixtures.queue import QueueWorld, make_world, wait_for
-from tests.support.gpu.fake_gpu import VARIABLE, configure
+from tests.support.gpu.fake_gpu import UUID, VARIABLE, configure
 from tests.support.processes.fences import machine
 from workers import wake_ups
 from workers.gpu.driver import FIRST_DRIVERS, require_driver
@@ -183,6 +183,22 @@ def test_a_beat_registers_the_gpu_and_only_a_fresh_start_ends_a_drain(queue_worl
     assert again.may_go_on()
 
 
+def test_a_gpu_that_is_listed_and_computes_nothing_stays_drained(
+    queue_world: QueueWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    DeviceBeat(queue_world.database, device(0), "before").start()
+    drain(queue_world, "GPU-0")
+    monkeypatch.setattr(main, "find_gpus", lambda *_: [device(0)])
+    monkeypatch.setattr(main, "why_silent", lambda *_, **__: "it has fallen off the bus")
+    with caplog.at_level("INFO"):
+        assert main.run_gpu_worker(queue_world.settings, {}, device="GPU-0") == EXIT_DRAINED
+    assert "stays drained (it fell off the bus): it has fallen off the bus" in caplog.text
+    assert "measuring on" not in caplog.text, "it says that it measures once it does"
+    assert live(queue_world, with_drained=False) == []
+    [row] = live(queue_world)
+    assert str(row.drained) == "it fell off the bus" and row.worker != "before"
+
+
 def test_a_database_that_is_away_does_not_end_the_worker(queue_world: QueueWorld) -> None:
     beat = DeviceBeat(queue_world.database, device(0), "host.1")
     beat.start()
@@ -206,16 +222,42 @@ def world(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[QueueWorld]:
         yield made
 
 
-def test_it_takes_the_tasks_of_its_class_and_compares_before_it_measures(world: QueueWorld) -> None:
+def test_it_takes_the_tasks_of_its_class_compares_before_it_measures_and_says_what_it_does(world: QueueWorld) -> None:
+    """On a GPU that was drained and answers again."""
+    DeviceBeat(world.database, replace(device(0, CLASS), uuid=UUID), "before").start()
+    drain(world, UUID)
     world.add("other", kind="measure", target="NVIDIA H200")
     first, second = (world.add(kind, kind=kind, target=CLASS)[0] for kind in ("measure", "compare"))
-    world.start("gpu")
+    worker = world.start("gpu")
     wait_for(lambda: len(world.journal("end")) == 2, what=world.logs())
     assert [entry.ref for entry in world.journal("end")] == [second, first]
     assert world.waiting() == 1
-    assert [one.device_class for one in live(world)] == [CLASS]
+    assert [(row.device_class, row.drained) for row in live(world)] == [(CLASS, None)]
+    [said] = [line for line in world.logs().splitlines() if "doctor" in line]
+    for name, is_there, words in machine().in_force():
+        assert (name in said) is is_there
+        assert (f"fence: {name}: {words}" in world.logs()) is not is_there
+    worker.send_signal(signal.SIGTERM)
+    assert worker.wait(240) == 0
 
 
+def test_a_gpu_that_is_gone_ends_the_worker_and_its_task_waits_uncounted(
+    world: QueueWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpu").mkdir()  # a child makes no file right beside the data folder
+    monkeypatch.setenv(VARIABLE, configure(tmp_path / "gpu" / "gpu.json"))
+    worker = world.start("gpu")
+    [ref] = world.add("gone", kind="measure", target=CLASS)
+    assert worker.wait(240) == EXIT_DRAINED, world.logs()
+    assert "is drained and takes no more work: the GPU does not answer" in world.logs()
+    assert live(world, with_drained=False) == []
+    [row] = live(world)
+    assert str(row.drained).startswith("the GPU does not answer")
+    assert world.waiting() == wake_ups.queued_wake_ups(world.redis, "gpu", CLASS) == 1
+    assert {entry.attempt for entry in world.journal("start", ref)} == {1}
+
+
+@pytest.mark.long  # the whole of the two before it, and of a GPU that is listed and computes nothing
 def test_a_gpu_that_is_gone_ends_the_worker_and_another_takes_the_task_once_it_is_back(
     world: QueueWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -245,19 +287,3 @@ def test_a_gpu_that_is_gone_ends_the_worker_and_another_takes_the_task_once_it_i
     wait_for(lambda: world.journal("end", ref), what=world.logs())
     assert {entry.attempt for entry in world.journal("start", ref)} == {1}
     assert [one.drained for one in live(world)] == [None]
-
-
-def test_a_worker_says_what_its_kernels_are_fenced_in_with(world: QueueWorld) -> None:
-    world.start("gpu")
-    wait_for(lambda: live(world) and wake_ups.live_workers(world.redis), what=world.logs())
-    [said] = [line for line in world.logs().splitlines() if "doctor" in line]
-    for name, is_there, words in machine().in_force():
-        assert (name in said) is is_there
-        assert (f"fence: {name}: {words}" in world.logs()) is not is_there
-
-
-def test_a_worker_that_is_stopped_ends_with_0(world: QueueWorld) -> None:
-    worker = world.start("gpu")
-    wait_for(lambda: live(world) and wake_ups.live_workers(world.redis), what=world.logs())
-    worker.send_signal(signal.SIGTERM)
-    assert worker.wait(240) == 0

@@ -191,6 +191,7 @@ def runs_again(world: QueueWorld, ref: str) -> None:
     assert not world.journal("TWICE")
 
 
+@pytest.mark.long  # as the next, where the child dies with its worker
 def test_a_task_whose_worker_and_its_child_were_killed_is_run_again_by_another(queue_world: QueueWorld) -> None:
     worker = queue_world.start("plan")
     queue_world.start("reconcile")
@@ -265,7 +266,7 @@ def test_a_stopped_worker_hands_its_task_back_uncounted_with_a_wake_up(queue_wor
     assert live_workers(queue_world.redis) != []
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_an_idle_worker_stops_at_once_and_leaves_no_registration(
     queue_world: QueueWorld,
     number: signal.Signals,
