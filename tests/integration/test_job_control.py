@@ -22,6 +22,7 @@ from storage.config.settings import load_settings
 from storage.database.session import Database
 from storage.database.tables import JobRow
 from tests.support.fixtures.queue import wait_for
+from tests.support.fixtures.service import Started
 from tests.support.processes.running import name_of, processes_of
 from tests.support.run.places import FAULTY
 from workers import wake_ups
@@ -73,16 +74,25 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("control")
     temporary = folder / "tmp"
     temporary.mkdir()
     settings = load_settings(
-        data_dir=folder / "data", port=0, workers=2, operator_path=str(FAULTY), lease_seconds=2.0, max_attempts=5
+        data_dir=folder / "data",
+        port=0,
+        workers=1,
+        operator_path=str(FAULTY),
+        lease_seconds=2.0,
+        max_attempts=5,
+        group_kernels=2,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))
-        with embedded(settings) as running, Client(running.url, cache_dir=folder / "client") as client:
+        with (
+            soon_embedded(settings, compiling=True) as running,
+            Client(running.url, cache_dir=folder / "client") as client,
+        ):
             yield World(running, client, temporary, Database(settings.database_url))
     wait_for(lambda: not processes_of(folder), what="processes left over")
     assert not list(temporary.glob("cukiln-*")), "temporary folders left over"
@@ -110,7 +120,7 @@ def test_a_cancelled_job_ends_its_compilers_and_their_folders(world: World) -> N
 
 
 def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_verified(world: World) -> None:
-    search = {"level": 2, "limit": 300}
+    search = {"level": 2, "limit": 24}
     job = world.submit(matmul(96), search=search, budget={"seconds": 8})
     wait_for(lambda: world.client.job(job.job).state == "running")
     world.end_budget(job, in_seconds=600)  # however fast this machine is, one candidate is verified by then
@@ -120,7 +130,7 @@ def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_verified(world: W
     problem = ended.problems[0]
     assert ended.state == problem.state == "done"
     assert set(problem.verdicts) == {"ok", "skipped"}
-    assert sum(problem.verdicts.values()) == 300
+    assert sum(problem.verdicts.values()) == 24
     assert problem.winner is not None
     response = world.client._transport.send(Call("GET", f"/v1/jobs/{ended.job}/candidates?verdict=skipped&limit=1"))
     skipped = CandidatePage.model_validate(response.json()).candidates[0]
@@ -134,9 +144,9 @@ def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_verified(world: W
 
 
 def test_an_urgent_job_overtakes_one_that_runs(world: World) -> None:
-    slow = world.submit(*(matmul(m, "tt") for m in (48, 112)), limit=24, level=2, priority="low")
+    slow = world.submit(*(matmul(m, "tt") for m in (48, 112)), limit=8, level=2, priority="low")
     world.in_compiler()
-    urgent = world.client.wait(world.submit(matmul(40, "nt"), limit=2, priority="high").job, timeout=240)
+    urgent = world.client.wait(world.submit(matmul(40, "nt"), limit=1, priority="high").job, timeout=240)
     assert urgent.state == "done"
     assert world.client.job(slow.job).state == "running"
     world.client.cancel(slow.job)

@@ -12,6 +12,7 @@ from cukiln import Client
 from storage.config.settings import load_settings
 from tests.faults.checks import damaged, in_database
 from tests.faults.older_folder import OlderJobs, unpack
+from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import Started
 
 
@@ -22,16 +23,21 @@ def folder() -> Iterator[Path]:
         yield Path(place)
 
 
-def test_an_older_data_folder_continues(folder: Path, soon_embedded: Started) -> None:
+@pytest.mark.parametrize("ends", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_an_older_data_folder_continues(ends: int, folder: Path, soon_embedded: Started) -> None:
     older = unpack(folder / "data")
     settings = load_settings(data_dir=folder / "data", port=0, workers=1, gpus="none")
     with soon_embedded(settings) as running, Client(running.url, cache_dir=folder / "client") as client:
-        _check(client, older)
+        _check(client, older, ends)
         assert damaged(settings) == []
     assert in_database(settings) == []
 
 
-def _check(client: Client, older: OlderJobs) -> None:
+def _check(client: Client, older: OlderJobs, ends: int) -> None:
+    """Of the jobs that had not ended the others are planned, and cancelled."""
+    for job in older.unfinished[ends:]:
+        wait_for(lambda job=job: client.job(job).progress.lower.done == 2)  # type: ignore[misc]
+        assert client.cancel(job).state == "cancelled"
     report = client.job(older.done)
     assert report.state == "done"
     assert {problem.name: problem.winner and problem.winner.candidate for problem in report.problems} == older.winners
@@ -40,7 +46,7 @@ def _check(client: Client, older: OlderJobs) -> None:
         assert lookup.record is not None
         assert lookup.record.front[0].candidate == older.winners[problem.name]
         assert len(client.blob(lookup.record.front[0].so_sha256)) > 0
-    for job in older.unfinished:
+    for job in older.unfinished[:ends]:
         ended = client.wait(job)
         assert ended.state == "done", [(problem.name, problem.error) for problem in ended.problems]
         assert all(problem.winner is not None for problem in ended.problems)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from codegen.search.schedule import Schedule
 from codegen.text.render_group import slice_text
 from tests.support.kernels.cpu_helpers import loaded
 from tests.support.run.places import ROOT
+from tests.support.run.run_here import run_here
 
 EXAMPLE = ROOT / "examples" / "rowsum"
 PAGE = (ROOT / "docs" / "writing-a-kernel.md").read_text()
@@ -82,14 +80,8 @@ def test_a_command_prints_what_the_page_says(shown: Shown, tmp_path: Path) -> No
     variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
     program, *arguments = words[len(variables) :]
     assert program == ".venv/bin/cukiln"
-    done = subprocess.run(
-        [sys.executable, "-m", "cukiln", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, **variables, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    with loaded([]):
+        done = run_here("cukiln", *arguments, cwd=tmp_path, env=variables)
     assert done.stderr == ""
     assert normalised(done.stdout) == normalised(shown.output)
     assert done.returncode == (1 if re.search(r"^  (incorrect|runtime_error),", done.stdout, re.MULTILINE) else 0)

@@ -1,5 +1,5 @@
-"""`python -m tests.support.processes.caching_worker FOLDER FILES KIND`: a worker that compiles what no process of the run
-has compiled before. FOLDER is that of `tests.support.kernels.compile_cache`; FILES, if any, are all that is kept."""
+"""`python -m tests.support.processes.caching_worker FOLDER FILES KIND`: a worker that compiles what no process of the
+run has compiled before. FOLDER is that of `tests.support.kernels.compile_cache`; FILES, if any, are all it keeps."""
 
 from __future__ import annotations
 

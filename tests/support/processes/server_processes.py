@@ -17,7 +17,7 @@ from typing import Any
 import service.__main__
 import workers.steps
 import workers.worker.main
-from tests.support.processes import caching_worker, counting_worker, journal_worker
+from tests.support.processes import counting_worker, journal_worker
 from tests.support.run.places import ROOT
 from workers.processes import fork_server
 from workers.processes.fork_server import Forked, ForkServer, Request
@@ -79,8 +79,8 @@ class ServerProcess:
 
 
 class WarmForkServer(ForkServer):
-    """The fork server of a service, itself a fork of what `warm_up` started: what it imports is there. It is tied to its
-    channel, and not to the thread that starts it."""
+    """The fork server of a service, itself a fork of what `warm_up` started: what it imports is there. It is tied to
+    its channel, and not to the thread that starts it."""
 
     def ensure_running(self) -> bool:
         if self.pid is not None:
