@@ -31,15 +31,17 @@ from tests.faults.small_disk import SmallDisk, is_possible, small_disk
 from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import Started
 from tests.support.processes.postgres_server import binaries, running_postgres
+from tests.support.run.places import PROBE
 
 KERNELS = 2
 
 
 def cheap(number: int, kernels: int) -> dict[str, Any]:
     """Kernels that are compiled and verified soonest."""
-    problem = {"operator": "matmul", "m": 40 + 8 * number, "n": 48, "k": 36, "dtype": "float32"}
-    problems = [{**problem, "layout": layout} for layout in ("nn", "nt")]
-    return {"target": "sm_80", "problems": problems, "search": {"level": 1, "limit": kernels}}
+    ways = ["copy", "workspace", "atomic"][:kernels]
+    searches = [{"tunables": {"factor": [2 * number + more], "way": ways}} for more in (1, 2)]
+    problems = [{"operator": "probe", "n": 1000, "scale": 2.5, "search": search} for search in searches]
+    return {"target": "sm_80", "problems": problems}
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ RUNS = {
 def expected(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> dict[str, str]:
     """The winners of LEAST, where nothing dies."""
     data = tmp_path_factory.mktemp("reference")
-    settings = load_settings(data_dir=data, port=0, workers=1, gpus="none")
+    settings = load_settings(data_dir=data, port=0, workers=1, gpus="none", operator_path=str(PROBE))
     with soon_embedded(settings) as running, Client(running.url, cache_dir=data / "client") as client:
         job = client.wait(client.submit(cheap(0, KERNELS)))
     return {f"0:{problem.name}": problem.winner.candidate for problem in job.problems if problem.winner is not None}
@@ -110,6 +112,7 @@ def test_kills_a_spoilt_disk_and_a_lost_queue_change_nothing_of_what_comes_out(
     expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CUKILN_WORKERS", "1")
+    monkeypatch.setenv("OPERATOR_PATH", str(PROBE))
     check(LEAST, expected)
 
 

@@ -29,7 +29,7 @@ from tests.support.processes.running import name_of
 from workers.supervisor.serve import Running
 
 MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
-SECOND = {**MATMUL, "name": "second", "dtype": "float16", "target": "sm_90"}  # of another group, as its target differs
+SECOND = {**MATMUL, "name": "second", "target": "sm_90"}  # of another group, as its target differs
 SECONDS = 240.0  # only keeps a broken test from hanging
 
 
