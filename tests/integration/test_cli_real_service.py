@@ -43,9 +43,9 @@ HOPELESS = {"schedules": [{**SCHEDULE, **REST}]}
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> Iterator[str]:
+def service(tmp_path_factory: pytest.TempPathFactory, at_work: Started) -> Iterator[str]:
     data = tmp_path_factory.mktemp("service")
-    with soon_embedded(load_settings(data_dir=data, workers=1, port=0)) as running:
+    with at_work(load_settings(data_dir=data, workers=1, port=0)) as running:
         yield running.url
 
 

@@ -24,10 +24,10 @@ PRODUCT: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> Iterator[cukiln.Client]:
+def client(tmp_path_factory: pytest.TempPathFactory, at_work: Started) -> Iterator[cukiln.Client]:
     data = tmp_path_factory.mktemp("cpu")
     settings = load_settings(data_dir=data, port=0, workers=1)
-    with soon_embedded(settings) as running, cukiln.Client(running.url, cache_dir=data / "client") as client:
+    with at_work(settings) as running, cukiln.Client(running.url, cache_dir=data / "client") as client:
         yield client
 
 

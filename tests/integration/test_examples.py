@@ -22,9 +22,9 @@ EAGER = re.compile(r"largest difference from eager: (\S+)")
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory, at_work: Started) -> Iterator[str]:
     data = tmp_path_factory.mktemp("examples")
-    with soon_embedded(load_settings(data_dir=data, port=0, workers=1, gpus="none")) as running:
+    with at_work(load_settings(data_dir=data, port=0, workers=1, gpus="none")) as running:
         yield running.url
 
 

@@ -113,7 +113,7 @@ def serving(folder: Path, soon_embedded: Started) -> Iterator[World]:
         )
         told: list[str] = []
         with (
-            soon_embedded(settings, compiling=True, say=told.append) as running,
+            soon_embedded(settings, say=told.append) as running,
             Client(running.url, cache_dir=folder / "client") as client,
         ):
             database = Database(settings.database_url)

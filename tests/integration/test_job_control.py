@@ -89,7 +89,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> I
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))
         with (
-            soon_embedded(settings, compiling=True) as running,
+            soon_embedded(settings) as running,
             Client(running.url, cache_dir=folder / "client") as client,
         ):
             yield World(running, client, temporary, Database(settings.database_url))

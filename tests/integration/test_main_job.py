@@ -44,7 +44,7 @@ def client(data: Path, soon_embedded: Started) -> Iterator[Client]:
     settings = load_settings(
         data_dir=data, port=0, workers=1, operator_path=str(FAULTY), compile_cpu_seconds=3.0, verify_cpu_seconds=2.0
     )
-    with soon_embedded(settings, compiling=True) as running, Client(running.url, cache_dir=data / "client") as found:
+    with soon_embedded(settings) as running, Client(running.url, cache_dir=data / "client") as found:
         yield found
 
 

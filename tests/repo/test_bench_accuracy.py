@@ -32,9 +32,9 @@ CONV = {"operator": "conv2d", "n": 1, "h": 6, "w": 5, "c": 8, "k": 8, "r": 3, "s
 
 
 @pytest.fixture
-def client(tmp_path: Path, soon_embedded: Started) -> Iterator[Client]:
+def client(tmp_path: Path, at_work: Started) -> Iterator[Client]:
     settings = load_settings(data_dir=tmp_path, port=0, workers=1)
-    with soon_embedded(settings) as running, Client(running.url, cache_dir=tmp_path / "client") as found:
+    with at_work(settings) as running, Client(running.url, cache_dir=tmp_path / "client") as found:
         yield found
 
 

@@ -55,9 +55,7 @@ LOOKS = {
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> Iterator[str]:
-    with soon_embedded(
-        load_settings(data_dir=tmp_path_factory.mktemp("service"), workers=1, port=0), compiling=True
-    ) as running:
+    with soon_embedded(load_settings(data_dir=tmp_path_factory.mktemp("service"), workers=1, port=0)) as running:
         yield running.url
 
 

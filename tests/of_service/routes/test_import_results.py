@@ -39,9 +39,9 @@ def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
 
 
 @pytest.fixture(scope="module")
-def client(settings: Settings, soon_embedded: Started) -> Iterator[Client]:
+def client(settings: Settings, at_work: Started) -> Iterator[Client]:
     """A fresh service without a GPU."""
-    with soon_embedded(settings) as running, Client(running.url, cache_dir=settings.data_dir / "client") as found:
+    with at_work(settings) as running, Client(running.url, cache_dir=settings.data_dir / "client") as found:
         yield found
 
 

@@ -58,8 +58,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(folder: Path, soon_embedded: Started) -> Iterator[str]:
-    with soon_embedded(load_settings(data_dir=folder, workers=1, port=0)) as running:
+def service(folder: Path, at_work: Started) -> Iterator[str]:
+    with at_work(load_settings(data_dir=folder, workers=1, port=0)) as running:
         yield running.url
 
 

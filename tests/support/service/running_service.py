@@ -49,5 +49,5 @@ def soon_running_service(request: pytest.FixtureRequest, data: Path) -> Iterator
     from storage.config.settings import load_settings
 
     settings = load_settings(data_dir=data, port=0, workers=1, gpus="none")
-    with request.getfixturevalue("soon_embedded")(settings) as running:
+    with request.getfixturevalue("at_work")(settings) as running:
         yield running.url
