@@ -88,7 +88,7 @@ def client(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequ
     assert json.loads((data / "request.json").read_text()) == {"problems": problems}
     with soon_running_service(request, data) as url, cukiln.Client(url, cache_dir=data / "client") as client:
         problems += [{"operator": "softmax", "shape": [3, 8], "dtype": "float32", "target": "sm_80"}]
-        job = client.tune(problems, target="cpu", search=LEAST, timeout=240)
+        job = client.tune(problems, target="cpu", search=LEAST, timeout=900)
         assert [problem.error for problem in job.problems if problem.state != "done"] == []
         yield client
 

@@ -112,7 +112,7 @@ def client(
         soon_running_service(request, folder / "data") as url,
         cukiln.Client(url, cache_dir=folder / "cache") as client,
     ):
-        job = client.tune(problems, target="cpu", search={"level": 0, "limit": 1}, timeout=240)  # type: ignore[arg-type]
+        job = client.tune(problems, target="cpu", search={"level": 0, "limit": 1}, timeout=900)  # type: ignore[arg-type]
         assert job.state == "done", [problem.error for problem in job.problems]
         yield client
 
