@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -38,31 +37,19 @@ def run(*argv: str, url: str, folder: Path) -> str:
     return done.stdout
 
 
-GRAPHS = {
-    "bert_layer.py": "2 layer_norm, 1 matmul + bias, 1 matmul + bias + gelu, 2 matmul + bias + residual",
-    "resnet_block.py": "1 conv2d + bias, 1 conv2d + bias + relu, 1 conv2d + bias + residual + relu",
-}
-
-
-@pytest.mark.parametrize("name", GRAPHS)
-def test_an_example_says_its_graph_and_that_no_service_answers(
-    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
-    monkeypatch.setattr(sys, "argv", [name, "--target", "cpu", "--url", "http://127.0.0.1:9"])
-    with pytest.raises(SystemExit, match=f"{name}: .*127.0.0.1:9"):
-        runpy.run_path(str(ROOT / "examples" / name), run_name="__main__")
-    assert f"the graph: {GRAPHS[name]}" in capsys.readouterr().out
-
-
-@pytest.mark.long  # the README's lines below tune and call two kernels
+# In `make test` a convolution's, and the README's lines below.
 @pytest.mark.parametrize(
     "words, graph, calls",
     [
-        ("bert_layer.py", GRAPHS["bert_layer.py"], 6),
-        ("resnet_block.py", GRAPHS["resnet_block.py"], 3),
-        ("bert_layer.py --train", "1 matmul + bias + gelu", 14),
-        ("resnet_block.py --train", "1 conv2d + bias + residual + relu", 8),
+        pytest.param(
+            "bert_layer.py",
+            "2 layer_norm, 1 matmul + bias, 1 matmul + bias + gelu, 2 matmul + bias + residual",
+            6,
+            marks=pytest.mark.long,
+        ),
+        ("resnet_block.py", "1 conv2d + bias, 1 conv2d + bias + relu, 1 conv2d + bias + residual + relu", 3),
+        pytest.param("bert_layer.py --train", "1 matmul + bias + gelu", 14, marks=pytest.mark.long),
+        pytest.param("resnet_block.py --train", "1 conv2d + bias + residual + relu", 8, marks=pytest.mark.long),
     ],
 )
 def test_every_call_of_an_example_runs_a_kernel_and_the_result_is_that_of_eager(
