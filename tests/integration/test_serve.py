@@ -365,15 +365,14 @@ def with_gpu(settings: Settings, tmp_path: Path) -> Settings:
     )
 
 
-def test_each_gpu_gets_a_worker_that_is_known_before_the_service_is_ready_and_comes_back_where_it_fell_out(
+def test_each_gpu_gets_a_worker_that_is_known_before_the_service_is_ready(
     with_gpu: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = [{"uuid": "GPU-0"}, {"uuid": "GPU-1", "name": "Another GPU"}]
     monkeypatch.setenv("NVIDIA_SIMULATED_GPU", configure(tmp_path / "gpus.json", devices=two))
     monkeypatch.setattr(serve, "ForkServer", WarmForkServer)
     warm_up()
-    told: list[str] = []
-    with serve.embedded(with_gpu, commands=COMMANDS, say=told.append) as running:
+    with serve.embedded(with_gpu, commands=COMMANDS) as running:
         assert set(running.pids) == {*NAMES, "gpu worker 1", "gpu worker 2"}
         database = Database(with_gpu.database_url)
         with database.read() as session:
@@ -382,13 +381,18 @@ def test_each_gpu_gets_a_worker_that_is_known_before_the_service_is_ready_and_co
             ("Another GPU", "GPU-1"),
             ("Simulated GPU", "GPU-0"),
         ]
-        world = QueueWorld(tmp_path, with_gpu, database, wake_ups.connect(running.redis_url))
+    assert all(map(gone, running.pids.values()))
+
+
+def test_a_gpu_that_fell_out_is_used_again_once_it_answers(with_gpu: Settings, tmp_path: Path) -> None:
+    told: list[str] = []
+    with serve.embedded(with_gpu, commands=COMMANDS, say=told.append) as running:
+        world = QueueWorld(tmp_path, with_gpu, Database(with_gpu.database_url), wake_ups.connect(running.redis_url))
         [ref] = world.add("gone", kind="measure", target="Simulated GPU")
         wait_for(lambda: "gpu worker 1 ended with 69, starting it again" in str(told), what=str(told))
         (tmp_path / "gpu-is-back").touch()
         wait_for(lambda: world.journal("end", ref), what=str(told))
         assert {entry.attempt for entry in world.journal("start", ref)} == {1}
-    assert all(map(gone, running.pids.values()))
 
 
 @pytest.mark.parametrize(
