@@ -6,6 +6,8 @@ import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -25,7 +27,6 @@ from service.keyring import WRONG_KEYS
 from storage.config.settings import Settings, load_settings
 from tests.support.fixtures.queue import wait_for
 from tests.support.processes.running import still_runs
-from tests.support.processes.server_processes import ServerProcess, start_process
 from workers.processes.supervised_process import answers
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
@@ -37,7 +38,7 @@ PROBLEM = {"operator": "matmul", "m": 64, "n": 48, "k": 32}
 @dataclass
 class RunningApi:
     settings: Settings
-    process: ServerProcess
+    process: subprocess.Popen[bytes]
     client: httpx.Client
 
     def second(self) -> psutil.Process:
@@ -51,7 +52,8 @@ class RunningApi:
 @contextmanager
 def running_api(folder: Path, **more: Any) -> Iterator[RunningApi]:
     settings = load_settings(data_dir=folder, port=free_port("127.0.0.1"), gpus="none", max_body_bytes=2**20, **more)
-    process = start_process("api", env=child_environment(settings), log=folder / "api.log")
+    with (folder / "api.log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-m", "service"], env=child_environment(settings), stderr=log)
     url = f"http://127.0.0.1:{settings.port}"
     try:
         wait_for(lambda: answers("127.0.0.1", settings.port), what="the API")
