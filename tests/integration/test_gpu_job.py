@@ -23,10 +23,9 @@ from storage.database.sql import core
 from storage.database.tables import MeasurementRow, TaskRow
 from storage.entities.heartbeats import LiveDevice, live_devices
 from tests.support.fixtures.queue import wait_for
-from tests.support.fixtures.service import Started
 from tests.support.gpu.fake_gpu import NAME, UUID, configure
 from tests.support.processes.running import name_of
-from workers.supervisor.serve import Running
+from workers.supervisor.serve import Running, embedded
 
 MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
 SECOND = {**MATMUL, "name": "second", "target": "sm_90"}  # of another group, as its target differs
@@ -96,7 +95,7 @@ def _data_of(process: psutil.Process) -> str:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, soon_embedded: Started) -> Iterator[World]:
+def serving(folder: Path) -> Iterator[World]:
     (folder / "gpu").mkdir()  # a child makes no file right beside the data folder
     gpu = folder / "gpu" / "gpu.json"
     with pytest.MonkeyPatch.context() as patch:
@@ -113,7 +112,7 @@ def serving(folder: Path, soon_embedded: Started) -> Iterator[World]:
         )
         told: list[str] = []
         with (
-            soon_embedded(settings, say=told.append) as running,
+            embedded(settings, say=told.append) as running,
             Client(running.url, cache_dir=folder / "client") as client,
         ):
             database = Database(settings.database_url)
@@ -122,8 +121,8 @@ def serving(folder: Path, soon_embedded: Started) -> Iterator[World]:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> Iterator[World]:
-    with serving(tmp_path_factory.mktemp("gpu-job"), soon_embedded) as made:
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    with serving(tmp_path_factory.mktemp("gpu-job")) as made:
         yield made
 
 
@@ -233,7 +232,7 @@ def test_a_larger_search_measures_only_what_is_new(world: World, job: Job) -> No
 
 def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(world: World, job: Job) -> None:
     measurements, last = world.measurements(), world.last_task()
-    submitted = world.submit({**MATMUL, "name": "first", "layout": "nn"}, limit=1)
+    submitted = world.submit({**MATMUL, "name": "first", "layout": "nn"})
     wait_for(
         lambda: any(row["state"] == "leased" for row in world.tasks("measure", after=last)),
         SECONDS,
@@ -242,8 +241,8 @@ def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(wor
     os.kill(world.gpu_worker().pid, signal.SIGKILL)
     ended = world.client.wait(submitted)
     assert ended.state == "done", world.logs()
-    assert ended.problems[0].verdicts == {"ok": 1}
-    assert world.measurements() == measurements + 1
+    assert ended.problems[0].verdicts == {"ok": 2}
+    assert world.measurements() == measurements + 2
     assert [(row["attempt"], row["losses"]) for row in world.tasks("measure", after=last)] == [(1, 1)]
     record = world.record(ended)
     assert (record.revision, record.ranked_by) == (1, "measured")
