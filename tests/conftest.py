@@ -19,6 +19,7 @@ pytest_plugins = [
     "tests.support.fixtures.queue",
     "tests.support.fixtures.compile",
     "tests.support.fixtures.api",
+    "tests.support.fixtures.service",
     "tests.support.fixtures.client",
     "tests.support.fixtures.elsewhere",
     "tests.support.fixtures.gpu",

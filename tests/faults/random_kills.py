@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ PAUSE_SECONDS = 1.0  # between two kills
 KERNELS = 6  # candidates of each problem
 ANOTHER_AFTER = 7  # kills: something else than a kill
 END_SECONDS = 240.0  # after the last kill, in which all jobs have to end
+Asked = Callable[[int, int], dict[str, Any]]
 SHORT = "ck-"  # the name of a folder: the path of valkey's socket is in it
 
 
@@ -87,10 +88,12 @@ def random_kills(
     contract: int = 0,
     another_after: int = ANOTHER_AFTER,
     ask_seconds: float = ASK_SECONDS,
+    asked: Asked = request,
 ) -> Outcome:
     """`expected`: a `reference`, of so many jobs, with as many `kernels`. `on_postgres`: on a server of its own, which
     is crashed too. `contract`: examples of each call that schemathesis asks for in the end; 0: it does not.
-    `another_after`: kills, something else is done. `ask_seconds`: between two requests of the asker."""
+    `another_after`: kills, something else is done. `ask_seconds`: between two requests of the asker. `asked`: the
+    request of a job of two problems, by its number, with so many kernels."""
     leave_environment()
     with tempfile.TemporaryDirectory(prefix=SHORT) as folder, ExitStack() as servers:
         postgres = servers.enter_context(running_postgres()) if on_postgres else None
@@ -101,7 +104,8 @@ def random_kills(
         try:
             wait_until_ready(service)
             asker = Asker(service.client.url, seed, ask_seconds)
-            _kill_and_check(service, asker, outcome, expected, kills, kernels, another_after)
+            requests = [asked(number, kernels) for number in range(outcome.jobs)]
+            _kill_and_check(service, asker, outcome, expected, kills, requests, another_after)
             if contract:
                 checked = check_contract(service.client.url, Path(folder), examples=contract, seed=seed)
                 outcome.requests += checked.requests
@@ -121,12 +125,12 @@ def _kill_and_check(
     outcome: Outcome,
     expected: Mapping[str, str],
     kills: int,
-    kernels: int,
+    requests: list[dict[str, Any]],
     another_after: int,
 ) -> None:
     try:
         ids = asker.seen.jobs
-        _kill_while_they_run(service, ids, kills, kernels, another_after, outcome)
+        _kill_while_they_run(service, ids, kills, requests, another_after, outcome)
         reports = _wait_for_the_end(service, ids)
         winners = winners_of(service, ids)
         outcome.faults += service.wrong_in_its_data()
@@ -143,12 +147,17 @@ def _kill_and_check(
 
 
 def _kill_while_they_run(
-    service: KilledService, ids: list[str], kills: int, kernels: int, another_after: int, outcome: Outcome
+    service: KilledService,
+    ids: list[str],
+    kills: int,
+    requests: list[dict[str, Any]],
+    another_after: int,
+    outcome: Outcome,
 ) -> None:
     """Jobs are sent all along, so that something runs under every kill; `ids` gets theirs."""
     while outcome.kills < kills or len(ids) < outcome.jobs:
         if len(ids) < outcome.jobs and outcome.kills >= kills * len(ids) // outcome.jobs:
-            ids.append(service.ask(lambda client: client.submit(request(len(ids), kernels))).job)
+            ids.append(service.ask(lambda client: client.submit(requests[len(ids)])).job)
         number = outcome.kills + 1
         if number <= kills and (killed := service.kill_one(number)) is not None:
             outcome.kills = number

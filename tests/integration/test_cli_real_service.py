@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,9 +20,11 @@ import cukiln
 from cukiln.cli import server
 from cukiln.cli.main import main
 from storage.config.settings import load_settings
+from tests.support.fixtures.service import Started
 from tests.support.processes.running import processes_of
+from tests.support.processes.server_processes import WarmForkServer, warm_up
 from tests.support.run.places import ROOT
-from workers.supervisor.serve import embedded
+from workers.supervisor import serve
 from workers.supervisor.start_checks import lock_folder
 
 PROBLEM = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt"}
@@ -42,9 +43,9 @@ HOPELESS = {"schedules": [{**SCHEDULE, **REST}]}
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def service(tmp_path_factory: pytest.TempPathFactory, at_work: Started) -> Iterator[str]:
     data = tmp_path_factory.mktemp("service")
-    with embedded(load_settings(data_dir=data, workers=1, port=0)) as running:
+    with at_work(load_settings(data_dir=data, workers=1, port=0)) as running:
         yield running.url
 
 
@@ -175,49 +176,42 @@ def started(data: Path, *arguments: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
 
 
-def test_a_private_service_is_started_and_stopped(tmp_path: Path) -> None:
-    (tmp_path / "request.json").write_text(json.dumps({**REQUEST, "problems": REQUEST["problems"][:1]}))
-    process = started(tmp_path / "data", "tune", str(tmp_path / "request.json"), "--json", "--again")
-    out, err = process.communicate(timeout=240)
-    assert process.returncode == 0, err
-    answer = json.loads(out.splitlines()[-1])
-    assert answer["state"] == "done"
-    assert answer["again"]["cached"] is True
-    assert "Starting a service for this command" in err
-    assert processes_of(tmp_path / "data") == []
-
-
 def wait_for_job(process: subprocess.Popen[str]) -> None:
     """Until the command has sent its job."""
     assert process.stderr is not None
     assert any(line.startswith("Job ") for line in process.stderr), process.returncode
 
 
-def test_a_command_outlives_the_service_of_another_command(tmp_path: Path) -> None:
-    many = [{**PROBLEM, "name": f"p{m}", "m": m, "epilogue": [{"op": "gelu"}]} for m in range(40, 72)]
+def test_ctrl_c_cancels_a_job_and_a_command_outlives_the_service_that_another_had_started(tmp_path: Path) -> None:
+    many = [{**PROBLEM, "name": f"p{m}", "m": m, "epilogue": [{"op": "gelu"}]} for m in (40, 41)]
     (tmp_path / "first.json").write_text(
-        json.dumps({"target": "sm_80", "search": {"level": 2, "limit": 64}, "problems": many})
+        json.dumps({"target": "sm_80", "search": {"level": 2, "limit": 32}, "problems": many})
     )
-    (tmp_path / "second.json").write_text(json.dumps({**REQUEST, "problems": REQUEST["problems"][:1]}))
+    one = {"target": "sm_80", "search": {"level": 0, "limit": 1}, "problems": REQUEST["problems"][:1]}
+    (tmp_path / "second.json").write_text(json.dumps(one))
     first = started(tmp_path / "data", "tune", str(tmp_path / "first.json"))
     wait_for_job(first)
     second = started(tmp_path / "data", "tune", str(tmp_path / "second.json"), "--json")
     wait_for_job(second)  # in the service of the first
     first.send_signal(signal.SIGINT)
-    assert first.wait(240) == 130
+    rest = first.communicate(timeout=240)[1]
+    assert first.returncode == 130, rest
+    assert "is cancelled; what was finished is kept" in rest
+    assert "Traceback" not in rest
     out, err = second.communicate(timeout=240)
     assert second.returncode == 0, err
     assert "which another command had started, has ended: job" in err
     assert "Starting a service for this command" in err
     assert json.loads(out.splitlines()[-1])["state"] == "done"
     assert processes_of(tmp_path / "data") == []
-    first.communicate()
 
 
 def test_a_service_that_is_stopping_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUKILN_URL", raising=False)
     monkeypatch.setenv("CUKILN_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("CUKILN_WORKERS", "1")
+    warm_up()
+    monkeypatch.setattr(serve, "ForkServer", WarmForkServer)
     lock = lock_folder(tmp_path / "data")
     said = io.StringIO()
     console = Console(file=said, width=200)
@@ -229,24 +223,3 @@ def test_a_service_that_is_stopping_is_waited_for(tmp_path: Path, monkeypatch: p
     with server.find_service("private", console) as service:
         assert service.embedded
     assert said.getvalue().count("waiting for it") == 1
-
-
-def test_ctrl_c_cancels_the_job_and_leaves_nothing_running(tmp_path: Path) -> None:
-    many = [{**PROBLEM, "name": f"p{m}", "m": m, "epilogue": [{"op": "gelu"}]} for m in range(40, 72)]
-    (tmp_path / "request.json").write_text(
-        json.dumps({"target": "sm_80", "search": {"level": 2, "limit": 64}, "problems": many})
-    )
-    process = started(tmp_path / "data", "tune", str(tmp_path / "request.json"))
-    assert process.stderr is not None
-    lines = []
-    for line in process.stderr:
-        lines.append(line)
-        if line.startswith("Job "):
-            break
-    time.sleep(0.5)
-    process.send_signal(signal.SIGINT)
-    rest = process.communicate(timeout=240)[1]
-    assert process.returncode == 130, rest
-    assert "is cancelled; what was finished is kept" in rest
-    assert "Traceback" not in rest
-    assert processes_of(tmp_path / "data") == []

@@ -14,8 +14,8 @@ import cukiln
 from codegen.operators import operator
 from cukiln.cli.main import main
 from storage.config.settings import load_settings
+from tests.support.fixtures.service import Started
 from tests.support.kernels.cpu_calls import CASES, LONG_CASES, checked_call
-from workers.supervisor.serve import embedded
 
 LEAST = {"level": 0, "limit": 1}
 PRODUCT: dict[str, Any] = {
@@ -24,10 +24,10 @@ PRODUCT: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[cukiln.Client]:
+def client(tmp_path_factory: pytest.TempPathFactory, at_work: Started) -> Iterator[cukiln.Client]:
     data = tmp_path_factory.mktemp("cpu")
-    settings = load_settings(data_dir=data, port=0, workers=2)
-    with embedded(settings) as running, cukiln.Client(running.url, cache_dir=data / "client") as client:
+    settings = load_settings(data_dir=data, port=0, workers=1)
+    with at_work(settings) as running, cukiln.Client(running.url, cache_dir=data / "client") as client:
         yield client
 
 

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 
 from storage.config.settings import load_settings
+from tests.support.fixtures.service import Started
 from tests.support.run.places import ROOT
-from workers.supervisor.serve import embedded
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
 EAGER = re.compile(r"largest difference from eager: (\S+)")
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(tmp_path_factory: pytest.TempPathFactory, at_work: Started) -> Iterator[str]:
     data = tmp_path_factory.mktemp("examples")
-    with embedded(load_settings(data_dir=data, port=0, gpus="none")) as running:
+    with at_work(load_settings(data_dir=data, port=0, workers=1, gpus="none")) as running:
         yield running.url
 
 
@@ -37,6 +37,7 @@ def run(*argv: str, url: str, folder: Path) -> str:
     return done.stdout
 
 
+# In `make test` a convolution's, and the README's lines below.
 @pytest.mark.parametrize(
     "words, graph, calls",
     [

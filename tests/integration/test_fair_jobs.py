@@ -11,8 +11,10 @@ from sqlalchemy import select
 
 from cukiln.types import Job
 from storage.database.tables import CandidateRow, GroupRow, JobProblemRow
-from tests.integration.test_single_flight import MATMUL, Cluster, started
+from tests.integration.test_single_flight import Cluster, probe, started
+from tests.support.fixtures.compile import compiled_in_this_run
 from tests.support.fixtures.queue import make_world, wait_for
+from tests.support.run.places import PROBE
 from tests.support.service.chrome_traces import Event, checked, slices
 from workers.supervisor.valkey import EmbeddedValkey
 
@@ -21,23 +23,22 @@ KINDS = ("plan", "compile", "compile", "reconcile")
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two compile workers, and files of two kernels. Each test leaves it without work."""
+    """Two compile workers, and a file for each kernel. Each test leaves it without work."""
     folder = tmp_path_factory.mktemp("fair")
     valkey = EmbeddedValkey(folder / "valkey")
     valkey.start()
     with (
-        make_world(folder, valkey.url, workers=2, gpus="none", group_kernels=2) as world,
-        started(world, folder / "unused", KINDS) as running,
+        make_world(folder, valkey.url, workers=2, gpus="none", group_kernels=1, operator_path=str(PROBE)) as world,
+        started(world, folder / "unused", compiled_in_this_run(tmp_path_factory), KINDS) as running,
     ):
         yield running
     valkey.stop()
 
 
-def many(count: int, seed: int, kernels: int) -> list[dict[str, Any]]:
-    """Problems with so many kernels of their own, as far as the search space has them. Few problems, as each has a
-    library of its winner compiled, too."""
-    search = {"level": 2, "limit": kernels}
-    return [{**MATMUL, "m": 40 + 8 * number, "search": {**search, "seed": seed + number}} for number in range(count)]
+def many(count: int, first: int, kernels: int, threads: int) -> list[dict[str, Any]]:
+    """Problems with so many kernels of their own. Few problems, as each has a library of its winner compiled, too."""
+    starts = range(first, first + count * kernels, kernels)
+    return [probe(*range(start, start + kernels), n=1000 + start, threads=threads) for start in starts]
 
 
 def progress(cluster: Cluster, job: str) -> tuple[int, int]:
@@ -69,9 +70,9 @@ def cancel(cluster: Cluster, job: str) -> None:
 
 
 def test_one_problem_behind_a_large_job_does_not_wait_for_it(cluster: Cluster) -> None:
-    large = cluster.submit(0, many(2, seed=100, kernels=60))
+    large = cluster.submit(0, many(2, 1, kernels=16, threads=64))
     wait_for(lambda: progress(cluster, large)[0] > 0, 120, "the large job's first file")
-    small = cluster.submit(1, [{**many(1, seed=900, kernels=2)[0], "m": 72}])
+    small = cluster.submit(1, many(1, 50, kernels=1, threads=64))
     assert end_of(cluster, small).state == "done", cluster.world.logs()[-3000:]
     done, total = progress(cluster, large)
     assert done < total, "the large job was still at its files"
@@ -82,16 +83,16 @@ def test_one_problem_behind_a_large_job_does_not_wait_for_it(cluster: Cluster) -
 
 
 def test_two_equal_jobs_are_compiled_side_by_side(cluster: Cluster) -> None:
-    first, second = (cluster.submit(number, many(2, seed=1100 + 500 * number, kernels=30)) for number in range(2))
+    first, second = (cluster.submit(number, many(2, 1 + 32 * number, kernels=8, threads=32)) for number in range(2))
     wait_for(lambda: progress(cluster, second)[0] >= 3, 240, "a good part of the second job")
     compiled, total = progress(cluster, first)
-    assert 3 <= compiled < total - 3
+    assert 2 <= compiled < total - 3
     for job in (first, second):
         cancel(cluster, job)
 
 
 def test_of_two_jobs_that_share_builds_one_is_cancelled(cluster: Cluster) -> None:
-    first, second = (cluster.submit(number, many(2, seed=2100, kernels=3)) for number in range(2))
+    first, second = (cluster.submit(number, many(2, 1, kernels=3, threads=128)) for number in range(2))
     wait_for(lambda: cluster.job(second).progress.lower.done == 2, 120, "both jobs are planned")
     wait_for(lambda: progress(cluster, first)[0] > 0, 120, "the first file")
     cancel(cluster, first)

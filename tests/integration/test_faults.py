@@ -7,60 +7,144 @@ import json
 import subprocess
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
+import psutil
 import pytest
+from sqlalchemy import text
 
+from cukiln import Client
 from service.http.answers import PROBLEM_JSON
 from service.http.errors import TYPE_PREFIX
+from storage.config.settings import load_settings
+from storage.database.database_errors import DATABASE_AWAY
+from storage.database.session import Database
 from tests.faults import asker, schedule
 from tests.faults.answers import wrong_in
-from tests.faults.random_kills import random_kills, reference
+from tests.faults.killed_service import request
+from tests.faults.random_kills import Asked, random_kills, reference
 from tests.faults.seen import Seen
 from tests.faults.small_disk import SmallDisk, is_possible, small_disk
 from tests.support.fixtures.queue import wait_for
-from tests.support.processes.postgres_server import binaries
+from tests.support.fixtures.service import Started
+from tests.support.processes.postgres_server import binaries, running_postgres
+from tests.support.run.places import PROBE
 
-KERNELS, KILLS = 2, 8
-# Kills of six kinds and more each, of all ten together. After every second something else follows, these among it.
-ON_SQLITE, ON_POSTGRES = 11817, 19180
-OTHERS = {
-    ON_SQLITE: ["full disk", "read-only blobs", "empty queue"],
-    ON_POSTGRES: ["torn log", "database"],
+KERNELS = 2
+
+
+def cheap(number: int, kernels: int) -> dict[str, Any]:
+    """Kernels that are compiled and verified soonest."""
+    ways = ["copy", "workspace", "atomic"][:kernels]
+    searches = [{"tunables": {"factor": [2 * number + more], "way": ways}} for more in (1, 2)]
+    problems = [{"operator": "probe", "n": 1000, "scale": 2.5, "search": search} for search in searches]
+    return {"target": "sm_80", "problems": problems}
+
+
+@dataclass(frozen=True)
+class Run:
+    """`another_after` so many kills something else follows: `others` are among it."""
+
+    seed: int
+    jobs: int
+    kills: int
+    another_after: int
+    others: list[str]
+    on_postgres: bool = False
+    asked: Asked = request
+
+
+OTHERS = ["torn log", "full disk", "read-only blobs", "empty queue"]
+LEAST = Run(59117, jobs=1, kills=4, another_after=1, others=OTHERS, asked=cheap)
+# Kills of six kinds and more each, of all ten together. Beside LEAST, `make test` kills the others in `test_serve` and
+# `of_service/http/test_large_bodies.py`, and crashes a PostgreSQL below.
+RUNS = {
+    "sqlite": Run(11817, jobs=2, kills=8, another_after=2, others=["full disk", "read-only blobs", "empty queue"]),
+    "postgres": Run(19180, jobs=2, kills=8, another_after=2, others=["torn log", "database"], on_postgres=True),
 }
 
 
 @pytest.fixture(scope="module")
-def expected() -> dict[str, str]:
-    return reference(jobs=2, kernels=KERNELS)
+def expected(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> dict[str, str]:
+    """The winners of LEAST, where nothing dies."""
+    data = tmp_path_factory.mktemp("reference")
+    settings = load_settings(data_dir=data, port=0, workers=1, gpus="none", operator_path=str(PROBE))
+    with soon_embedded(settings) as running, Client(running.url, cache_dir=data / "client") as client:
+        job = client.wait(client.submit(cheap(0, KERNELS)))
+    return {f"0:{problem.name}": problem.winner.candidate for problem in job.problems if problem.winner is not None}
 
 
 def test_the_seeds_draw_every_kind_of_kill_and_what_else_is_to_happen() -> None:
-    kinds = [{schedule.kill(seed, kill + 1).drawn for kill in range(KILLS)} for seed in OTHERS]
-    assert set.union(*kinds) == {*schedule.KINDS}
-    assert min(map(len, kinds)) >= 6
-    for seed, others in OTHERS.items():
-        drawn = {schedule.another(seed, kill + 1).drawn for kill in range(1, KILLS, 2)}
-        assert drawn >= {*others}
+    runs = [*RUNS.values(), LEAST]
+    kinds = [{schedule.kill(run.seed, kill + 1).drawn for kill in range(run.kills)} for run in runs]
+    assert set.union(*kinds[:2]) == {*schedule.KINDS}
+    assert min(map(len, kinds[:2])) >= 6
+    assert kinds[2] == {"tool", "worker child", "worker", "api"}
+    for run in runs:
+        after = range(run.another_after, run.kills + 1, run.another_after)
+        assert {schedule.another(run.seed, kill).drawn for kill in after} >= {*run.others}
 
 
-@pytest.mark.parametrize("seed", [pytest.param(ON_SQLITE, id="sqlite"), pytest.param(ON_POSTGRES, id="postgres")])
-def test_kills_a_spoilt_disk_a_lost_queue_and_a_crashed_database_change_nothing_of_what_comes_out(
-    expected: dict[str, str], seed: int
-) -> None:
-    on_postgres = seed == ON_POSTGRES
-    if on_postgres and binaries() is None:
-        pytest.skip("PostgreSQL is not installed. Debian, Ubuntu: apt install postgresql")
+def check(run: Run, expected: dict[str, str]) -> None:
+    assert len(expected) == 2 * run.jobs
     outcome = random_kills(
-        expected, KILLS, seed, kernels=KERNELS, on_postgres=on_postgres, another_after=2, ask_seconds=0.1
+        expected,
+        run.kills,
+        run.seed,
+        kernels=KERNELS,
+        on_postgres=run.on_postgres,
+        another_after=run.another_after,
+        ask_seconds=0.3,
+        asked=run.asked,
     )
     assert outcome.faults == []
-    assert (outcome.done, outcome.wrong_winners, outcome.leftovers, outcome.mismatches) == (2, 0, 0, 0)
-    assert sum(outcome.killed.values()) == KILLS
+    assert (outcome.done, outcome.wrong_winners, outcome.leftovers, outcome.mismatches) == (run.jobs, 0, 0, 0)
+    assert sum(outcome.killed.values()) == run.kills
     assert outcome.requests > 0
-    if on_postgres or is_possible():  # else this user may mount nothing in a namespace of its own
-        assert Counter(outcome.others) >= Counter(OTHERS[seed])
+    if run.on_postgres or is_possible():  # else this user may mount nothing in a namespace of its own
+        assert Counter(outcome.others) >= Counter(run.others)
+
+
+def test_kills_a_spoilt_disk_and_a_lost_queue_change_nothing_of_what_comes_out(
+    expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUKILN_WORKERS", "1")
+    monkeypatch.setenv("OPERATOR_PATH", str(PROBE))
+    check(LEAST, expected)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", RUNS)
+def test_more_kills_and_a_crashed_database_change_nothing_of_what_comes_out(name: str) -> None:
+    run = RUNS[name]
+    if run.on_postgres and binaries() is None:
+        pytest.skip("PostgreSQL is not installed. Debian, Ubuntu: apt install postgresql")
+    check(run, reference(jobs=run.jobs, kernels=KERNELS))
+
+
+def test_a_crashed_postgres_is_away_for_a_moment_and_keeps_what_was_committed() -> None:
+    if binaries() is None:
+        pytest.skip("PostgreSQL is not installed. Debian, Ubuntu: apt install postgresql")
+    with running_postgres() as url:
+        database = Database(url)
+        with database.write() as session:
+            session.execute(text("CREATE TABLE kept AS SELECT 17 AS number"))
+        with pytest.raises(DATABASE_AWAY), database.read() as session:
+            psutil.Process(session.scalar(text("SELECT pg_backend_pid()"))).kill()
+            session.scalar(text("SELECT number FROM kept"))
+
+        def answered() -> bool:
+            try:
+                with database.read() as session:
+                    return bool(session.scalar(text("SELECT number FROM kept")) == 17)
+            except DATABASE_AWAY:
+                return False
+
+        wait_for(answered)
+        database.dispose()
 
 
 # ---- the harness itself

@@ -22,8 +22,9 @@ from storage.config.settings import load_settings
 from storage.database.session import Database
 from storage.database.tables import JobRow
 from tests.support.fixtures.queue import wait_for
+from tests.support.fixtures.service import Started
 from tests.support.processes.running import name_of, processes_of
-from tests.support.run.places import FAULTY
+from tests.support.run.places import FAULTY, PROBE
 from workers import wake_ups
 from workers.supervisor.serve import Running, child_environment, embedded
 from workers.wake_ups import url_file
@@ -49,9 +50,8 @@ class World:
         """What is in the private folders of the workers."""
         return list(self.temporary.glob("cukiln-*/*"))
 
-    def submit(self, *problems: dict[str, Any], limit: int | None = None, level: int = 1, **fields: Any) -> Job:
-        search = {} if limit is None else {"search": {"level": level, "limit": limit}}
-        return self.client.submit({"target": "sm_80", **search, **fields, "problems": list(problems)})
+    def submit(self, *problems: dict[str, Any], **fields: Any) -> Job:
+        return self.client.submit({"target": "sm_80", **fields, "problems": list(problems)})
 
     def end_budget(self, job: Job, in_seconds: float) -> None:
         """Move the deadline that the job got as it started."""
@@ -73,23 +73,35 @@ class World:
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("control")
     temporary = folder / "tmp"
     temporary.mkdir()
     settings = load_settings(
-        data_dir=folder / "data", port=0, workers=2, operator_path=str(FAULTY), lease_seconds=2.0, max_attempts=5
+        data_dir=folder / "data",
+        port=0,
+        workers=1,
+        operator_path=f"{FAULTY}:{PROBE}",
+        lease_seconds=2.0,
+        max_attempts=5,
+        group_kernels=2,
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))
-        with embedded(settings) as running, Client(running.url, cache_dir=folder / "client") as client:
+        with (
+            soon_embedded(settings) as running,
+            Client(running.url, cache_dir=folder / "client") as client,
+        ):
             yield World(running, client, temporary, Database(settings.database_url))
     wait_for(lambda: not processes_of(folder), what="processes left over")
     assert not list(temporary.glob("cukiln-*")), "temporary folders left over"
 
 
-def matmul(m: int, layout: str = "nn") -> dict[str, Any]:
-    return {"operator": "matmul", "m": m, "n": 64, "k": 32, "layout": layout}
+def probe(first: int, count: int, threads: int = 64) -> dict[str, Any]:
+    """A problem with so many kernels of its own, as cheap as kernels are."""
+    factors = list(range(first, first + count))
+    tunables = {"factor": factors, "way": ["copy"], "threads": [threads]}
+    return {"operator": "probe", "n": 1000, "scale": 2.5, "search": {"tunables": tunables}}
 
 
 # ---- cancel
@@ -110,8 +122,7 @@ def test_a_cancelled_job_ends_its_compilers_and_their_folders(world: World) -> N
 
 
 def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_verified(world: World) -> None:
-    search = {"level": 2, "limit": 300}
-    job = world.submit(matmul(96), search=search, budget={"seconds": 8})
+    job = world.submit(probe(1, 24), budget={"seconds": 8})
     wait_for(lambda: world.client.job(job.job).state == "running")
     world.end_budget(job, in_seconds=600)  # however fast this machine is, one candidate is verified by then
     wait_for(lambda: world.client.job(job.job).problems[0].verdicts.get("ok"))
@@ -120,12 +131,12 @@ def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_verified(world: W
     problem = ended.problems[0]
     assert ended.state == problem.state == "done"
     assert set(problem.verdicts) == {"ok", "skipped"}
-    assert sum(problem.verdicts.values()) == 300
+    assert sum(problem.verdicts.values()) == 24
     assert problem.winner is not None
     response = world.client._transport.send(Call("GET", f"/v1/jobs/{ended.job}/candidates?verdict=skipped&limit=1"))
     skipped = CandidatePage.model_validate(response.json()).candidates[0]
     assert skipped.message == "the budget of 8 seconds ended before it was judged"
-    again = world.submit(matmul(96), search=search)
+    again = world.submit(probe(1, 24))
     assert not again.cached, "the search was cut short: it is not covered"
     world.client.cancel(again.job)
 
@@ -134,9 +145,9 @@ def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_verified(world: W
 
 
 def test_an_urgent_job_overtakes_one_that_runs(world: World) -> None:
-    slow = world.submit(*(matmul(m, "tt") for m in (48, 112)), limit=24, level=2, priority="low")
+    slow = world.submit(probe(1, 16, threads=32), priority="low")
     world.in_compiler()
-    urgent = world.client.wait(world.submit(matmul(40, "nt"), limit=2, priority="high").job, timeout=240)
+    urgent = world.client.wait(world.submit(probe(17, 1, threads=32), priority="high").job, timeout=240)
     assert urgent.state == "done"
     assert world.client.job(slow.job).state == "running"
     world.client.cancel(slow.job)
@@ -146,7 +157,7 @@ def test_an_urgent_job_overtakes_one_that_runs(world: World) -> None:
 
 
 def test_the_job_of_a_killed_compile_worker_ends_right(world: World) -> None:
-    job = world.submit(matmul(48, "tn"), limit=2)
+    job = world.submit(probe(1, 2, threads=128))
     worker, worker_child = world.worker_and_child(world.in_compiler())
     worker.kill()
     worker_child.kill()
@@ -155,7 +166,7 @@ def test_the_job_of_a_killed_compile_worker_ends_right(world: World) -> None:
 
 
 def test_a_compiler_that_was_killed_from_outside_says_nothing_about_its_kernels(world: World) -> None:
-    job = world.submit(matmul(56, "nt"), limit=2)
+    job = world.submit(probe(3, 2, threads=128))
     world.in_compiler().kill()
     ended = world.client.wait(job.job, timeout=240)
     assert (ended.state, ended.problems[0].verdicts) == ("done", {"ok": 2})
@@ -163,7 +174,7 @@ def test_a_compiler_that_was_killed_from_outside_says_nothing_about_its_kernels(
 
 def test_a_job_survives_a_flushed_queue(world: World) -> None:
     redis = wake_ups.connect(world.running.redis_url)
-    job = world.submit(matmul(72, "tt"), limit=2)
+    job = world.submit(probe(5, 2, threads=128))
     redis.flushall()
     world.in_compiler()
     redis.flushall()
@@ -177,7 +188,8 @@ def test_a_job_survives_a_flushed_queue(world: World) -> None:
 # Of `make test` a killed supervisor is part, which ends all of it: `test_faults`, `test_serve`.
 @pytest.mark.long
 def test_an_accepted_job_survives_the_death_of_everything(tmp_path: Path) -> None:
-    settings = load_settings(data_dir=tmp_path / "data", port=0, workers=1, lease_seconds=2.0)
+    operators = str(PROBE)
+    settings = load_settings(data_dir=tmp_path / "data", port=0, workers=1, lease_seconds=2.0, operator_path=operators)
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     environment = {**child_environment(settings), "TMPDIR": str(temporary)}
@@ -188,7 +200,7 @@ def test_an_accepted_job_survives_the_death_of_everything(tmp_path: Path) -> Non
     wait_for(lambda: "ready: " in said.read_text() or cut.poll() is not None, what=said.read_text())
     url = said.read_text().partition("ready: ")[2].split()[0]
     with Client(url, cache_dir=tmp_path / "client") as client:
-        job = client.submit({"target": "sm_80", "search": {"level": 1, "limit": 3}, "problems": [matmul(40)]})
+        job = client.submit({"target": "sm_80", "problems": [probe(1, 3)]})
     wait_for(lambda: any(name_of(process) == "cicc" for process in processes_of(temporary)), what="a compiler")
     for process in [psutil.Process(cut.pid), *processes_of(tmp_path)]:
         try:

@@ -14,9 +14,9 @@ from cukiln.job_request import encode
 from cukiln.transport import Call
 from cukiln.types import CandidatePage, GroupReport, Job, PhaseName, Rejections, WinnerRecord
 from storage.config.settings import load_settings
+from tests.support.fixtures.service import Started
 from tests.support.run.places import FAULTY
 from tests.support.service.chrome_traces import checked, covered, slices
-from workers.supervisor.serve import embedded
 
 RIGHT, UNWRITTEN, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED = 0, 14, 2, 12, 26, 31, 63
 PROBLEM = {"operator": "faulty", "rows": 8, "columns": 256, "pitch": 256}
@@ -39,12 +39,12 @@ def blobs(data: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def client(data: Path) -> Iterator[Client]:
+def client(data: Path, soon_embedded: Started) -> Iterator[Client]:
     """A service that also has an operator whose schedules are wrong in one way each."""
     settings = load_settings(
-        data_dir=data, port=0, workers=2, operator_path=str(FAULTY), compile_cpu_seconds=3.0, verify_cpu_seconds=2.0
+        data_dir=data, port=0, workers=1, operator_path=str(FAULTY), compile_cpu_seconds=3.0, verify_cpu_seconds=2.0
     )
-    with embedded(settings) as running, Client(running.url, cache_dir=data / "client") as found:
+    with soon_embedded(settings) as running, Client(running.url, cache_dir=data / "client") as found:
         yield found
 
 
@@ -228,9 +228,7 @@ def test_a_candidate_and_the_winner_s_record_say_where_shared_memory_was_accesse
 
 
 def test_the_winner_built_alone_has_the_code_that_was_verified_in_its_group(client: Client) -> None:
-    search = {"level": 2, "limit": 3, "seed": 7}
-    problem = {**MATMUL, "name": "together", "layout": "tt", "search": search}
-    job = client.tune([problem], target="sm_80")
+    job = client.tune([{**PROBLEM, "name": "together", "search": schedules(60, 61)}], target="sm_80")
     best = client.kernel(job.problems[0].key).front[0]
     page = CandidatePage.model_validate(get(client, f"/v1/jobs/{job.job}/candidates"))
     group = next(candidate.group for candidate in page.candidates if candidate.candidate == best.candidate)

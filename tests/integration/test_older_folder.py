@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from cukiln import Client
+from storage.config.settings import load_settings
 from tests.faults.checks import damaged, in_database
-from tests.faults.killed_service import KilledService, leave_environment, wait_until_ready
 from tests.faults.older_folder import OlderJobs, unpack
+from tests.support.fixtures.queue import wait_for
+from tests.support.fixtures.service import Started
 
 
 @pytest.fixture
@@ -20,30 +23,30 @@ def folder() -> Iterator[Path]:
         yield Path(place)
 
 
-def test_an_older_data_folder_continues(folder: Path) -> None:
-    leave_environment()
+@pytest.mark.parametrize("ends", [1, pytest.param(2, marks=pytest.mark.long)])
+def test_an_older_data_folder_continues(ends: int, folder: Path, soon_embedded: Started) -> None:
     older = unpack(folder / "data")
-    service = KilledService(folder, seed=0)
-    try:
-        wait_until_ready(service)
-        _check(service, older)
-        assert damaged(service.settings) == []
-    finally:
-        left = service.stop()
-    assert left == []
-    assert in_database(service.settings) == []
+    settings = load_settings(data_dir=folder / "data", port=0, workers=1, gpus="none")
+    with soon_embedded(settings) as running, Client(running.url, cache_dir=folder / "client") as client:
+        _check(client, older, ends)
+        assert damaged(settings) == []
+    assert in_database(settings) == []
 
 
-def _check(service: KilledService, older: OlderJobs) -> None:
-    report = service.client.job(older.done)
+def _check(client: Client, older: OlderJobs, ends: int) -> None:
+    """Of the jobs that had not ended the others are planned, and cancelled."""
+    for job in older.unfinished[ends:]:
+        wait_for(lambda job=job: client.job(job).progress.lower.done == 2)  # type: ignore[misc]
+        assert client.cancel(job).state == "cancelled"
+    report = client.job(older.done)
     assert report.state == "done"
     assert {problem.name: problem.winner and problem.winner.candidate for problem in report.problems} == older.winners
-    winners = service.client.lookup(older.request["problems"], target=older.request["target"])
+    winners = client.lookup(older.request["problems"], target=older.request["target"])
     for problem, lookup in zip(report.problems, winners, strict=True):
         assert lookup.record is not None
         assert lookup.record.front[0].candidate == older.winners[problem.name]
-        assert len(service.client.blob(lookup.record.front[0].so_sha256)) > 0
-    for job in older.unfinished:
-        ended = service.client.wait(job)
+        assert len(client.blob(lookup.record.front[0].so_sha256)) > 0
+    for job in older.unfinished[:ends]:
+        ended = client.wait(job)
         assert ended.state == "done", [(problem.name, problem.error) for problem in ended.problems]
         assert all(problem.winner is not None for problem in ended.problems)

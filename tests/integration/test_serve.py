@@ -26,12 +26,13 @@ from storage.entities.heartbeats import live_devices
 from tests.support.fixtures.queue import JOURNAL_WORKER, QueueWorld, wait_for
 from tests.support.gpu.fake_gpu import configure
 from tests.support.processes.running import name_of, opened, processes_of
+from tests.support.processes.server_processes import WarmForkServer, warm_up
 from tests.support.run.places import FAULTY
 from workers import wake_ups
 from workers.processes import supervised_process
 from workers.processes.fork_server import ForkServer
 from workers.processes.supervised_process import Child, tail_of
-from workers.supervisor import serve
+from workers.supervisor import foundation, serve
 from workers.supervisor.serve import Commands
 from workers.supervisor.start_checks import ServeError
 from workers.wake_ups import url_file
@@ -44,6 +45,7 @@ from storage.config.settings import load_settings
 from workers.supervisor.serve import Commands, serve
 sys.exit(serve(load_settings(), commands=Commands(worker={JOURNAL_WORKER!r}, api=eval(sys.argv[1]))))
 """
+NAMED = ("api", "plan worker", "valkey")
 NAMES = {"api", "fork server", "compile worker 1", "plan worker", "reconcile", "valkey"}
 
 
@@ -113,7 +115,9 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_everything_is_started_kept_running_and_stopped_in_order(serving: Serving, tmp_path: Path) -> None:
+def test_everything_is_started_kept_running_where_it_is_killed_or_stopped_and_ended_in_order(
+    serving: Serving, tmp_path: Path
+) -> None:
     url = serving.wait_until_ready()
     before = serving.pids()
     assert set(before) == NAMES
@@ -126,13 +130,27 @@ def test_everything_is_started_kept_running_and_stopped_in_order(serving: Servin
     wait_for(lambda: world.journal("end", "flushed:0-0"), what="the reconciler's wake-up")
     world.wait_until_done()
 
-    for name in ("api", "plan worker", "valkey"):
+    for name in NAMED:
         os.kill(before[name], signal.SIGKILL)
     wait_for(lambda: serving.said().count("started again, pid") == 3, what=serving.said())
     wait_for(lambda: answers(url), what=serving.said())
     [ref] = world.add("later", wake_up=False)
     wait_for(lambda: world.journal("end", ref), what=serving.said())
     world.wait_until_done()
+
+    stopped = serving.pids()
+    for name in NAMED:
+        os.kill(stopped[name], signal.SIGSTOP)
+    wait_for(lambda: serving.said().count("started again, pid") == 6, what=serving.said())
+    for name in NAMED:
+        assert serving.said().count(f"{name} is stopped by a signal: it is killed") == 1
+        assert gone(stopped[name])
+    wait_for(lambda: answers(url), what=serving.said())
+    world = world_of(serving, tmp_path)
+    [ref] = world.add("first")
+    wait_for(lambda: world.journal("start", ref), what=serving.said())
+    os.kill(world.journal("start", ref)[0].pid, signal.SIGSTOP)  # the child of a worker
+    wait_for(lambda: world.journal("end", ref), what=serving.said())
 
     [ref] = world.add("forever")
     wait_for(lambda: world.journal("start", ref), what=serving.said())
@@ -143,24 +161,6 @@ def test_everything_is_started_kept_running_and_stopped_in_order(serving: Servin
     assert world.waiting() == 1  # handed back
     wait_for(lambda: not processes_of(tmp_path), what="processes left over")
     assert not answers(url)
-
-
-def test_a_stopped_process_is_ended_and_started_again(serving: Serving, tmp_path: Path) -> None:
-    url = serving.wait_until_ready()
-    before = serving.pids()
-    names = ("api", "plan worker", "valkey")
-    for name in names:
-        os.kill(before[name], signal.SIGSTOP)
-    wait_for(lambda: serving.said().count("started again, pid") == 3, what=serving.said())
-    for name in names:
-        assert serving.said().count(f"{name} is stopped by a signal: it is killed") == 1
-        assert gone(before[name])
-    wait_for(lambda: answers(url), what=serving.said())
-    world = world_of(serving, tmp_path)
-    [ref] = world.add("first")
-    wait_for(lambda: world.journal("start", ref), what=serving.said())
-    os.kill(world.journal("start", ref)[0].pid, signal.SIGSTOP)  # the child of a worker
-    wait_for(lambda: world.journal("end", ref), what=serving.said())
 
 
 STUBBORN_API = """
@@ -212,15 +212,15 @@ def test_a_stop_during_the_start_leaves_nothing_and_kills_nothing_that_runs(serv
     wait_for(lambda: not processes_of(tmp_path), what="processes left over")
 
 
-def test_a_killed_or_stopped_fork_server_ends_what_it_forked_and_all_of_it_runs_again(
-    serving: Serving, tmp_path: Path
-) -> None:
+FORK_SERVERS_END = "fork server was killed by SIGKILL, and with it all that it had forked"
+
+
+@pytest.mark.long  # a stopped one is killed, too: below
+def test_a_killed_fork_server_ends_what_it_forked_and_all_of_it_runs_again(serving: Serving, tmp_path: Path) -> None:
     serving.wait_until_ready()
     world = world_of(serving, tmp_path)
-    for times, (behaviour, number) in enumerate([("first", signal.SIGKILL), ("first_2", signal.SIGSTOP)], 1):
-        end_fork_server(serving, world, behaviour, number)
-        words = "fork server was killed by SIGKILL, and with it all that it had forked"
-        assert serving.said().count(words) == times
+    end_fork_server(serving, world, "first", signal.SIGKILL)
+    assert serving.said().count(FORK_SERVERS_END) == 1
     assert not world.journal("TWICE")
 
 
@@ -247,13 +247,16 @@ def compilers(folder: Path) -> list[int]:
     return [process.pid for process in processes_of(folder) if name_of(process) == "sleep"]
 
 
-def test_what_is_forked_shares_nothing_and_a_killed_supervisor_leaves_no_process_and_the_next_one_continues(
+def test_a_stopped_fork_server_is_ended_with_what_it_forked_and_a_killed_supervisor_leaves_no_process(
     serving: Serving, tmp_path: Path
 ) -> None:
+    """All of it runs again, started by the supervisor or by the next one."""
     serving.wait_until_ready()
     no_connection_and_no_open_file_is_shared(serving)
     world = world_of(serving, tmp_path)
-    [ref] = world.add("first")
+    end_fork_server(serving, world, "first", signal.SIGSTOP)
+    assert serving.said().count(FORK_SERVERS_END) == 1
+    [ref] = world.add("first_2")
     wait_for(lambda: compilers(tmp_path), what="the compiler")
     pids = [*serving.pids().values(), *(process.pid for process in processes_of(tmp_path))]
     serving.process.kill()
@@ -283,14 +286,24 @@ def no_connection_and_no_open_file_is_shared(serving: Serving) -> None:
     assert os.getpgid(server.pid) == server.pid
 
 
-def test_an_embedded_service_is_there_for_a_block_and_alone_on_its_folder(
+def test_no_gpu_is_looked_for_where_none_is_to_be_used(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("workers.worker.gpu_worker.probe", lambda *_: pytest.fail("CUKILN_GPUS=none"))
+    assert foundation.check_machine(settings) == []
+
+
+def test_an_embedded_service_is_there_for_a_block_alone_on_its_folder_and_an_error_passes_through(
     settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.worker.gpu_worker.probe", lambda *_: pytest.fail("CUKILN_GPUS=none"))
+    """It has found no GPU."""
+    monkeypatch.setattr("workers.worker.gpu_worker.probe", lambda *_: [])
     with pytest.raises(WorkerError, match=r"REDIS_URL.*cukiln serve"):
         redis_url(settings)
     told: list[str] = []
-    with serve.embedded(settings, commands=COMMANDS, say=told.append) as running:
+    bare = settings.model_copy(update={"gpus": "auto", "gpu_module": "tests.support.gpu.fake_gpu"})
+    with (
+        pytest.raises(RuntimeError, match="in the block"),
+        serve.embedded(bare, commands=COMMANDS, say=told.append) as running,
+    ):
         assert answers(running.url)
         assert set(running.pids) == NAMES
         assert running.url in (settings.data_dir / "serve.lock").read_text()
@@ -303,24 +316,9 @@ def test_an_embedded_service_is_there_for_a_block_and_alone_on_its_folder(
         second = settings.model_copy(update={"port": int(port), "data_dir": tmp_path / "other"})
         with pytest.raises(ServeError, match=f"port {port}.*CUKILN_PORT"):
             serve.Supervisor(second, say=print).start()
-    assert all(map(gone, running.pids.values()))
-    assert not answers(running.url)
-    assert told == []
-
-
-def test_an_error_in_the_block_stops_an_embedded_service_that_has_found_no_gpu_and_passes_through(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("workers.worker.gpu_worker.probe", lambda *_: [])
-    told: list[str] = []
-    bare = settings.model_copy(update={"gpus": "auto", "gpu_module": "tests.support.gpu.fake_gpu"})
-    with (
-        pytest.raises(RuntimeError, match="in the block"),
-        serve.embedded(bare, commands=COMMANDS, say=told.append) as running,
-    ):
-        assert set(running.pids) == NAMES
         raise RuntimeError("in the block")
     assert all(map(gone, running.pids.values()))
+    assert not answers(running.url)
     assert told == [], "nothing is said about a GPU"
 
 
@@ -372,11 +370,17 @@ def test_each_gpu_gets_a_worker_that_is_known_before_the_service_is_ready(
 ) -> None:
     two = [{"uuid": "GPU-0"}, {"uuid": "GPU-1", "name": "Another GPU"}]
     monkeypatch.setenv("NVIDIA_SIMULATED_GPU", configure(tmp_path / "gpus.json", devices=two))
+    monkeypatch.setattr(serve, "ForkServer", WarmForkServer)
+    warm_up()
     with serve.embedded(with_gpu, commands=COMMANDS) as running:
         assert set(running.pids) == {*NAMES, "gpu worker 1", "gpu worker 2"}
-        with Database(with_gpu.database_url).read() as session:
+        database = Database(with_gpu.database_url)
+        with database.read() as session:
             devices = live_devices(session, 60.0)
-    assert [(one.device_class, one.uuid) for one in devices] == [("Another GPU", "GPU-1"), ("Simulated GPU", "GPU-0")]
+        assert [(one.device_class, one.uuid) for one in devices] == [
+            ("Another GPU", "GPU-1"),
+            ("Simulated GPU", "GPU-0"),
+        ]
     assert all(map(gone, running.pids.values()))
 
 

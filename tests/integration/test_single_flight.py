@@ -16,29 +16,35 @@ from sqlalchemy import select
 
 from cukiln.types import Job
 from storage.database.tables import BuildRow, GroupRow, LibraryRow, TaskRow
+from tests.support.fixtures.compile import compiled_in_this_run
 from tests.support.fixtures.queue import QueueWorld, make_world, wait_for
 from tests.support.processes import counting_worker
 from tests.support.processes.server_processes import start_process
-from tests.support.run.places import FAULTY
+from tests.support.run.places import FAULTY, PROBE
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
 from workers.supervisor.valkey import EmbeddedValkey
 
-WORKERS = ("plan", "plan", "compile", "compile", "compile", "compile", "reconcile")
+WORKERS = ("plan", "plan", "compile", "compile", "compile", "reconcile")
 RIGHT, DOES_NOT_COMPILE = 0, 26
-SEARCH = {"level": 1, "limit": 4, "seed": 0}
-MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "dtype": "float32", "search": SEARCH}
 BROKEN = {"operator": "faulty", "rows": 8, "columns": 256, "pitch": 256}
 FAULTS = {"search": {"schedules": [{"fault": RIGHT}, {"fault": DOES_NOT_COMPILE}]}}
+
+
+def probe(*factors: int, n: int = 1000, **tunables: int) -> dict[str, Any]:
+    """A problem with a kernel for each factor, as cheap as kernels are."""
+    search = {"tunables": {"factor": factors, "way": ["copy"], **{name: [value] for name, value in tunables.items()}}}
+    return {"operator": "probe", "n": n, "scale": 2.5, "search": search}
+
+
 # The same job, jobs of the same kernels for other extents, and jobs that share some.
 JOBS: list[list[dict[str, Any]]] = [
-    [MATMUL],
-    [MATMUL],
-    [{**MATMUL, "m": 80}],
-    [{**MATMUL, "search": {**SEARCH, "limit": 6}}],
-    [MATMUL, {**MATMUL, "m": 120}],
-    [{**BROKEN, **FAULTS}],
-    [{**BROKEN, **FAULTS}, MATMUL],
+    [probe(1, 2)],
+    [probe(1, 2)],
+    [probe(1, 2, n=2000)],
+    [probe(1, 2, 3)],
+    [probe(1, 2), probe(1, 2, n=3000)],
+    [{**BROKEN, **FAULTS}, probe(1, 2)],
     [{**BROKEN, "rows": 16, **FAULTS}],
 ]
 
@@ -84,7 +90,8 @@ class Cluster:
 
 
 @contextmanager
-def started(world: QueueWorld, log: Path, kinds: Sequence[str] = WORKERS) -> Iterator[Cluster]:
+def started(world: QueueWorld, log: Path, compiled: Path, kinds: Sequence[str] = WORKERS) -> Iterator[Cluster]:
+    """`compiled`: the folder of what runs kernels, which each worker would compile."""
     urls = []
     for number in range(2):
         port = free_port("127.0.0.1")
@@ -92,7 +99,7 @@ def started(world: QueueWorld, log: Path, kinds: Sequence[str] = WORKERS) -> Ite
         _start(world, f"api-{number}", "api", env=child_environment(settings))
         urls.append(f"http://127.0.0.1:{port}")
     for number, kind in enumerate(kinds):
-        _start_worker(world, log, kind, number)
+        _start_worker(world, log, compiled, kind, number)
     with httpx.Client(
         timeout=30, trust_env=False
     ) as client:  # each makes a TLS context, which takes longer than a call
@@ -100,8 +107,8 @@ def started(world: QueueWorld, log: Path, kinds: Sequence[str] = WORKERS) -> Ite
         yield Cluster(world, urls, log, client)
 
 
-def _start_worker(world: QueueWorld, log: Path, kind: str, number: int) -> None:
-    environment = {**world.environment(), counting_worker.LOG: str(log)}
+def _start_worker(world: QueueWorld, log: Path, compiled: Path, kind: str, number: int) -> None:
+    environment = {**world.environment(), counting_worker.LOG: str(log), counting_worker.COMPILED: str(compiled)}
     _start(world, f"{kind}-{number}", "counting worker", kind, env=environment)
 
 
@@ -117,15 +124,15 @@ def _answers(client: httpx.Client, url: str) -> bool:
 
 
 @pytest.fixture
-def cluster(counted_world: tuple[QueueWorld, Path]) -> Iterator[Cluster]:
-    with started(*counted_world) as running:
+def cluster(counted_world: tuple[QueueWorld, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with started(*counted_world, compiled_in_this_run(tmp_path_factory)) as running:
         yield running
 
 
 @pytest.fixture
 def counted_world(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[tuple[QueueWorld, Path]]:
     """With the file in which its workers write down what nvcc is given."""
-    with make_world(tmp_path, valkey.url, workers=4, operator_path=str(FAULTY), gpus="none") as world:
+    with make_world(tmp_path, valkey.url, workers=4, operator_path=f"{FAULTY}:{PROBE}", gpus="none") as world:
         yield world, tmp_path / "nvcc.txt"
 
 
@@ -159,14 +166,17 @@ def _is_innocent_of_the_broken(more: Counter[str], files: list[tuple[str, ...]])
     return all(times == 1 for times in more.values()) and any(set(more) < set(file) for file in files)
 
 
-def test_small_jobs_that_wait_are_compiled_in_one_file(counted_world: tuple[QueueWorld, Path]) -> None:
+def test_small_jobs_that_wait_are_compiled_in_one_file(
+    counted_world: tuple[QueueWorld, Path], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     world, log = counted_world
-    with started(world, log, ("plan", "reconcile")) as cluster:
+    compiled = compiled_in_this_run(tmp_path_factory)
+    with started(world, log, compiled, ("plan", "reconcile")) as cluster:
         # No kernel in two of them, of two operators, and one that does not compile.
-        jobs = [[{**MATMUL, "search": {"level": 1, "limit": 2, "seed": seed}}] for seed in range(4)]
+        jobs = [[probe(2 * number + 1, 2 * number + 2)] for number in range(3)]
         ids = [cluster.submit(number, job) for number, job in enumerate([*jobs, [{**BROKEN, **FAULTS}]])]
         wait_for(lambda: not _unplanned(world), 60, "all is planned")
-        _start_worker(world, log, "compile", 9)
+        _start_worker(world, log, compiled, "compile", 9)
         wait_for(lambda: all(cluster.job(id).finished_at for id in ids), 240, "jobs end")
         ended = [cluster.job(id) for id in ids]
         assert [job.state for job in ended] == ["done"] * len(ids), world.logs()[-3000:]

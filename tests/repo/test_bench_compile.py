@@ -31,6 +31,7 @@ from codegen.operators import operator, operators
 from codegen.search.search import Search
 from codegen.targets import target
 from cukiln.types import Job
+from tests.support.fixtures.compile import matmul_candidates
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
@@ -147,7 +148,7 @@ def test_ways_that_come_to_different_code_end_the_benchmark() -> None:
 
 
 def test_all_ways_come_to_the_same_code(toolchain: Toolchain, processes: Processes) -> None:
-    kernels, _ = first_kernels(Case("matmul", CASES["matmul"].shapes, 3), H100)
+    kernels = [candidate.kernel for candidate in matmul_candidates(3)]
     ways = Ways(toolchain, H100, processes, 2)
     found = {"alone": ways.alone(kernels), "hidet": ways.hidet(kernels), "ours": ways.ours(kernels)}
     require_equal_code(found)

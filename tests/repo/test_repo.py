@@ -23,6 +23,7 @@ from packaging.utils import canonicalize_name
 from tests.support.run.again_alone import may_run_again
 from tests.support.run.longest_first import LONGEST
 from tests.support.run.places import ROOT
+from tests.support.run.run_here import run_here
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 FENCES = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
@@ -119,7 +120,7 @@ def commands_of(pages: list[Path]) -> set[str]:
 
 @pytest.mark.parametrize("command", sorted(commands_of(PAGES) | {"quickstart", "serve"}))
 def test_every_command_a_page_names_exists(command: str) -> None:
-    done = run(sys.executable, "-m", "cukiln", command, "--help", PYTHONPATH=f"{ROOT}:{ROOT / 'client'}")
+    done = run_here("cukiln", command, "--help")
     assert done.returncode == 0, done.stderr
 
 

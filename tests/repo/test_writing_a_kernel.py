@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,8 +14,13 @@ from codegen.kernel import Kernel
 from codegen.primitives import primitives
 from codegen.search.schedule import Schedule
 from codegen.text.render_group import slice_text
+from tests.support.fixtures.compile import LIMITS, probe
+from tests.support.kernels.compile_cache import CachingProcesses
 from tests.support.kernels.cpu_helpers import loaded
 from tests.support.run.places import ROOT
+from tests.support.run.run_here import run_forked
+from workers.compile.toolchain import Toolchain
+from workers.cpu.build import build_cpu
 
 EXAMPLE = ROOT / "examples" / "rowsum"
 PAGE = (ROOT / "docs" / "writing-a-kernel.md").read_text()
@@ -70,10 +72,18 @@ def test_the_page_shows_every_kind_of_fault_that_it_promises() -> None:
     assert set(titles) == set(wanted)
 
 
+@pytest.fixture(scope="module")
+def runtime(
+    toolchain: Toolchain, caching_processes: CachingProcesses, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """What runs kernels is compiled: a fork of this process need not do it again."""
+    build_cpu([probe()], toolchain, caching_processes, LIMITS, folder=tmp_path_factory.mktemp("runtime"))
+
+
 @pytest.mark.parametrize(
     "shown", shown_commands(), ids=lambda one: f"{one.section} {one.command.partition('.json')[2]}"
 )
-def test_a_command_prints_what_the_page_says(shown: Shown, tmp_path: Path) -> None:
+def test_a_command_prints_what_the_page_says(shown: Shown, tmp_path: Path, runtime: None) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "examples" / "rowsum", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(EXAMPLE.with_suffix(".json"), tmp_path / "examples")
     if shown.changes:
@@ -82,14 +92,7 @@ def test_a_command_prints_what_the_page_says(shown: Shown, tmp_path: Path) -> No
     variables = dict(word.split("=", 1) for word in words if re.match(r"[A-Z_]+=", word))
     program, *arguments = words[len(variables) :]
     assert program == ".venv/bin/cukiln"
-    done = subprocess.run(
-        [sys.executable, "-m", "cukiln", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, **variables, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = run_forked("cukiln", *arguments, cwd=tmp_path, env=variables)
     assert done.stderr == ""
     assert normalised(done.stdout) == normalised(shown.output)
     assert done.returncode == (1 if re.search(r"^  (incorrect|runtime_error),", done.stdout, re.MULTILINE) else 0)

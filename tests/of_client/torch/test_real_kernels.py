@@ -13,7 +13,7 @@ torch = pytest.importorskip("torch")
 import cukiln  # noqa: E402
 import cukiln.torch as ck  # noqa: E402
 from cukiln.torch import dispatch  # noqa: E402
-from tests.support.service.running_service import running_service  # noqa: E402
+from tests.support.service.running_service import soon_running_service  # noqa: E402
 
 Tensor = torch.Tensor
 
@@ -76,9 +76,8 @@ def with_gradients(function: Callable[..., Tensor], tensors: list[Tensor]) -> li
     return [made, *torch.autograd.grad(made, tensors, torch.linspace(-1, 1, made.numel()).view(made.shape))]
 
 
-@pytest.fixture(scope="module")
-def problems() -> list[dict[str, Any]]:
-    """What all cases call, with their gradients: PyTorch computes, and the problems are kept."""
+def asked_for(calls: Callable[[], object]) -> list[dict[str, Any]]:
+    """The problems of calls: PyTorch computes, and the problems are kept."""
 
     class Asked:
         def lookup(self, problems: list[Any], **options: Any) -> list[Any]:
@@ -87,19 +86,33 @@ def problems() -> list[dict[str, Any]]:
 
     asked: list[dict[str, Any]] = []
     with ck.using(client=Asked(), target="cpu", wait_seconds=60):  # type: ignore[arg-type]
-        for name, (function, _, _) in CASES.items():
-            with_gradients(function, operands(name))
-        for call, _ in FORWARD.values():
-            call()
+        calls()
     return asked
 
 
 @pytest.fixture(scope="module")
-def client(problems: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[cukiln.Client]:
+def problems() -> list[dict[str, Any]]:
+    """What all cases call, with their gradients, and a reduction."""
+
+    def calls() -> None:
+        for name, (function, _, _) in CASES.items():
+            with_gradients(function, operands(name))
+        FORWARD["reduce"][0]()
+
+    return asked_for(calls)
+
+
+@pytest.fixture(scope="module")
+def client(
+    problems: list[dict[str, Any]], tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> Iterator[cukiln.Client]:
     """Of a service that has tuned them, with one candidate each."""
     folder = tmp_path_factory.mktemp("torch")
-    with running_service(folder / "data") as url, cukiln.Client(url, cache_dir=folder / "cache") as client:
-        job = client.tune(problems, target="cpu", search={"level": 0, "limit": 1}, timeout=240)  # type: ignore[arg-type]
+    with (
+        soon_running_service(request, folder / "data") as url,
+        cukiln.Client(url, cache_dir=folder / "cache") as client,
+    ):
+        job = client.tune(problems, target="cpu", search={"level": 0, "limit": 1}, timeout=900)  # type: ignore[arg-type]
         assert job.state == "done", [problem.error for problem in job.problems]
         yield client
 
@@ -119,10 +132,21 @@ def test_kernels_give_what_pytorch_gives_and_so_do_their_gradients(
             call = torch.compile(function, fullgraph=True, backend="aot_eager") if compiled else function
             made, expected = with_gradients(call, operands(name)), with_gradients(own, operands(name))
             torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-5)
-        for call, expected in FORWARD.values():
-            torch.testing.assert_close(call(), expected)
+        call, expected = FORWARD["reduce"]
+        torch.testing.assert_close(call(), expected)
         assert sorted(kernels()) == sorted(problem["operator"] for problem in problems)
     assert set(kernels()) == set()  # of the settings before
+
+
+# By kernels in NumPy the other operators are in `test_norms_and_reduce` and `test_masked_and_attention`.
+@pytest.mark.long
+def test_every_operator_gives_what_pytorch_gives(client: cukiln.Client) -> None:
+    problems: Any = asked_for(lambda: [call() for call, _ in FORWARD.values()])
+    assert client.tune(problems, target="cpu", search={"level": 0, "limit": 1}, timeout=240).state == "done"
+    with ck.using(client=client, target="cpu", wait_seconds=60):
+        for call, expected in FORWARD.values():
+            torch.testing.assert_close(call(), expected)
+        assert {*kernels()} == {*FORWARD}
 
 
 def test_a_workspace_of_a_kernel_is_pytorchs(client: cukiln.Client, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from tests.support.fixtures.browser import (
     screenshot,
 )
 from tests.support.fixtures.queue import wait_for
-from workers.supervisor.serve import embedded
+from tests.support.fixtures.service import Started
 
 __all__ = ["browser", "open_page"]
 
@@ -54,8 +54,8 @@ LOOKS = {
 
 
 @pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with embedded(load_settings(data_dir=tmp_path_factory.mktemp("service"), workers=1, port=0)) as running:
+def service(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> Iterator[str]:
+    with soon_embedded(load_settings(data_dir=tmp_path_factory.mktemp("service"), workers=1, port=0)) as running:
         yield running.url
 
 

@@ -24,7 +24,7 @@ from cukiln.types import Job, WinnerRecord
 from cukiln.vendor_words import vendor_of_record
 from storage.config.settings import Settings, load_settings
 from tests.support.fixtures.elsewhere import REQUEST, results_in
-from workers.supervisor.serve import embedded
+from tests.support.fixtures.service import Started
 
 CHANGED = {"unsteady": ["the clock went from 1980 to 1700 MHz"], "limited_by": ["sw_power_cap"]}
 
@@ -35,13 +35,13 @@ Edit = Callable[[dict[str, Any]], None]
 
 @pytest.fixture(scope="module")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
-    return load_settings(data_dir=tmp_path_factory.mktemp("import"), port=0, workers=2, gpus="none")
+    return load_settings(data_dir=tmp_path_factory.mktemp("import"), port=0, workers=1, gpus="none")
 
 
 @pytest.fixture(scope="module")
-def client(settings: Settings) -> Iterator[Client]:
+def client(settings: Settings, at_work: Started) -> Iterator[Client]:
     """A fresh service without a GPU."""
-    with embedded(settings) as running, Client(running.url, cache_dir=settings.data_dir / "client") as found:
+    with at_work(settings) as running, Client(running.url, cache_dir=settings.data_dir / "client") as found:
         yield found
 
 

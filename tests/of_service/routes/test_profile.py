@@ -24,7 +24,7 @@ from service.pages import pages
 from storage.config.settings import load_settings
 from tests.support.fixtures.api import MATMUL, Api, serving, shared_api
 from tests.support.fixtures.browser import Open, browser, needs_chromium, numbers, open_page, screenshot
-from workers.supervisor.serve import embedded
+from tests.support.fixtures.service import Started
 
 __all__ = ["browser", "open_page", "shared_api"]
 
@@ -34,15 +34,21 @@ RING: dict[str, Any] = {
 }  # fmt: skip
 CONV: dict[str, Any] = {
     "name": "f2", "operator": "conv2d", "n": 1, "h": 8, "w": 8, "c": 8, "k": 8, "r": 3, "s": 3, "padding": 1,
-    "dtype": "float16", "winograd": "f2", "search": {"tunables": {"algorithm": ["winograd"], "output_tile": [2]}},
+    "dtype": "float16", "winograd": "f2",
+    "search": {"tunables": {"algorithm": ["winograd"], "output_tile": [2]}, "limit": 1},
 }  # fmt: skip
 PROBLEMS = [RING, CONV, {"name": "plain", "operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt"}]
-REQUEST: dict[str, Any] = {"target": "sm_80", "search": {"level": 0}, "problems": PROBLEMS}
+REQUEST: dict[str, Any] = {"target": "sm_80", "search": {"level": 0, "limit": 1}, "problems": PROBLEMS}
 COUNTS = (
     "times", "multiplications", "executed", "limb_products", "truncations", "bytes_read", "bytes_written", "launches",
     "workspace_bytes", "ring_bytes",
 )  # fmt: skip
 MATMUL_16: dict[str, Any] = {"operator": "matmul", "m": 16, "n": 16, "k": 16}
+LOOKS = [
+    {},
+    pytest.param({"color_scheme": "dark"}, marks=pytest.mark.long),  # other colours alone, as of `test_pages`
+    {"viewport": {"width": 360, "height": 740}},
+]
 KEY = "a key of more than 16 characters"
 
 
@@ -52,8 +58,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def service(folder: Path) -> Iterator[str]:
-    with embedded(load_settings(data_dir=folder, workers=1, port=0)) as running:
+def service(folder: Path, at_work: Started) -> Iterator[str]:
+    with at_work(load_settings(data_dir=folder, workers=1, port=0)) as running:
         yield running.url
 
 
@@ -205,7 +211,7 @@ def test_reading_it_takes_a_key_where_keys_are_needed(tmp_path: Path) -> None:
 
 
 @needs_chromium
-@pytest.mark.parametrize("look", [{}, {"color_scheme": "dark"}, {"viewport": {"width": 360, "height": 740}}])
+@pytest.mark.parametrize("look", LOOKS)
 def test_the_page_shows_what_the_api_says(service: str, job: str, look: dict[str, Any], open_page: Open) -> None:
     page = open_page(f"{service}/jobs/{job}", java_script_enabled=False, **look)
     page.get_by_role("link", name="Profile of the winners").click()

@@ -13,19 +13,22 @@ from typing import Any
 from workers.processes.processes import Finished, Limits, Processes
 
 TOOLS = ("nvcc", "g++", "nvdisasm")
+RUNTIME = frozenset({"runtime.cpp"})
+"""What runs kernels on the CPU: two files, the same for all kernels, which each compile worker needs first."""
 
 
 class CachingProcesses(Processes):
-    """`folder` is shared by the processes of the run."""
+    """`folder` is shared by the processes of the run. `only`: files among the arguments, of which a run has one."""
 
-    def __init__(self, folder: Path) -> None:
-        super().__init__()
-        self._folder = folder
+    def __init__(self, folder: Path, only: frozenset[str] = frozenset(), **options: Any) -> None:
+        super().__init__(**options)
+        self._folder, self._only = folder, only
         folder.mkdir(exist_ok=True)
 
     def run(self, argv: Sequence[str], *, cwd: Path, limits: Limits, **options: Any) -> Finished:
         cancel = options.get("cancel")
-        if Path(argv[0]).name not in TOOLS or set(options) - {"cancel", "env"} or (cancel and cancel.is_set()):
+        is_other = Path(argv[0]).name not in TOOLS or bool(self._only and self._only.isdisjoint(argv))
+        if is_other or set(options) - {"cancel", "env"} or (cancel and cancel.is_set()):
             return super().run(argv, cwd=cwd, limits=limits, **options)
         before = _files(cwd)
         run = (list(argv), limits, options.get("env"), sorted(before.items()))

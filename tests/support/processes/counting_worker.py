@@ -1,7 +1,8 @@
 """`python -m tests.support.processes.counting_worker KIND`: a worker that writes down the kernels of each file
 that its nvcc is given.
 
-In the worker itself: what nvcc starts can write nowhere but into its own folders."""
+In the worker itself: what nvcc starts can write nowhere but into its own folders. What runs kernels on the CPU is
+compiled once in a run."""
 
 from __future__ import annotations
 
@@ -10,10 +11,13 @@ import re
 import sys
 from pathlib import Path
 
+from tests.support.kernels.compile_cache import RUNTIME
+from tests.support.processes.caching_worker import keep_compiled
 from workers.compile.compile_file import DeviceCode, FileCompiler
 from workers.worker import main as worker
 
 LOG = "TEST_COMPILED"
+COMPILED = "TEST_COMPILED_BEFORE"
 _compile = FileCompiler.compile_device
 
 
@@ -25,6 +29,7 @@ def _compile_counted(self: FileCompiler, text: str, target: str, symbols: frozen
 
 
 def main() -> int:
+    keep_compiled(os.environ[COMPILED], " ".join(RUNTIME))
     FileCompiler.compile_device = _compile_counted  # type: ignore[method-assign]
     return worker.main()
 

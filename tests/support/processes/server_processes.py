@@ -1,4 +1,4 @@
-"""Server processes of a test, forked as `cukiln serve` forks them: imports are a second of each start.
+"""Server processes of a test, forked as `cukiln serve` forks them: imports are seconds of each start.
 
 `python -m tests.support.processes.server_processes ROLE …` is what is forked."""
 
@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -18,20 +19,34 @@ import workers.steps
 import workers.worker.main
 from tests.support.processes import counting_worker, journal_worker
 from tests.support.run.places import ROOT
+from workers.processes import fork_server
 from workers.processes.fork_server import Forked, ForkServer, Request
 
-__all__ = ["ServerProcess", "main", "start_process"]
+__all__ = ["ServerProcess", "WarmForkServer", "main", "prepare", "start_process", "warm_up"]
+
+prepare = workers.worker.main.prepare
 
 MODULE = "tests.support.processes.server_processes"
+
+
+def _be_fork_server() -> Any:
+    """Its channel came as standard input."""
+    sys.argv[2] = str(os.dup(0))
+    with Path(os.devnull).open("rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    return fork_server.main()
+
+
 ROLES: dict[str, Callable[[], Any]] = {
     "api": service.__main__.main,
+    "fork server": _be_fork_server,
     "worker": workers.worker.main.main,
     "counting worker": counting_worker.main,
     "journal worker": journal_worker.main,
 }
 # Of the run, not of the test that starts the first of them: whatever names a test's folder is taken for left over.
 ENVIRONMENT = dict(os.environ)
-START_SECONDS = 60.0
+START_SECONDS = 240.0  # only keeps a broken test from hanging
 LONG_SECONDS = 600.0
 
 
@@ -63,14 +78,37 @@ class ServerProcess:
         self._forked.kill()
 
 
+class WarmForkServer(ForkServer):
+    """The fork server of a service, itself a fork of what `warm_up` started: what it imports is there. It is tied to
+    its channel, and not to the thread that starts it."""
+
+    def ensure_running(self) -> bool:
+        if self.pid is not None:
+            return True
+        self.stop()
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, fork_server._MESSAGE_BYTES // 2)
+        argv = (sys.executable, "-m", MODULE, "fork server", "0", "", self._name, *self.modules)
+        request = Request(self._name, argv, self._env, cwd=None if self._cwd is None else str(self._cwd))
+        with theirs, (self.log or Path(os.devnull)).open("ab") as output:
+            forked = _server().fork(request, [theirs.fileno(), output.fileno(), output.fileno()])
+            self._process = ServerProcess(forked)  # type: ignore[assignment]
+        return False
+
+
 @cache
 def _server() -> ForkServer:
     return ForkServer("test processes", [MODULE], env=ENVIRONMENT, cwd=ROOT)
 
 
+def warm_up() -> None:
+    """For the test's own thread: what it starts ends with the thread."""
+    _server().ensure_running()
+
+
 def start_process(role: str, *words: str, env: Mapping[str, str], log: Path) -> ServerProcess:
     """It runs in the folder of its log, by which it is found: its environment in /proc is that of the fork server."""
-    _server().ensure_running()
+    warm_up()
     argv = (sys.executable, "-m", MODULE, role, *words)
     return ServerProcess(_server().fork(Request(role, argv, dict(env), log=str(log), cwd=str(log.parent))))
 

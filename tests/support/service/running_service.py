@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 SERVER_PYTHON = "CUKILN_TEST_SERVER_PYTHON"
 """Of the environment that has the server, where the tests' own has not."""
 
@@ -35,3 +37,17 @@ def running_service(data: Path) -> Iterator[str]:
         finally:
             process.terminate()
             process.communicate()
+
+
+@contextmanager
+def soon_running_service(request: pytest.FixtureRequest, data: Path) -> Iterator[str]:
+    """The same; sooner, in this process, where the server is installed beside the tests."""
+    if SERVER_PYTHON in os.environ:
+        with running_service(data) as url:
+            yield url
+        return
+    from storage.config.settings import load_settings
+
+    settings = load_settings(data_dir=data, port=0, workers=1, gpus="none")
+    with request.getfixturevalue("at_work")(settings) as running:
+        yield running.url
