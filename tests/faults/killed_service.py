@@ -34,6 +34,7 @@ from workers.wake_ups import url_file
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 2.0  # until a process of the kind that was drawn is there: tools come and go
+QUEUE_SECONDS = 10.0  # until valkey is there again
 TOOLS = (
     "nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "g++", "cc1plus", "as", "ld", "collect2", "python",
 )  # fmt: skip
@@ -148,9 +149,7 @@ class KilledService:
         if kind in ("full disk", "read-only blobs"):
             return self._spoil_disk(kind, fault)
         if kind == "empty queue":
-            with Redis.from_url(self._queue_seen_from_here(), socket_timeout=5.0) as redis:
-                redis.flushall()
-            return "valkey"
+            return self._empty_queue()
         process = _pick(self._of("valkey" if kind == "torn log" else rest), fault)
         if process is None:
             return None
@@ -163,6 +162,19 @@ class KilledService:
             log.write(b"*3\r\n$999")
         process.kill()
         return name
+
+    def _empty_queue(self) -> str:
+        """As soon as it is there: the fault before may have killed it."""
+        deadline = time.monotonic() + QUEUE_SECONDS
+        while True:
+            try:
+                with Redis.from_url(self._queue_seen_from_here(), socket_timeout=5.0) as redis:
+                    redis.flushall()
+                return "valkey"
+            except (OSError, RedisError):
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
 
     def _queue_seen_from_here(self) -> str:
         """Its socket lies on the disk of the data."""
