@@ -143,9 +143,12 @@ def test_exact_cases_are_exact_and_approximate_ones_inside_their_bound(
         assert {case["kind"] for case in cases} - {"positive", "special"} == {"integer", "normal"}, name
         assert all(case["max_error"] == 0.0 for case in cases if case["exact"]), name
         assert all(case["max_ratio"] <= 1.0 for case in cases), name
-    # The bound is one that real rounding comes near to, not one that forgives everything.
+    # The bound is one that real rounding comes near to, not one that forgives everything: of some of an operator's
+    # kernels alone, which may all be exact, those of the module's other operators count, too.
     assert declared.proofs is not None
-    assert max(case["max_ratio"] for cases in by_kernel.values() for case in cases) > declared.proofs.nearest
+    whole = len(by_kernel) == len(declared.proofs.kernels())
+    judged = by_kernel.values() if whole else (verdict.details["cases"] for verdict in proofs.values())
+    assert max(case["max_ratio"] for cases in judged for case in cases) > declared.proofs.nearest
 
 
 def test_kernels_and_their_test_problems_have_the_signature_of_a_problem(declared: Declarations) -> None:
