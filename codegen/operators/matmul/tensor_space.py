@@ -115,7 +115,7 @@ def kind(problem: MatmulProblem, target: Target, aligns: tuple[int, int], slices
     `aligns` are elements per access of A and B, `slices` those of k that level 1 tries; None: the few that seem useful.
     """
     small, division = _small(problem, target, aligns, slices)
-    full = _full(problem, target, small)
+    full = _full(problem, target, small, aligns)
     both = {name: union(full.get(name, ()), values) for name, values in small.items()}
     usual = linked(division, with_stream=True)
     every = every_way(target, _most_slices(problem, target, both))
@@ -227,15 +227,16 @@ def _many_warps(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(count for count in (1, 2, 4) if 16 * count <= sizes[-1])[-2:]
 
 
-def _full(problem: MatmulProblem, target: Target, small: Lists) -> Lists:
+def _full(problem: MatmulProblem, target: Target, small: Lists, aligns: tuple[int, int]) -> Lists:
     """What level 2 has beside level 1."""
     size = dtype(problem.dtype).bytes
+    scattered = min(aligns) * size < LEAST_COPY_BYTES
     most_m, most_n = max(16, power_of_two(problem.m)), max(16, power_of_two(problem.n))
     every = (16, 32, 64, 128, 256)
     return {
         "tile_m": _up_to(most_m, every)[-4:],
         "tile_n": _up_to(most_n, every)[-4:],
-        "tile_k": tuple(row_bytes // size for row_bytes in (64, 128)),
+        "tile_k": tuple(row_bytes // size for row_bytes in ((32, 64, 128) if scattered else (64, 128))),
         "warps_m": (1, 2, 4),
         "warps_n": (1, 2, 4),
         "stages": (2, 3, 4) if small["copy"] == ("cp_async",) else (1, 2),
