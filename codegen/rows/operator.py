@@ -168,7 +168,7 @@ class RowOperator(Operator):
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
         """Rows with what is no number, between others; the last rows of many."""
         rows, problems = int(kernel.tunables.as_dict()["rows"]), list(map(self.own, self.test_problems(kernel)))
-        part, (long, short) = problems[0], problems[1:4:2]
+        part, long, short = problems[0], problems[:2][-1], problems[:4][-1]
         some = long if long.columns <= SPECIAL_COLUMNS else short
         once = [RunOnce("special", _with_rows(some, max(2 * rows + 1, SPECIAL_ROWS)))]
         before = rows * -(-FAR // (rows * part.columns))
