@@ -8,6 +8,7 @@ from codegen.ptx.operands import SIGNED, UNSIGNED, Operands
 from codegen.ptx.rules import Match, rule
 
 _ORDERED = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+_TOWARD = {"rn": "", "rz": "_toward_zero"}
 _TO_INTEGER = {"rni": "nearest", "rzi": "toward_zero", "rmi": "down", "rpi": "up"}
 # ptxas may make one fma of such a product and such a sum: those without a rounding in their name. Of a sum that
 # saturates it makes FFMA.SAT.
@@ -196,17 +197,17 @@ def _from_bfloat16(operands: Operands, match: Match) -> str:
     return f"{operands.out(0, 32)} = uint32_t({operands.value(1, 16)}) << 16;"
 
 
-@rule(r"cvt\.rn\.(f16|bf16)\.f32")
+@rule(r"cvt\.(rn|rz)\.(f16|bf16)\.f32")
 def _narrow(operands: Operands, match: Match) -> str:
     operands.count(2)
-    return f"{operands.out(0, 16)} = to_{match[1]}({operands.float(1)});"
+    return f"{operands.out(0, 16)} = to_{match[2]}{_TOWARD[match[1]]}({operands.float(1)});"
 
 
-@rule(r"cvt\.rn\.(f16|bf16)x2\.f32")
+@rule(r"cvt\.(rn|rz)\.(f16|bf16)x2\.f32")
 def _narrow_pair(operands: Operands, match: Match) -> str:
     """The first becomes the upper half."""
     operands.count(3)
-    high, low = (f"to_{match[1]}({operands.float(number)})" for number in (1, 2))
+    high, low = (f"to_{match[2]}{_TOWARD[match[1]]}({operands.float(number)})" for number in (1, 2))
     return f"{operands.out(0, 32)} = uint32_t({high}) << 16 | {low};"
 
 

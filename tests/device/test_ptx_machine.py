@@ -263,7 +263,7 @@ UNKNOWN = {
     "ld.shared.u32 %r20, [%r10+010];": "an address that has no translation, [%r10+010]",
     "add.sat.s32 %r20, %r10, %r11;": "no rule for add.sat.s32",
     "add.rz.f32 %f20, %f10, %f11;": "no rule for add.rz.f32",
-    "cvt.rz.f16.f32 %rs20, %f10;": "no rule for cvt.rz.f16.f32",
+    "cvt.rm.f16.f32 %rs20, %f10;": "no rule for cvt.rm.f16.f32",
     "ex2.approx.f16 %rs20, %rs10;": "no rule for ex2.approx.f16",
     "ld.volatile.shared.u32 %r20, [%r10];": "no rule for ld.volatile.shared.u32",
     "add.s32 %r20, %r10, %rd10;": "%rd10 has 64 bits, not 32",

@@ -259,6 +259,15 @@ CUKILN_INLINE uint16_t to_f16(uint32_t a) { return from_float<Half>(float_of(a))
 CUKILN_INLINE uint16_t to_bf16(uint32_t a) {
   return is_notanumber(a) ? uint16_t{0x7fff} : from_float<BFloat16>(float_of(a)).bits;
 }
+// Of two numbers one behind the other the one nearer to zero has the smaller bits, its sign apart; infinity has the
+// largest number before it.
+CUKILN_INLINE uint16_t toward_zero(uint16_t nearest, float narrowed, uint32_t a) {
+  return nearest - (is_finite(a) && __builtin_fabsf(narrowed) > __builtin_fabsf(float_of(a)));
+}
+CUKILN_INLINE uint16_t to_f16_toward_zero(uint32_t a) { return toward_zero(to_f16(a), to_float(Half{to_f16(a)}), a); }
+CUKILN_INLINE uint16_t to_bf16_toward_zero(uint32_t a) {
+  return toward_zero(to_bf16(a), float_of(uint32_t(to_bf16(a)) << 16), a);
+}
 // To 10 bits of mantissa, the nearest, ties away from zero.
 CUKILN_INLINE uint32_t to_tf32(uint32_t a) { return is_finite(a) ? (a + 0x1000u) & 0xffffe000u : is_notanumber(a) ? canonical_nan : a; }
 

@@ -15,12 +15,14 @@ from tests.support.kernels.ptx_models import (
     ONE,
     Case,
     bfloat16,
+    bfloat16_toward_zero,
     bits_of,
     difference,
     flushed,
     fused,
     greatest,
     half,
+    half_toward_zero,
     is_nan,
     number,
     quotient,
@@ -156,10 +158,12 @@ def _conversions() -> Iterator[Case]:
     for ftz in ("", ".ftz"):
         yield Case(f"cvt{ftz}.f32.f16 %f20, %rs10;", "f", HALVES, _of_half)
     yield Case("cvt.f32.bf16 %f20, %rs10;", "f", HALVES, lambda a: ANY_NAN if is_nan(a << 16) else a << 16)
-    for kind, narrow in (("f16", half), ("bf16", bfloat16)):
-        yield Case(f"cvt.rn.{kind}.f32 %rs20, %f10;", "rs", SINGLE, narrow)
+    for kind, narrow in (
+        ("rn.f16", half), ("rn.bf16", bfloat16), ("rz.f16", half_toward_zero), ("rz.bf16", bfloat16_toward_zero)
+    ):  # fmt: skip
+        yield Case(f"cvt.{kind}.f32 %rs20, %f10;", "rs", SINGLE, narrow)
         yield Case(
-            f"cvt.rn.{kind}x2.f32 %r20, %f10, %f11;", "r", ALL, lambda a, b, narrow=narrow: narrow(a) << 16 | narrow(b)
+            f"cvt.{kind}x2.f32 %r20, %f10, %f11;", "r", ALL, lambda a, b, narrow=narrow: narrow(a) << 16 | narrow(b)
         )
     yield Case("cvt.rna.tf32.f32 %r20, %f10;", "r", SINGLE, tf32)
 

@@ -171,6 +171,20 @@ def bfloat16(bits: int) -> int:
     return 0x7FFF if is_nan(bits) else (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
 
 
+def half_toward_zero(bits: int) -> int:
+    nearest = half(bits)
+    beyond = not is_nan(bits) and bits & 0x7FFFFFFF != INF and abs(float(_half_of(nearest))) > abs(float(real(bits)))
+    return nearest - beyond
+
+
+def _half_of(bits: int) -> np.float16:
+    return np.uint16(bits).view(np.float16)
+
+
+def bfloat16_toward_zero(bits: int) -> int:
+    return 0x7FFF if is_nan(bits) else bits >> 16
+
+
 def tf32(bits: int) -> int:
     if is_nan(bits):
         return CANONICAL_NAN
