@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from typing import get_args
 
 import numpy as np
@@ -219,6 +220,26 @@ def test_the_time_limit_ends_what_never_comes_back_to_the_scheduler(
     assert outcome.outcome.status == "run_timeout"
     assert re.match(r"still running after 0.1 CPU seconds \(block 0,0,0 thread \d+,0,0", outcome.message)
     assert small.run("many_phases", watch=watch).outcome.status == "ok"
+
+
+def test_the_time_limit_ends_a_kernel_beside_threads_that_are_busy(small: SmallKernels) -> None:
+    """The timer's signal comes to the thread that was running."""
+    over = threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            pass
+
+    busy = [threading.Thread(target=work) for _ in range(3)]
+    for thread in busy:
+        thread.start()
+    try:
+        outcomes = [small.run(name, cpu_seconds=0.1).outcome.status for name in ("endless_votes", "endless_lane") * 5]
+    finally:
+        over.set()
+        for thread in busy:
+            thread.join()
+    assert outcomes == ["run_timeout"] * 10
 
 
 def test_what_a_kernel_prints_is_seen_even_where_the_run_fails(

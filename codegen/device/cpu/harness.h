@@ -1,6 +1,8 @@
 // The C entry points through which a test process runs the kernels of this library, and the signals it survives.
 #pragma once
 
+#include <pthread.h>
+
 #include "grid.h"
 
 namespace cukiln {
@@ -80,9 +82,12 @@ inline void on_fault(int number, siginfo_t* info, void*) {
   abandon(status_runtime_error);
 }
 
+// The thread that runs the kernel. Of a process with others the signal comes to any of them; the timer goes off again.
+inline pthread_t runner;
+
 inline void on_timer(int, siginfo_t*, void*) {
   expired = 1;
-  if (inside) leave_fiber();  // for good: the scheduler sees `expired`, which ends the run
+  if (inside && pthread_equal(pthread_self(), runner)) leave_fiber();  // for good: the scheduler sees `expired`, which ends the run
 }
 
 // Signal handlers of a run and their stack; put back what was there before. The sanitizer keeps its own: it ends the
@@ -101,6 +106,7 @@ class Signals {
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER | SA_RESTART;
     action.sa_sigaction = on_fault;
     for (int i = 0; i < faults; ++i) sigaction(numbers[i], &action, &old_[i]);
+    runner = pthread_self();
     action.sa_sigaction = on_timer;
     sigaction(SIGPROF, &action, &old_[faults]);
     set_timer(cpu_seconds);
