@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from codegen.kernel import Candidate
+from codegen.kernel import Candidate, Kernel
 from codegen.plan.ptx_plan import Ways
 from codegen.targets import target
 from storage.entities.libraries import PtxVerdict
@@ -148,6 +148,18 @@ def test_a_candidate_whose_gpu_broke_its_promise_is_marked_or_gives_way_to_the_n
 SIMULATED = ["--gpu-module", "tests.support.gpu.fake_gpu"]
 
 
+def require_compared_and_named(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Kernel:
+    """The kernel, of which the promise holds, and is named where its output is another."""
+    monkeypatch.setattr(check_promises, "PROBLEMS", {"float32": check_promises.PROBLEMS["float32"]})
+    assert check_promises.main(SIMULATED) == check_promises.RIGHT
+    assert "float32: 4 outputs with the promised SHA-256" in capsys.readouterr().out
+    kernel = check_promises.candidates_of(target("sm_90a"))["float32"].kernel
+    gpu.configure(nudged={kernel.id: 2})
+    assert check_promises.main(SIMULATED) == check_promises.WRONG
+    assert "float32: WRONG: its output on the GPU has SHA-256 " in capsys.readouterr().out
+    return kernel
+
+
 def test_make_test_gpu_compares_them_and_names_what_is_broken(
     gpu: Gpu,
     caching_processes: CachingProcesses,
@@ -159,13 +171,7 @@ def test_make_test_gpu_compares_them_and_names_what_is_broken(
         return check_promises.check(open_gpu(module, device), candidate, target(sheet), tools, caching_processes)
 
     monkeypatch.setattr(check_promises, "_in_a_process", in_this_process)
-    monkeypatch.setattr(check_promises, "PROBLEMS", {"float32": check_promises.PROBLEMS["float32"]})
-    assert check_promises.main(SIMULATED) == check_promises.RIGHT
-    assert "float32: 4 outputs with the promised SHA-256" in capsys.readouterr().out
-    kernel = check_promises.candidates_of(target("sm_90a"))["float32"].kernel
-    gpu.configure(nudged={kernel.id: 2})
-    assert check_promises.main(SIMULATED) == check_promises.WRONG
-    assert "float32: WRONG: its output on the GPU has SHA-256 " in capsys.readouterr().out
+    require_compared_and_named(gpu, monkeypatch, capsys)
 
 
 def test_a_process_that_a_check_ends_is_that_of_one_kernel(
@@ -182,18 +188,11 @@ def test_a_process_that_a_check_ends_is_that_of_one_kernel(
 def test_make_test_gpu_checks_each_in_a_process_of_its_own(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(check_promises, "PROBLEMS", {"float32": check_promises.PROBLEMS["float32"]})
-    simulated = SIMULATED
-    assert check_promises.main(simulated) == check_promises.RIGHT
-    assert "float32: 4 outputs with the promised SHA-256" in capsys.readouterr().out
-    kernel = check_promises.candidates_of(target("sm_90a"))["float32"].kernel
-    gpu.configure(nudged={kernel.id: 2})
-    assert check_promises.main(simulated) == check_promises.WRONG
-    assert "float32: WRONG: its output on the GPU has SHA-256 " in capsys.readouterr().out
+    kernel = require_compared_and_named(gpu, monkeypatch, capsys)
     # A context that is lost is that of one kernel.
     monkeypatch.setattr(check_promises, "PROBLEMS", {"float32": {}, "reduce": {}})
     gpu.configure(faulty=[kernel.id[:12]])
-    assert check_promises.main(simulated) == check_promises.WRONG
+    assert check_promises.main(SIMULATED) == check_promises.WRONG
     said = capsys.readouterr().out
     assert "float32: WRONG: " in said and "\nreduce: " in said and "reduce: WRONG" not in said
 

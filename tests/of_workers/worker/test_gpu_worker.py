@@ -241,11 +241,8 @@ def test_it_takes_the_tasks_of_its_class_compares_before_it_measures_and_says_wh
     assert worker.wait(240) == 0
 
 
-def test_a_gpu_that_is_gone_ends_the_worker_and_its_task_waits_uncounted(
-    world: QueueWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "gpu").mkdir()  # a child makes no file right beside the data folder
-    monkeypatch.setenv(VARIABLE, configure(tmp_path / "gpu" / "gpu.json"))
+def drained_with_a_task_that_waits(world: QueueWorld) -> str:
+    """The task of a worker that has ended, because its GPU went."""
     worker = world.start("gpu")
     [ref] = world.add("gone", kind="measure", target=CLASS)
     assert worker.wait(240) == EXIT_DRAINED, world.logs()
@@ -254,6 +251,15 @@ def test_a_gpu_that_is_gone_ends_the_worker_and_its_task_waits_uncounted(
     [row] = live(world)
     assert str(row.drained).startswith("the GPU does not answer")
     assert world.waiting() == wake_ups.queued_wake_ups(world.redis, "gpu", CLASS) == 1
+    return ref
+
+
+def test_a_gpu_that_is_gone_ends_the_worker_and_its_task_waits_uncounted(
+    world: QueueWorld, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gpu").mkdir()  # a child makes no file right beside the data folder
+    monkeypatch.setenv(VARIABLE, configure(tmp_path / "gpu" / "gpu.json"))
+    ref = drained_with_a_task_that_waits(world)
     assert {entry.attempt for entry in world.journal("start", ref)} == {1}
 
 
@@ -264,14 +270,7 @@ def test_a_gpu_that_is_gone_ends_the_worker_and_another_takes_the_task_once_it_i
     (tmp_path / "gpu").mkdir()  # a child makes no file right beside the data folder
     gpu_file = tmp_path / "gpu" / "gpu.json"
     monkeypatch.setenv("NVIDIA_SIMULATED_GPU", configure(gpu_file))
-    worker = world.start("gpu")
-    [ref] = world.add("gone", kind="measure", target=CLASS)
-    assert worker.wait(240) == EXIT_DRAINED, world.logs()
-    assert "is drained and takes no more work: the GPU does not answer" in world.logs()
-    assert live(world, with_drained=False) == []
-    [row] = live(world)
-    assert str(row.drained).startswith("the GPU does not answer")
-    assert world.waiting() == wake_ups.queued_wake_ups(world.redis, "gpu", CLASS) == 1
+    ref = drained_with_a_task_that_waits(world)
 
     configure(gpu_file, open="missing")  # it is listed, and computes nothing
     before = world.logs().count("measuring on")

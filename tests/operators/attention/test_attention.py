@@ -1063,7 +1063,7 @@ DECLARED = (
             nearest=0.3,
         ),
         mutations=MUTATIONS,
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, each_run=4),
+        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, each_run=13),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
         launches=declare.Launches(planned={"level 1 and some of level 2": planned, "splits": planned_splits}),
         calls=CALLS,

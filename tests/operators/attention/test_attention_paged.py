@@ -295,7 +295,7 @@ DECLARED = (
             nearest=0.3,
         ),
         random_cases=declare.RandomCases(
-            draws=partial(draws, lengths="paged"), properties=of_sequences, spread=SPREAD_OF_PAGES, each_run=3
+            draws=partial(draws, lengths="paged"), properties=of_sequences, spread=SPREAD_OF_PAGES, each_run=6
         ),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
         launches=declare.Launches(planned={"level 1 and some of level 2": partial(ragged.planned, PAGED)}),

@@ -436,7 +436,7 @@ DECLARED = (
             nearest=0.3,
         ),
         random_cases=declare.RandomCases(
-            draws=partial(draws, lengths="ragged"), properties=of_sequences, spread=SPREAD_OF_SEQUENCES, each_run=2
+            draws=partial(draws, lengths="ragged"), properties=of_sequences, spread=SPREAD_OF_SEQUENCES, each_run=6
         ),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
         launches=declare.Launches(

@@ -306,7 +306,7 @@ SPREAD_OF_IMAGES = {
 
 
 def random_cases(name: str, spread: dict[str, int], *, about: Any = properties) -> RandomCases:
-    return RandomCases(draws=partial(draws, name=name), properties=about, spread=spread, each_run=5)
+    return RandomCases(draws=partial(draws, name=name), properties=about, spread=spread, each_run=13)
 
 
 def gathered_beside_stored(name: str, fields: Fields) -> dict[str, Kernel]:

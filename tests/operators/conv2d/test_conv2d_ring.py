@@ -867,7 +867,7 @@ def declared(name: str) -> declare.Declarations:
                 **({} if name == "conv2d_wgrad" else SPREAD_OF_WINOGRAD),
                 **({"split fused": 3, "split ahead": 3} if name in SPLIT_AHEAD else {}),
             },
-            each_run=4 if name == "conv2d_wgrad" else 2,
+            each_run=12 if name == "conv2d_wgrad" else 6,
         ),
         machine_code=declare.MachineCode(
             kernels=partial(compiled, name),

@@ -32,7 +32,7 @@ FUSED: dict[str, int | str] = {
     "thread_n": 4,
 }  # fmt: skip
 DIVIDED = ("split", "static_k")
-EACH_RUN = 2
+EACH_RUN = 6
 ATTEMPTS = 300  # schedules that are looked at for one that is accepted; another problem comes after them
 MOST_PRODUCTS = 400_000  # of the convolution: those of the places and their tiles are padded
 FORMS = ("f2", "f4")

@@ -118,7 +118,7 @@ class Mutations:
 @dataclass(frozen=True, kw_only=True)
 class RandomCases:
     """`properties`: what a draw is about; `spread`: of what there must be how many percent. `extents`: of the launch
-    ABI's, how many tell problems apart. `each_run`: how many `make test` verifies, nine of an operator in all its
+    ABI's, how many tell problems apart. `each_run`: how many `make test` verifies, 25 of an operator in all its
     modules."""
 
     draws: Draws

@@ -424,7 +424,7 @@ DECLARED = (
             definitions={"bounds": 2, "swizzle": 1, "stage": 1},
             excused=EXCUSED,
         ),
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, extents=4, each_run=5),
+        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, extents=4, each_run=13),
         launches=declare.Launches(
             planned={str(extents): partial(planned, extents) for extents in EXTENTS},
             bound=bound,

@@ -691,7 +691,7 @@ DECLARED = (
             wrong=WRONG,
             definitions={"swizzle": 0},
         ),
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, extents=4, each_run=4),
+        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, extents=4, each_run=12),
         machine_code=MACHINE_CODE,
         launches=declare.Launches(
             planned={

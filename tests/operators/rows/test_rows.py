@@ -421,7 +421,7 @@ def declarations(name: str) -> declare.Declarations:
         references=REFERENCES,
         proofs=declare.Proofs(kernels=partial(proved, name), sanitized=lambda: [SANITIZED[name]()], nearest=0.3),
         mutations=mutations_of(name),
-        random_cases=declare.RandomCases(draws=partial(draws, name), properties=properties, spread=SPREAD, each_run=3),
+        random_cases=declare.RandomCases(draws=partial(draws, name), properties=properties, spread=SPREAD, each_run=9),
         machine_code=declare.MachineCode(
             kernels=partial(compiled, name),
             claims=dict.fromkeys(("registers", "shared", "online"), (moves_16_bytes_at_once,)),

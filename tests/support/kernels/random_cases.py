@@ -55,10 +55,8 @@ SLICES = STREAM_BLOCKS = (2, 3, 5, 7, 16)
 FORCED = ("shared operand", "longer extent", "", "another raster", "", "deep", "")
 NODES = (0, 1, 2, 0, 3, 1, MAX_NODES)  # of an epilogue, seven draws each
 ATTEMPTS = 2000  # schedules that are looked at for one that is accepted
-EACH_RUN = 9
+EACH_RUN = 25
 """Random cases of one operator in `make test`, with a fresh seed each time; `make test-long` has 5,000."""
-TOGETHER = 25
-"""Of more, so many in a file."""
 SPREAD = 50
 """Draws whose kinds are counted."""
 SPREAD_SEEDS = (2, 1, 3)
@@ -249,7 +247,7 @@ class DrawnOperator(Operator):
 
 def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int) -> list[Proof]:
     """Those of a run are one g++ file and one child; of more, two files at a time."""
-    parts = [drawn[first : first + TOGETHER] for first in range(0, len(drawn), TOGETHER)]
+    parts = [drawn[first : first + EACH_RUN] for first in range(0, len(drawn), EACH_RUN)]
     base = drawn[0][1].kernel.operator
     names = [f"drawn_{base}_{number}" for number in range(len(parts))]
     made = [_write_drawn(folder / name, name, part) for name, part in zip(names, parts, strict=True)]
