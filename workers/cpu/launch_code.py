@@ -1,5 +1,5 @@
-"""What the launch code of a kernel must say of a call before anything runs: how much workspace it takes, and that what
-it takes and refuses."""
+"""What the launch code of a kernel must say of a call before anything runs: how much workspace it takes, and which
+calls it takes and refuses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -164,7 +164,7 @@ def _small(
     narrow = sizes.narrow_m or sizes.narrow_n
     asynchronous = _asynchronous(problem, target, size, aligns)
     # Whether elements of an operand are loaded one by one although a register holds several.
-    scattered = min(aligns) * size < LEAST_COPY_BYTES
+    scattered = _scattered(size, aligns)
     if slices is None:
         smallest, largest = (sizes.m[0], sizes.n[0]), (sizes.m[-1], sizes.n[-1])
         least_steps = LEAST_CARRIED_STEPS if scattered else LEAST_STEPS
@@ -192,11 +192,11 @@ def _small(
         "maxnreg": (0,),
         "raster": (0, band) if large_inputs and not narrow else (0,),
     }
-    if sizes.narrow_m and sizes.narrow_n:
+    few_outputs = sizes.narrow_m and sizes.narrow_n
+    if few_outputs:
         lists |= {"warps_m": _many_warps(sizes.m), "warps_n": _many_warps(sizes.n)}
     if scattered:
         lists |= _carried(sizes, size)
-        few_outputs = sizes.narrow_m and sizes.narrow_n
         return lists, ways(slices, (target.sm_count,), atomic=few_outputs)
     return lists, ways(slices, atomic=False)
 
@@ -206,6 +206,11 @@ def _stages(k: int, narrow: bool, asynchronous: bool) -> tuple[int, ...]:
     if asynchronous:
         return (3, 4, 6) if narrow else (2, 3, 4) if k <= SHORT_K else (3, 4)
     return 1, 2
+
+
+def _scattered(size: int, aligns: tuple[int, int]) -> bool:
+    """Whether elements of an operand are loaded one by one although a register holds several."""
+    return min(aligns) * size < LEAST_COPY_BYTES
 
 
 def _carried(sizes: Tiles, size: int) -> Lists:
@@ -230,7 +235,7 @@ def _many_warps(sizes: tuple[int, ...]) -> tuple[int, ...]:
 def _full(problem: MatmulProblem, target: Target, small: Lists, aligns: tuple[int, int]) -> Lists:
     """What level 2 has beside level 1."""
     size = dtype(problem.dtype).bytes
-    scattered = min(aligns) * size < LEAST_COPY_BYTES
+    scattered = _scattered(size, aligns)
     most_m, most_n = max(16, power_of_two(problem.m)), max(16, power_of_two(problem.n))
     every = (16, 32, 64, 128, 256)
     return {
