@@ -34,7 +34,7 @@ from workers.wake_ups import url_file
 
 T = TypeVar("T")
 PATIENCE_SECONDS = 2.0  # until a process of the kind that was drawn is there: tools come and go
-QUEUE_SECONDS = 10.0  # until valkey is there again
+QUEUE_SECONDS = 60.0  # until valkey is there again: a log that a full disk cut off is mended before it starts
 TOOLS = (
     "nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "g++", "cc1plus", "as", "ld", "collect2", "python",
 )  # fmt: skip
@@ -167,6 +167,7 @@ class KilledService:
         """As soon as it is there: the fault before may have killed it."""
         deadline = time.monotonic() + QUEUE_SECONDS
         while True:
+            self.keep()
             try:
                 with Redis.from_url(self._queue_seen_from_here(), socket_timeout=5.0) as redis:
                     redis.flushall()

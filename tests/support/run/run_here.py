@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from codegen import primitives
+from codegen.text import render_group, scan_functions
+
 
 def run_here(
     module: str, *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
@@ -43,11 +46,13 @@ def run_here(
 def run_forked(
     module: str, *words: str, env: Mapping[str, str] | None = None, cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The same in a fork of this process, which keeps what the command leaves in caches to itself."""
+    """The same in a fork of this process, which keeps what the command leaves in caches to itself. Operators may lie in
+    other folders there than those of the same names that were loaded here."""
     fork = multiprocessing.get_context("fork")
     ours, theirs = fork.Pipe(duplex=False)
 
     def run() -> None:
+        forget_texts()
         theirs.send(run_here(module, *words, env=env, cwd=cwd))
 
     process = fork.Process(target=run)
@@ -58,3 +63,11 @@ def run_forked(
     finally:
         process.join()
     return ended
+
+
+def forget_texts() -> None:
+    """What is kept of operators' texts, by names of operators and by kernels."""
+    for module in (primitives, render_group, scan_functions):
+        for function in vars(module).values():
+            if hasattr(function, "cache_clear"):
+                function.cache_clear()
