@@ -6,8 +6,8 @@ rendered text and headers, with as many compiler processes as there are cores, a
 
 - *alone*: one `.cu` per kernel, nvcc straight to a `.so`;
 - *hidet's rule*: the same with groups (`hidet_groups`), whole `.so` each;
-- *ours*: what a compile worker does: groups of `in_files`, both uniqueness assertions, a cubin, and a `.so` with launch
-  code, which the others do not have.
+- *ours*: what compile workers do: the longest pending kernels as long as pays (`Pending`), both uniqueness assertions,
+  a cubin, and a `.so` with launch code, which the others do not have.
 
 Figures:
 
@@ -27,8 +27,9 @@ import math
 import os
 import re
 import statistics
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -40,7 +41,15 @@ from benchmarks.shapes import begins, public_shape, shape_sets
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.predict.compile_cost import MAX_BYTES, in_files
+from codegen.predict.compile_cost import (
+    FIXED_SECONDS,
+    MAX_BYTES,
+    MAX_KERNELS,
+    MAX_SECONDS,
+    ROUNDING,
+    file_seconds,
+    kernel_seconds,
+)
 from codegen.search.rules import Rejected
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -100,6 +109,37 @@ def hidet_groups(count: int, workers: int) -> list[list[int]]:
     return [list(range(first, count, groups)) for first in range(groups)]
 
 
+class Pending:
+    """Kernels, each once, that worker threads take as `storage.transitions.take_work` has them: the next file is made
+    of what is left when a worker is free. An iterator of files."""
+
+    def __init__(self, kernels: Iterable[Kernel], workers: int) -> None:
+        self._longest_first = sorted(set(kernels), key=lambda kernel: (-kernel_seconds(kernel), kernel.id))
+        self._workers = workers
+        self._busy: set[int] = set()
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[tuple[Kernel, ...]]:
+        return self
+
+    def __next__(self) -> tuple[Kernel, ...]:
+        with self._lock:
+            self._busy.discard(threading.get_ident())
+            if not self._longest_first:
+                raise StopIteration
+            pending = sum(map(kernel_seconds, self._longest_first))
+            longest = min(MAX_SECONDS, file_seconds(pending, self._workers, self._workers - len(self._busy)))
+            seconds, count = FIXED_SECONDS, 0
+            for kernel in self._longest_first[:MAX_KERNELS]:
+                seconds += kernel_seconds(kernel)
+                if count and seconds > longest + ROUNDING:
+                    break
+                count += 1
+            file, self._longest_first = tuple(self._longest_first[:count]), self._longest_first[count:]
+            self._busy.add(threading.get_ident())
+            return file
+
+
 class Ways:
     """All ways on one machine, for one target. Every kernel of a set must compile: a failure ends the benchmark."""
 
@@ -111,22 +151,19 @@ class Ways:
 
     def alone(self, kernels: Sequence[Kernel]) -> Compiled:
         """A file for each of `kernels`, also where one comes twice."""
-        return self._timed(self._whole_library, [(kernel,) for kernel in kernels])
+        return self._timed(self._whole_library, lambda: [(kernel,) for kernel in kernels])
 
     def hidet(self, kernels: Sequence[Kernel]) -> Compiled:
         parts = hidet_groups(len(kernels), self.cores)
-        return self._timed(self._whole_library, [tuple(kernels[index] for index in part) for part in parts])
+        return self._timed(self._whole_library, lambda: [tuple(kernels[index] for index in part) for part in parts])
 
     def ours(self, kernels: Sequence[Kernel]) -> Compiled:
         """Repeated kernels count once, as in the service."""
-        started = time.perf_counter()
-        groups = in_files(kernels, self.cores)
-        grouping = time.perf_counter() - started
-        return self._timed(self._group, groups, grouping)
+        return self._timed(self._group, lambda: Pending(kernels, self.cores))
 
     def device_seconds(self, kernels: Sequence[Kernel]) -> float:
         """CPU seconds of nvcc's device pass over one group; mean over as many concurrent runs as there are cores."""
-        return self._timed(self._device_pass, [tuple(kernels)] * self.cores).cpu / self.cores
+        return self._timed(self._device_pass, lambda: [tuple(kernels)] * self.cores).cpu / self.cores
 
     def _device_pass(self, kernels: tuple[Kernel, ...]) -> _File:
         rendered = render_device(kernels)
@@ -136,13 +173,18 @@ class Ways:
         return _File(compiler.cpu_seconds, {}, compiler.peak_memory_bytes)
 
     def _timed(
-        self, compile_one: Callable[[tuple[Kernel, ...]], _File], work: Sequence[Any], before: float = 0.0
+        self, compile_one: Callable[[tuple[Kernel, ...]], _File], grouped: Callable[[], Iterable[tuple[Kernel, ...]]]
     ) -> Compiled:
-        """`before`: wall seconds that were spent on this already."""
+        """Grouping counts; one worker for each core takes the next file."""
         started = time.perf_counter()
+        waiting = iter(grouped())
+
+        def work(_: int) -> list[_File]:
+            return [compile_one(file) for file in waiting]
+
         with ThreadPoolExecutor(self.cores) as pool:
-            files = list(pool.map(compile_one, work))
-        wall = before + time.perf_counter() - started
+            files = [file for own in pool.map(work, range(self.cores)) for file in own]
+        wall = time.perf_counter() - started
         phases: dict[str, float] = {}
         for name, seconds in (phase for file in files for phase in file.phases):
             phases[name] = phases.get(name, 0.0) + seconds

@@ -1,8 +1,6 @@
 """What compiling is predicted to cost: the operators' estimates for each kernel, and what any file costs. That fixed
 cost is most of a small kernel's, so kernels share files, within the limits here."""
 
-from collections.abc import Iterable
-
 from codegen.kernel import Kernel
 from codegen.operators import operator
 
@@ -14,6 +12,12 @@ FIXED_SECONDS = 0.4
 FIXED_BYTES = 96 * 2**20
 BYTES_PER_SECOND = 10 * 2**20
 _SMALLEST_ESTIMATE = 1e-3  # seconds: an operator may say 0
+
+WORTHWHILE_SECONDS = 4 * FIXED_SECONDS
+"""Of kernels in a file, while other workers are busy anyway: at most a fifth of it is what any file costs."""
+
+ROUNDING = 1e-6
+"""Seconds by which sums of estimates may exceed a limit that they reach."""
 
 # Of one file, at most:
 MAX_KERNELS = 48
@@ -40,12 +44,12 @@ def files_that_pay(seconds: float, workers: int) -> int:
     return files
 
 
-def in_files(kernels: Iterable[Kernel], workers: int) -> list[tuple[Kernel, ...]]:
-    """Each kernel once, dealt out by length. As many files as pay for idle `workers`, or a multiple of that."""
-    longest_first = sorted(set(kernels), key=lambda kernel: (-kernel_seconds(kernel), kernel.id))
-    step = count = files_that_pay(sum(map(kernel_seconds, longest_first)), workers)
-    while len(part := longest_first[::count]) > 1:  # no other has more kernels or more seconds
-        if len(part) <= MAX_KERNELS and FIXED_SECONDS + sum(map(kernel_seconds, part)) <= MAX_SECONDS:
-            break
-        count += step
-    return [tuple(longest_first[first::count]) for first in range(min(count, len(longest_first)))]
+def file_seconds(pending: float, workers: int, idle: int) -> float:
+    """Predicted seconds that the next file should take: of kernels of `pending` seconds, among so many `workers`, of
+    which so many are `idle`, the one that takes it among them. What is pending is divided by all, so files become
+    shorter towards the end (guided self-scheduling: Polychronopoulos and Kuck, IEEE Transactions on Computers, 1987);
+    but not so short that they are not worthwhile, unless idle workers take the rest side by side."""
+    files = files_that_pay(pending, idle)
+    share = max(pending / workers, min(WORTHWHILE_SECONDS, pending / files))
+    leaves_little = files == 1 and pending - share < WORTHWHILE_SECONDS / 2
+    return FIXED_SECONDS + (pending if leaves_little else share)

@@ -1,9 +1,8 @@
 """A worker takes the best of what waits: a task, or pending builds, of which it makes a group with a compile task.
 
 Whatever was planned before, a file is made of what is pending now, for the job whose turn it is and others of its
-priority, as long as pays: so a newcomer waits for one file at most, small jobs share one, and the last files of a large
-job are short, which leaves no worker idle for long (guided self-scheduling: Polychronopoulos and Kuck, IEEE
-Transactions on Computers, 1987).
+priority, as long as pays (`codegen.predict.compile_cost`): so a newcomer waits for one file at most, small jobs share
+one, and the last files of a large job are short, which leaves no worker idle for long.
 """
 
 from collections import Counter
@@ -13,7 +12,15 @@ from typing import Any
 
 from sqlalchemy import exists, func, insert, select, update
 
-from codegen.predict.compile_cost import FIXED_BYTES, FIXED_SECONDS, MAX_BYTES, MAX_KERNELS, MAX_SECONDS, files_that_pay
+from codegen.predict.compile_cost import (
+    FIXED_BYTES,
+    FIXED_SECONDS,
+    MAX_BYTES,
+    MAX_KERNELS,
+    MAX_SECONDS,
+    ROUNDING,
+    file_seconds,
+)
 from storage.database.session import Session, clock_of
 from storage.database.sql import change, core
 from storage.database.tables import BuildRow, GroupRow, JobRow, PendingBuildRow, TaskJobRow, TaskRow
@@ -34,13 +41,8 @@ from storage.queue.tasks import (
 from storage.transitions.apply_verdicts import has_time_left
 from storage.transitions.pending_builds import build, is_pending, pending_build, pending_counts, pending_of_live_jobs
 
-WORTHWHILE_SECONDS = 4 * FIXED_SECONDS
-"""Of kernels in a file, while other workers are busy anyway: at most a fifth of it is what any file costs."""
-
 BUDGET_SHARE = 12
 """A file is compiled, then verified in about twice that time, beside others: some end before a budget does."""
-
-ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -123,19 +125,15 @@ def _first(session: Session, job_id: str, targets: Sequence[str] | None, limits:
 
 
 def _longest_file(session: Session, first: Any, limits: FileLimits, now: float) -> float:
-    """Predicted seconds that a file should take now. What is pending is divided by all workers, so files become shorter
-    towards the end; but not so short that they are not worthwhile, unless idle workers take the rest side by side. More
-    builds than fill a file for each worker need not be counted."""
+    """Predicted seconds that a file should take now. More builds than fill a file for each worker need not be
+    counted."""
     place = (pending_build.target == first.target) & (pending_build.toolchain == first.toolchain)
     some = pending_of_live_jobs(now).where(place).distinct().limit(limits.workers * limits.kernels)
     seconds: float = sum(row.predicted_seconds for row in session.execute(some))
     busy = select(func.count()).where(
         TaskRow.state == "leased", TaskRow.kind.in_((COMPILE, VERIFY, FINISH)), TaskRow.target == first.target
     )
-    files = files_that_pay(seconds, limits.workers - (session.scalar(busy) or 0))
-    share = max(seconds / limits.workers, min(WORTHWHILE_SECONDS, seconds / files))
-    leaves_little = files == 1 and seconds - share < WORTHWHILE_SECONDS / 2
-    return FIXED_SECONDS + (seconds if leaves_little else share)
+    return file_seconds(seconds, limits.workers, limits.workers - (session.scalar(busy) or 0))
 
 
 def _jobs_to_fill_from(session: Session, job_id: str, first: Any, limits: FileLimits, now: float) -> list[Any]:

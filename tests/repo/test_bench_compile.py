@@ -9,11 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks import bench_compile
 from benchmarks.bench_compile import (
     CASES,
     HIDET_GROUP,
     Case,
     Compiled,
+    Pending,
     Ways,
     cutlass_headers,
     cutlass_seconds,
@@ -145,6 +147,16 @@ def test_ways_that_come_to_different_code_end_the_benchmark() -> None:
     require_equal_code({"one": compiled(1.0), "other": compiled(2.0)})
     with pytest.raises(SystemExit, match="1 kernels differs between one and other"):
         require_equal_code({"one": compiled(1.0), "other": compiled(2.0, code="b")})
+
+
+def test_workers_take_each_kernel_once_the_longest_first_and_less_towards_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(bench_compile, "kernel_seconds", lambda kernel: 0.5)
+    kernels = [candidate.kernel for candidate in matmul_candidates(60)]
+    files = list(Pending([*kernels, *kernels[:7]], 2))
+    assert sorted(kernel.id for file in files for kernel in file) == sorted(kernel.id for kernel in kernels)
+    assert [len(file) for file in files] == [23, 18, 9, 5, 2, 1, 1, 1]
 
 
 def test_all_ways_come_to_the_same_code(toolchain: Toolchain, processes: Processes) -> None:

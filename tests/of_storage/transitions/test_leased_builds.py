@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import select
 
-from codegen.predict.compile_cost import FIXED_SECONDS, MAX_SECONDS
+from codegen.predict.compile_cost import FIXED_SECONDS, MAX_SECONDS, WORTHWHILE_SECONDS
 from cukiln.types import StageSeconds
 from storage.database.session import Database
 from storage.database.tables import JobRow, PendingBuildRow, TaskRow
@@ -25,7 +25,7 @@ from storage.transitions import accept, end_attempt, end_jobs, take_work
 from storage.transitions.end_jobs import find_ended
 from storage.transitions.groups import BuildOutcome, GroupFiles, complete_group, record_builds, what_follows
 from storage.transitions.pending_builds import pending_counts, want_builds
-from storage.transitions.take_work import BUDGET_SHARE, WORTHWHILE_SECONDS, FileLimits, longest_group
+from storage.transitions.take_work import BUDGET_SHARE, FileLimits, longest_group
 from tests.support.fixtures.storage import (
     TARGET,
     TOOLCHAIN,
