@@ -33,6 +33,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +117,7 @@ class Pending:
     def __init__(self, kernels: Iterable[Kernel], workers: int) -> None:
         self._longest_first = sorted(set(kernels), key=lambda kernel: (-kernel_seconds(kernel), kernel.id))
         self._workers = workers
-        self._busy: set[int] = set()
+        self._ends: dict[int, float] = {}  # of the files that are compiled now, by thread, as predicted
         self._lock = threading.Lock()
 
     def __iter__(self) -> Iterator[tuple[Kernel, ...]]:
@@ -124,19 +125,17 @@ class Pending:
 
     def __next__(self) -> tuple[Kernel, ...]:
         with self._lock:
-            self._busy.discard(threading.get_ident())
+            self._ends.pop(threading.get_ident(), None)
             if not self._longest_first:
                 raise StopIteration
             pending = sum(map(kernel_seconds, self._longest_first))
-            longest = min(MAX_SECONDS, file_seconds(pending, self._workers, self._workers - len(self._busy)))
-            seconds, count = FIXED_SECONDS, 0
-            for kernel in self._longest_first[:MAX_KERNELS]:
-                seconds += kernel_seconds(kernel)
-                if count and seconds > longest + ROUNDING:
-                    break
-                count += 1
+            now = time.monotonic()
+            busy = [max(0.0, end - now) for end in self._ends.values()]
+            longest = min(MAX_SECONDS, file_seconds(pending, self._workers, busy))
+            sums = accumulate(map(kernel_seconds, self._longest_first[:MAX_KERNELS]), initial=FIXED_SECONDS)
+            count = max(1, sum(seconds <= longest + ROUNDING for seconds in sums) - 1)
             file, self._longest_first = tuple(self._longest_first[:count]), self._longest_first[count:]
-            self._busy.add(threading.get_ident())
+            self._ends[threading.get_ident()] = now + FIXED_SECONDS + sum(map(kernel_seconds, file))
             return file
 
 

@@ -1,6 +1,8 @@
 """What compiling is predicted to cost: the operators' estimates for each kernel, and what any file costs. That fixed
 cost is most of a small kernel's, so kernels share files, within the limits here."""
 
+from collections.abc import Sequence
+
 from codegen.kernel import Kernel
 from codegen.operators import operator
 
@@ -44,12 +46,25 @@ def files_that_pay(seconds: float, workers: int) -> int:
     return files
 
 
-def file_seconds(pending: float, workers: int, idle: int) -> float:
-    """Predicted seconds that the next file should take: of kernels of `pending` seconds, among so many `workers`, of
-    which so many are `idle`, the one that takes it among them. What is pending is divided by all, so files become
-    shorter towards the end (guided self-scheduling: Polychronopoulos and Kuck, IEEE Transactions on Computers, 1987);
-    but not so short that they are not worthwhile, unless idle workers take the rest side by side."""
-    files = files_that_pay(pending, idle)
-    share = max(pending / workers, min(WORTHWHILE_SECONDS, pending / files))
+def file_seconds(pending: float, workers: int, busy: Sequence[float]) -> float:
+    """Predicted seconds that the next file should take, for one of so many `workers` that is free. `pending`: seconds
+    of all kernels that wait; `busy`: how long each of the other workers that is busy will be.
+
+    As long as all of them would be busy if the others took the rest, each when it is free: so all end at the same time.
+    Not so short that it is not worthwhile, unless idle workers take the rest side by side."""
+    files = files_that_pay(pending, workers - len(busy))
+    share = max(_level(pending, workers, busy), min(WORTHWHILE_SECONDS, pending / files))
     leaves_little = files == 1 and pending - share < WORTHWHILE_SECONDS / 2
     return FIXED_SECONDS + (pending if leaves_little else share)
+
+
+def _level(pending: float, workers: int, busy: Sequence[float]) -> float:
+    """How long the workers are busy that share what is pending so that they all end at the same time."""
+    sharing = max(1, workers - len(busy))
+    level = pending / sharing
+    for seconds in sorted(busy)[: workers - sharing]:
+        if seconds >= level:
+            break
+        level = (level * sharing + seconds) / (sharing + 1)
+        sharing += 1
+    return level

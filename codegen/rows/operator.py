@@ -264,7 +264,7 @@ class RowOperator(Operator):
         return _shared_bytes(kernel.tunables.as_dict(), dtype(kernel.signature_dict["dtype"]).bytes)
 
     def predicted_compile_seconds(self, kernel: Kernel) -> float:
-        return 0.05 + 0.004 * (self.estimated_registers(kernel) - OVERHEAD_REGISTERS)
+        return 0.035 + 0.0026 * (self.estimated_registers(kernel) - OVERHEAD_REGISTERS)
 
 
 class NormOperator(RowOperator):

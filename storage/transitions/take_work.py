@@ -2,7 +2,7 @@
 
 Whatever was planned before, a file is made of what is pending now, for the job whose turn it is and others of its
 priority, as long as pays (`codegen.predict.compile_cost`): so a newcomer waits for one file at most, small jobs share
-one, and the last files of a large job are short, which leaves no worker idle for long.
+one, and the last files of a large job end at about the same time.
 """
 
 from collections import Counter
@@ -130,10 +130,11 @@ def _longest_file(session: Session, first: Any, limits: FileLimits, now: float) 
     place = (pending_build.target == first.target) & (pending_build.toolchain == first.toolchain)
     some = pending_of_live_jobs(now).where(place).distinct().limit(limits.workers * limits.kernels)
     seconds: float = sum(row.predicted_seconds for row in session.execute(some))
-    busy = select(func.count()).where(
+    others = select(TaskRow.predicted_seconds, func.coalesce(TaskRow.started_at, now)).where(
         TaskRow.state == "leased", TaskRow.kind.in_((COMPILE, VERIFY, FINISH)), TaskRow.target == first.target
     )
-    return file_seconds(seconds, limits.workers, limits.workers - (session.scalar(busy) or 0))
+    busy = [max(0.0, predicted - (now - started)) for predicted, started in session.execute(others)]
+    return file_seconds(seconds, limits.workers, busy)
 
 
 def _jobs_to_fill_from(session: Session, job_id: str, first: Any, limits: FileLimits, now: float) -> list[Any]:

@@ -92,6 +92,11 @@ class Conv2dDgrad(WinogradOperator):
             once.append(RunOnce("long", short, tuple(self.test_launches(kernel, short)[0])))
         return once
 
+    def predicted_compile_seconds(self, kernel: Kernel) -> float:
+        """Of a strided one twice as many as the product of a class of residues takes (12 kernels for sm_90a)."""
+        strided = kernel.signature_dict["strided"] and not winograd.is_winograd(kernel)
+        return super().predicted_compile_seconds(kernel) * (2 if strided else 1)
+
     def convolved(self, p: Conv2dDgradProblem) -> Phase:
         return largest(p)
 

@@ -44,6 +44,8 @@ Admit = Callable[[Schedule], Accepted | Rejected]
 # From so many filters of a group on a product of matrices is the better first guess.
 MANY_FILTERS = 8
 # How a kernel of `direct` divides its sums where it has no tunables for that.
+GATHER_SECONDS = 0.05
+"""That nvcc 13.2 takes for what finds the elements of an image: of 48 kernels for sm_90a, beside their products."""
 UNDIVIDED: Fields = {"split": "none", "split_k": 1}
 
 
@@ -246,7 +248,7 @@ class ConvolutionOperator(ProductOperator):
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
         if is_direct(t):
             return self.direct.compile_seconds(t, tuple(s["epilogue"]))
-        return super().predicted_compile_seconds(kernel)
+        return super().predicted_compile_seconds(kernel) + (0.0 if s["pointwise"] else GATHER_SECONDS)
 
     # ---- a call
 

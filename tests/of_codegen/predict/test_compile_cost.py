@@ -36,13 +36,28 @@ def test_one_more_file_than_pay_costs_more_than_it_saves(seconds: float, workers
 
 
 @given(st.floats(1e-3, 1e4), st.integers(1, 64), st.data())
-def test_a_file_is_worth_its_fixed_cost_and_leaves_no_worker_without_work(
+def test_a_file_is_worth_its_fixed_cost_and_ends_when_the_others_do(
     pending: float, workers: int, data: st.DataObject
 ) -> None:
-    seconds = file_seconds(pending, workers, data.draw(st.integers(1, workers))) - FIXED_SECONDS
-    assert pending / workers <= seconds + 1e-9
-    assert seconds >= min(WORTHWHILE_SECONDS, pending / files_that_pay(pending, workers)) - 1e-9
-    assert seconds <= max(pending / workers, WORTHWHILE_SECONDS) + WORTHWHILE_SECONDS / 2
+    busy = data.draw(st.lists(st.floats(0.0, 100.0), max_size=workers - 1))
+    seconds = file_seconds(pending, workers, busy) - FIXED_SECONDS
+    rest = pending - seconds
+    taken_by_others = sum(max(0.0, seconds - other) for other in busy) + seconds * (workers - 1 - len(busy))
+    assert rest <= taken_by_others + 1e-6 * pending, "a worker that is free at its end would find more work"
+    assert seconds >= min(WORTHWHILE_SECONDS, pending / files_that_pay(pending, workers - len(busy))) - 1e-9
+    is_even = rest == pytest.approx(taken_by_others, abs=1e-6 * pending)
+    assert is_even or seconds <= WORTHWHILE_SECONDS + 1e-9 or rest == pytest.approx(0.0, abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("pending", "workers", "busy", "seconds"),
+    [(16.0, 2, [], 8.0), (8.0, 2, [8.0], 8.0), (10.0, 2, [2.0], 6.0), (10.0, 2, [20.0], 10.0), (0.5, 2, [], 0.5),
+     (12.0, 4, [1.0, 3.0, 50.0], 16 / 3), (40.0, 4, [], 10.0), (3.0, 1, [5.0, 5.0], 3.0)],
+)  # fmt: skip
+def test_a_file_takes_what_the_other_workers_leave(
+    pending: float, workers: int, busy: list[float], seconds: float
+) -> None:
+    assert file_seconds(pending, workers, busy) == pytest.approx(FIXED_SECONDS + seconds)
 
 
 def test_predicted_seconds_grow_with_the_unrolled_work_and_memory_with_them() -> None:

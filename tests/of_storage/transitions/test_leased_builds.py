@@ -157,15 +157,30 @@ def test_the_longest_builds_go_first(database: Database) -> None:
     assert [members(database, take_file(database, kernels=1)) for _ in range(3)] == [["b"], ["c"], ["a"]]
 
 
-def test_files_become_shorter_towards_the_end_but_stay_worthwhile(database: Database) -> None:
-    wanted(database, *names("a", 100), seconds=0.4)
+def test_the_last_files_end_together_and_none_is_too_short_to_be_worthwhile(
+    database: Database, clock: FakeClock
+) -> None:
+    """Four workers, each as fast as predicted."""
+    wanted(database, *names("a", 200), seconds=0.4)
+    ends: dict[float, Lease] = {}
     sizes = []
-    while (lease := take_file(database, workers=4)) is not None:
-        sizes.append(0.4 * len(members(database, lease)))
-    assert sizes[0] == pytest.approx(10.0, abs=0.4)
-    assert sizes == sorted(sizes, reverse=True)
-    assert all(size >= WORTHWHILE_SECONDS - 0.4 for size in sizes)
-    assert sum(sizes) == pytest.approx(40.0)
+    began = clock.now()
+    while True:
+        while len(ends) < 4 and (lease := take_file(database, workers=4)) is not None:
+            sizes.append(0.4 * len(members(database, lease)))
+            ends[clock.now() - began + FIXED_SECONDS + sizes[-1] + 1e-4 * len(ends)] = lease
+        if not ends:
+            break
+        end = min(ends)
+        clock.advance(max(0.0, end - (clock.now() - began)))
+        compile_leased(database, ends.pop(end))
+        if not ends:
+            break
+        last = max(ends)
+    assert sum(sizes) == pytest.approx(80.0)
+    assert all(WORTHWHILE_SECONDS - 0.4 <= size <= MAX_SECONDS for size in sizes)
+    assert last - end < 0.5
+    assert clock.now() - began < 80.0 / 4 + 3 * FIXED_SECONDS + 0.5
 
 
 def test_no_file_is_predicted_to_take_longer_than_the_longest(database: Database) -> None:
