@@ -1,27 +1,61 @@
-"""The PTX of every operator's kernels passes the plan on the CPU, and mutants of it do not. All of it is long; what
-`make test` runs of PTX stands in tests/of_workers/cpu/test_ptx.py."""
+"""The PTX of every operator's kernels passes the plan on the CPU, and mutants of it do not.
+
+Each run has a random kernel of every operator; `make test-long` every class of those that are verified, and every
+operator, dtype and algorithm. What else `make test` runs of PTX stands in tests/of_workers/cpu/test_ptx.py.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from tests.operators.harness.proofs import kernels_of, of_every_class
+from tests.operators.harness.declarations import Declarations
+from tests.operators.harness.proofs import PATH, kernels_of, of_every_class, seconds
 from tests.operators.reduce import random_cases as reductions
 from tests.operators.test_every_operator import DECLARED
 from tests.support.kernels.ptx_mutants import Mutant, mutants_of, ptx_of, sample, verdict_of
 from tests.support.kernels.random_cases import seed_of_this_run
 from tests.support.run.places import ARTIFACTS
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]  # tens of kernels, a second or more each
 TOGETHER = 8  # kernels of one call of nvcc
 MUTANTS, CAUGHT = 45, 30
+FOLDER = Path(__file__).parent
+WITH_DECLARATIONS = sorted(path for path in FOLDER.glob("*/test_*.py") if "\nDECLARED" in path.read_text())
+DRAWS = 60  # random cases of a module, which have every form of its operators' kernels
+OF_A_PLAN = 60.0  # CPU seconds of a kernel's run: Winograd with sums in 64 bits takes more than 5
+
+
+def many(test: Callable[..., None]) -> Callable[..., None]:
+    """Tens of kernels, a second or more each."""
+    return pytest.mark.long(pytest.mark.timeout(3600)(test))
+
+
+def declared_in(module: Path) -> Sequence[Declarations]:
+    found: Sequence[Declarations] = importlib.import_module(
+        f"tests.operators.{module.parent.name}.{module.stem}"
+    ).DECLARED
+    return found
+
+
+def declarations_of(name: str) -> list[Declarations]:
+    """Of all modules that declare kernels of the operator."""
+    return [declared for module in WITH_DECLARATIONS for declared in declared_in(module) if declared.operator == name]
+
+
+def form(kernel: Kernel) -> tuple[object, ...]:
+    """Operator, dtype and algorithm: names of tunables tell those apart that have no name."""
+    signature, tunables = kernel.signature_dict, kernel.tunables.as_dict()
+    of_call = [str(signature.get(name)) for name in ("dtype", "allow_tf32", "lengths")]
+    return (kernel.operator, *of_call, "mma_k" in tunables, *(tunables.get(name) for name in (*PATH, "output_tile")))
 
 
 @cache
@@ -33,10 +67,26 @@ def kernels(name: str) -> tuple[Kernel, ...]:
     return tuple(dict.fromkeys(candidate.kernel for _, candidate in reductions.draws(40, seed=7)))
 
 
+def kernel_of_this_run(name: str) -> Kernel:
+    """The one of three that compiles fastest."""
+    seed = seed_of_this_run()
+    having = [declared.random_cases for declared in declarations_of(name) if declared.random_cases is not None]
+    cases = random.Random(seed).choice(having).draws(3, seed)
+    return min((candidate.kernel for _, candidate in cases), key=seconds)
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_the_ptx_of_a_random_kernel_passes_the_plan(name: str) -> None:
+    kernel = kernel_of_this_run(name)
+    verdict = verdict_of(kernel, ptx_of((kernel,)), cpu_seconds=OF_A_PLAN)
+    assert (verdict.verdict, verdict.message) == ("ok", ""), kernel
+
+
 def chunks(of: Sequence[Kernel]) -> list[tuple[Kernel, ...]]:
     return [tuple(of[first : first + TOGETHER]) for first in range(0, len(of), TOGETHER)]
 
 
+@many
 @pytest.mark.parametrize("name", DECLARED)
 def test_the_ptx_of_every_class_of_kernels_passes_the_plan(name: str) -> None:
     for chunk in chunks(kernels(name)):
@@ -46,6 +96,28 @@ def test_the_ptx_of_every_class_of_kernels_passes_the_plan(name: str) -> None:
             assert (verdict.verdict, verdict.message) == ("ok", ""), kernel
 
 
+def forms(module: Path) -> list[Kernel]:
+    """Of every form of the module's kernels the one that compiles fastest."""
+    fastest: dict[tuple[object, ...], Kernel] = {}
+    for declared in declared_in(module):
+        cases = declared.random_cases.draws(DRAWS, 7) if declared.random_cases is not None else []
+        of = [*kernels_of([declared]).values(), *(candidate.kernel for _, candidate in cases)]
+        for kernel in sorted(of, key=seconds):
+            fastest.setdefault(form(kernel), kernel)
+    return list(fastest.values())
+
+
+@many
+@pytest.mark.parametrize("module", WITH_DECLARATIONS, ids=lambda module: module.stem)
+def test_the_ptx_of_every_dtype_and_algorithm_passes_the_plan(module: Path) -> None:
+    for chunk in chunks(forms(module)):
+        ptx = ptx_of.__wrapped__(chunk)
+        for kernel in chunk:
+            verdict = verdict_of(kernel, ptx, cpu_seconds=OF_A_PLAN)
+            assert (verdict.verdict, verdict.message) == ("ok", ""), kernel
+
+
+@many
 @pytest.mark.parametrize("target", ["sm_75", "sm_90a"])
 @pytest.mark.parametrize("name", DECLARED)
 def test_the_ptx_for_other_targets_passes_the_plan(name: str, target: str) -> None:
@@ -67,6 +139,7 @@ def with_enough_mutants(of: Sequence[Kernel], seed: int) -> tuple[Kernel, str, l
     raise AssertionError(f"none of {len(of)} kernels has {MUTANTS} mutants")
 
 
+@many
 @pytest.mark.parametrize("name", DECLARED)
 def test_mutants_of_the_ptx_are_caught(name: str) -> None:
     seed = seed_of_this_run()

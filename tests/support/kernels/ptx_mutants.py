@@ -25,14 +25,16 @@ def ptx_of(kernels: tuple[Kernel, ...], target: str = TARGET) -> str:
         return PtxBuilder(folder, toolchain(), processes(), LIMITS).ptx_of(kernels, target)
 
 
-def verdict_of(kernel: Kernel, ptx: str, target: str = TARGET) -> PtxVerdict:
-    (verdict,) = verdicts_of([kernel], ptx, target)
+def verdict_of(kernel: Kernel, ptx: str, target: str = TARGET, cpu_seconds: float = 5.0) -> PtxVerdict:
+    (verdict,) = verdicts_of([kernel], ptx, target, cpu_seconds)
     return verdict
 
 
-def verdicts_of(kernels: Sequence[Kernel], ptx: str, target: str = TARGET) -> list[PtxVerdict]:
-    """A loop that never ends is given 5 seconds."""
-    request = PtxRequest(target, 1, sheet_of(target).tensor_sums, cpu_seconds=5.0)
+def verdicts_of(
+    kernels: Sequence[Kernel], ptx: str, target: str = TARGET, cpu_seconds: float = 5.0
+) -> list[PtxVerdict]:
+    """`cpu_seconds`: what a loop that never ends is given."""
+    request = PtxRequest(target, 1, sheet_of(target).tensor_sums, cpu_seconds=cpu_seconds)
     return verify_ptx(kernels, request, toolchain(), processes(), LIMITS, ptx=ptx)
 
 
