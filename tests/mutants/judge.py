@@ -36,6 +36,8 @@ from workers.cpu.run import plan_test
 # What a survivor's outputs are.
 SAME, RIGHT, OTHER = "the bits of the kernel as it is", "other bits, all of them right", "other bits"
 ARGUED = "argument: "
+# Of texts that are no mutants, because they are compiled to what the kernel as it is is.
+SAME_LIBRARY, SAME_PTX = "the same machine code", "the same PTX and launch code"
 FURTHER_SEEDS = 2
 Became = Literal["no mutant", "caught", "equivalent", "survived"]
 MEMORY_BYTES = 4 << 30  # resident, of a child that runs kernels in the product
@@ -46,8 +48,9 @@ LOOK_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Judged:
-    """`how`: which compiler refused it, what the plan said, what is the same, or nothing. `kernel`: that which showed
-    it; `first`: that whose text it is, where another one showed it."""
+    """`how`: which compiler refused it, what the plan said, what is the same, or nothing. No mutant is a text that is
+    refused or is compiled to the same code. `kernel`: that which showed it; `first`: that whose text it is, where
+    another one showed it."""
 
     kernel: str
     change: Change
@@ -162,7 +165,7 @@ class Bench:
         if library is None:
             return "no mutant", "g++ refuses it"
         if library.read_bytes() == self.library:
-            return "equivalent", "the same machine code"
+            return "no mutant", SAME_LIBRARY
         if said := self._run(library):
             return ("survived" if said.startswith(NO_MEMORY) else "caught"), said
         try:
@@ -172,7 +175,7 @@ class Bench:
         if self._same is None:
             self._same = self._made(None)
         if made == self._same:
-            return "equivalent", "the same PTX and launch code"
+            return "no mutant", SAME_PTX
         seeds = [self.seed + further for further in range(FURTHER_SEEDS + 1)]
         if all(self._bits(library, at) == self._bits_as_it_is(at) for at in seeds):
             return "survived", SAME

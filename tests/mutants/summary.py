@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.mutants.arguments import takes
-from tests.mutants.judge import ARGUED
+from tests.mutants.judge import ARGUED, SAME_LIBRARY, SAME_PTX
 from tests.mutants.rules import WIDE
 from tests.mutants.subjects import SUBJECTS
 
-COLUMNS = ("mutants", "caught", "same code", "by argument", "survived", "of 32-bit offsets")
+COLUMNS = ("mutants", "caught", "equivalent", "survived", "of 32-bit offsets")
 # How the plan caught them: words of a message, the first that fit.
 CAUGHT = {
     "launch": ("invalid launch", "its launch code"),
@@ -30,12 +30,15 @@ def summarised(subjects: Sequence[Mapping[str, Any]], date: str) -> dict[str, An
     of_subject = {
         name: [s for s in subjects if s["subject"] == name] for name in dict.fromkeys(s["subject"] for s in subjects)
     }
-    mutants = [mutant for subject in subjects for mutant in subject["mutants"] if mutant["outcome"] != "no mutant"]
+    texts = [mutant for subject in subjects for mutant in subject["mutants"]]
+    mutants = [mutant for mutant in texts if mutant["outcome"] != "no mutant"]
+    same_code = sum(mutant["how"] in (SAME_LIBRARY, SAME_PTX) for mutant in texts)
     return {
         "date": date,
         "seeds": sorted({subject["seed"] for subject in subjects}),
-        "cpu_seconds": round(sum(mutant["seconds"] for subject in subjects for mutant in subject["mutants"])),
-        "refused": sum(len(subject["mutants"]) for subject in subjects) - len(mutants),
+        "cpu_seconds": round(sum(mutant["seconds"] for mutant in texts)),
+        "refused": len(texts) - len(mutants) - same_code,
+        "same_code": same_code,
         "subjects": {
             name: counted(mutant for subject in of_each for mutant in subject["mutants"])
             for name, of_each in of_subject.items()
@@ -46,7 +49,7 @@ def summarised(subjects: Sequence[Mapping[str, Any]], date: str) -> dict[str, An
         },
         "caught_by": dict(Counter(way(mutant["how"]) for mutant in mutants if mutant["outcome"] == "caught")),
         "by_another_kernel": sum(bool(mutant["first"]) for mutant in mutants),
-        "argued": _words(subjects, lambda mutant: _column(mutant) == "by argument"),
+        "argued": _words(subjects, lambda mutant: _column(mutant) == "equivalent"),
         "survived": _words(subjects, lambda mutant: _column(mutant) in ("survived", "of 32-bit offsets")),
     }
 
@@ -63,9 +66,7 @@ def _column(mutant: Mapping[str, Any]) -> str:
         return ""
     if mutant["outcome"] == "caught":
         return "caught"
-    if mutant["outcome"] == "equivalent" and not argued:
-        return "same code"
-    return "of 32-bit offsets" if mutant["change"]["rule"] == WIDE else "by argument" if argued else "survived"
+    return "of 32-bit offsets" if mutant["change"]["rule"] == WIDE else "equivalent" if argued else "survived"
 
 
 def nothing(how: str) -> str:

@@ -30,19 +30,19 @@ def tables(summary: Mapping[str, Any]) -> str:
     of_operators = {
         name: _added(row for own, row in subjects.items() if operator_of(own) == name) for name in operators
     }
-    equivalent = whole["same code"] + whole["by argument"]
     parts = [
         f"{summary['date']}, seed {', '.join(map(str, summary['seeds']))}, {summary['cpu_seconds']} CPU seconds: "
-        f"{whole['mutants']} mutants (a compiler refused {summary['refused']} more texts, which are none), "
-        f"{whole['caught']} caught, {equivalent} equivalent ({100 * whole['by argument'] / whole['mutants']:.1f} % by "
-        f"argument), {whole['survived']} survived, and {whole['of 32-bit offsets']} of offsets of 32 bits. Another "
+        f"{whole['mutants']} mutants ({summary['refused']} more texts were refused by a compiler, and "
+        f"{summary['same_code']} were compiled to the same code: these are none), {whole['caught']} caught, "
+        f"{whole['equivalent']} equivalent ({100 * whole['equivalent'] / whole['mutants']:.1f} %), "
+        f"{whole['survived']} survived, and {whole['of 32-bit offsets']} of offsets of 32 bits. Another "
         f"kernel of the operator than a mutant's own was the first to show {summary['by_another_kernel']}.\n",
         _table("operator", {**of_operators, "all": whole}),
         _table("kernels", subjects),
         _table("rule", rules),
         "| caught by | mutants |\n|---|---|\n"
         + "".join(f"| {way} | {n} |\n" for way, n in sorted(summary["caught_by"].items(), key=lambda row: -row[1])),
-        "**Equivalent by argument** (`tests/mutants/arguments.py`):\n",
+        "**Equivalent** (`tests/mutants/arguments.py`):\n",
         _list(summary["argued"]),
         "**Survived**, with the kernels that were asked, and what it would take:\n",
         _list(summary["survived"], survived=True),
