@@ -6,7 +6,6 @@ operator, dtype and algorithm. What else `make test` runs of PTX stands in tests
 
 from __future__ import annotations
 
-import importlib
 import json
 import random
 from collections.abc import Callable, Sequence
@@ -18,8 +17,8 @@ import pytest
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
-from tests.operators.harness.declarations import Declarations
-from tests.operators.harness.proofs import PATH, kernels_of, of_every_class, seconds
+from tests.operators.harness.every_form import WITH_DECLARATIONS, declarations_of, forms
+from tests.operators.harness.proofs import kernels_of, of_every_class, seconds
 from tests.operators.reduce import random_cases as reductions
 from tests.operators.test_every_operator import DECLARED
 from tests.support.kernels.ptx_mutants import Mutant, mutants_of, ptx_of, sample, verdict_of
@@ -28,34 +27,12 @@ from tests.support.run.places import ARTIFACTS
 
 TOGETHER = 8  # kernels of one call of nvcc
 MUTANTS, CAUGHT = 45, 30
-FOLDER = Path(__file__).parent
-WITH_DECLARATIONS = sorted(path for path in FOLDER.glob("*/test_*.py") if "\nDECLARED" in path.read_text())
-DRAWS = 60  # random cases of a module, which have every form of its operators' kernels
 OF_A_PLAN = 60.0  # CPU seconds of a kernel's run: Winograd with sums in 64 bits takes more than 5
 
 
 def many(test: Callable[..., None]) -> Callable[..., None]:
     """Tens of kernels, a second or more each."""
     return pytest.mark.long(pytest.mark.timeout(3600)(test))
-
-
-def declared_in(module: Path) -> Sequence[Declarations]:
-    found: Sequence[Declarations] = importlib.import_module(
-        f"tests.operators.{module.parent.name}.{module.stem}"
-    ).DECLARED
-    return found
-
-
-def declarations_of(name: str) -> list[Declarations]:
-    """Of all modules that declare kernels of the operator."""
-    return [declared for module in WITH_DECLARATIONS for declared in declared_in(module) if declared.operator == name]
-
-
-def form(kernel: Kernel) -> tuple[object, ...]:
-    """Operator, dtype and algorithm: names of tunables tell those apart that have no name."""
-    signature, tunables = kernel.signature_dict, kernel.tunables.as_dict()
-    of_call = [str(signature.get(name)) for name in ("dtype", "allow_tf32", "lengths")]
-    return (kernel.operator, *of_call, "mma_k" in tunables, *(tunables.get(name) for name in (*PATH, "output_tile")))
 
 
 @cache
@@ -94,17 +71,6 @@ def test_the_ptx_of_every_class_of_kernels_passes_the_plan(name: str) -> None:
         for kernel in chunk:
             verdict = verdict_of(kernel, ptx)
             assert (verdict.verdict, verdict.message) == ("ok", ""), kernel
-
-
-def forms(module: Path) -> list[Kernel]:
-    """Of every form of the module's kernels the one that compiles fastest."""
-    fastest: dict[tuple[object, ...], Kernel] = {}
-    for declared in declared_in(module):
-        cases = declared.random_cases.draws(DRAWS, 7) if declared.random_cases is not None else []
-        of = [*kernels_of([declared]).values(), *(candidate.kernel for _, candidate in cases)]
-        for kernel in sorted(of, key=seconds):
-            fastest.setdefault(form(kernel), kernel)
-    return list(fastest.values())
 
 
 @many
