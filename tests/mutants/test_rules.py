@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.mutants.changes import changes_of
 from tests.mutants.judge import in_turn
 from tests.mutants.rules import RULES
+from tests.mutants.subjects import SUBJECTS
 
 TEXT = """namespace cukiln {
 #if defined(CUKILN_DEVICE)
@@ -65,3 +68,12 @@ def test_turns_go_round_the_rules_and_depend_on_the_seed() -> None:
     assert [change.rule for change in first[: len(rules)]] == rules
     assert sorted(first) == sorted(made) and first == in_turn(made, rules, "1")
     assert first != in_turn(made, rules, "2")
+
+
+def test_kernels_are_there_without_a_run_of_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As `python -m tests.mutants.run` has them, in a process that has imported none of their modules."""
+    monkeypatch.delenv("CUKILN_TEST_SEED")
+    (subject,) = [each for each in SUBJECTS if each.name == "matmul"]
+    for module in subject.modules:
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    assert subject.kernels()
