@@ -27,6 +27,8 @@ SECOND_PASS = "another origin of a row's sums; where it is far from the mean the
 OF_CLASS = "the same of every extent of the kernel's class; those of others have kernels of their own"
 ELSEWHERE = "another place of the same shared memory, where nothing else is"
 PAIR = "both of a pair, the second first"
+ALONG_K = "both factors' elements in another order along k"
+NO_SCHEDULE = "launch values that no schedule has"
 FEW = "the same of two warps, of which only the first is before another"
 
 
@@ -46,7 +48,20 @@ class Argument:
 ARGUMENTS = (
     Argument("gemm/tile.cuh", "const int band_rows = arguments.raster == 1 ? tiles_m : arguments.raster;", ".*", ORDER),
     Argument("gemm/tile.cuh", "whole_rows", "case: whole_rows -> false", SLOWER),
-    Argument("gemm/simt.cuh", "const bool more = k_left > C::tile_k;", "(case|initial value): .*", EMPTY),
+    Argument(
+        "gemm/simt.cuh", "const bool more = k_left > C::tile_k;", "(case|initial value): .*|comparison: > -> >=", EMPTY
+    ),
+    Argument("gemm/tensor.cuh", "for (int step = 1; step <= steps; ++step) {", "constant: 1 -> 0", EMPTY),
+    Argument("gemm/tensor.cuh", "if constexpr (over_ring<C>) return (along_k ? row % 2", "operand: .*", ELSEWHERE),
+    Argument("gemm/limb_planes.cuh", "limb_words[word * 4 + limb][group] = turned[limb];", "element: .* 1", ALONG_K),
+    # Of a kernel whose epilogue has as many tensors as there is room for, a check of array bounds shows it.
+    Argument("gemm/launch.cuh", "epilogue.tensors[i] = tensors[i];", "comparison: < -> <=", UNUSED),
+    Argument("gemm/launch.cuh", "|| arguments.slices > 65535) return 0;", "comparison: > -> >=", NO_SCHEDULE),
+    Argument("gemm/tile.cuh", "if constexpr (C::split == split_none) return Share{0, k};", "case: .* -> false", SLOWER),
+    Argument("conv2d/gather.cuh", "return groups == batch ? matrix : matrix % groups;", "(extent|case): .*", SLOWER),
+    Argument("conv2d/gather.cuh", "if (k_left > 0) {", "case: .* -> true", EMPTY),
+    # Filters behind the last one, which are not written.
+    Argument("conv/direct.cuh", "filter < arguments.filters ? filter : arguments.filters - 1;", "constant: .*", UNUSED),
     Argument("rows.cuh", "const int64_t grid = arguments.rows ?", "initial value: .*", EMPTY),
     Argument("reduce/kernel.cuh", "vectors ? list.extent[i] / vector", "case: vectors -> (true|false)", UNUSED),
     Argument("reduce/kernel.cuh", "const int64_t base = exists ? offset_along", "case: exists -> true", UNUSED),
