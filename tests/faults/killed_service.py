@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -28,6 +28,7 @@ from tests.faults.schedule import Fault
 from tests.faults.small_disk import SmallDisk
 from tests.support.processes.running import processes_of
 from tests.support.run.places import ROOT
+from workers.processes.process_tree import descendants
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
 from workers.wake_ups import url_file
@@ -206,11 +207,7 @@ class KilledService:
     def _of(self, kind: str) -> list[psutil.Process]:
         if kind == "supervisor":
             return [psutil.Process(self._supervisor.pid)] if self._supervisor.poll() is None else []
-        try:
-            below = psutil.Process(self._supervisor.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return [process for process in below if _kind_of(process) == kind]
+        return [process for process in _below(self._supervisor.pid) if _kind_of(process) == kind]
 
     def stop(self) -> list[str]:
         """Returns what is left of it: processes, temporary files."""
@@ -231,6 +228,12 @@ class KilledService:
 
 def _pick(processes: list[psutil.Process], fault: Fault) -> psutil.Process | None:
     return processes[int(fault.victim * len(processes))] if processes else None
+
+
+def _below(pid: int) -> Iterator[psutil.Process]:
+    for member in descendants(pid)[1:]:
+        with suppress(psutil.NoSuchProcess):
+            yield psutil.Process(member)
 
 
 def _kind_of(process: psutil.Process) -> str | None:

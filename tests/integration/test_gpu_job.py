@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +24,47 @@ from storage.database.sql import core
 from storage.database.tables import MeasurementRow, TaskRow
 from storage.entities.heartbeats import LiveDevice, live_devices
 from tests.support.fixtures.queue import wait_for
+from tests.support.fixtures.service import Started
 from tests.support.gpu.fake_gpu import NAME, UUID, configure
-from tests.support.processes.running import name_of
-from workers.supervisor.serve import Running, embedded
+from tests.support.processes.running import name_of, processes_of
+from workers.compile.toolchain import Nvcc, find_toolchain
+from workers.supervisor.serve import Running
 
 MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
-SECOND = {**MATMUL, "name": "second", "target": "sm_90"}  # of another group, as its target differs
+# Of another group, as its target differs; with code of its own, so that no time of the first's stands for it.
+SECOND = {**MATMUL, "name": "second", "layout": "tn", "target": "sm_90"}
 SECONDS = 240.0  # only keeps a broken test from hanging
+
+
+@dataclass(frozen=True)
+class HeldCompiler:
+    """The real nvcc, which compiles for no architecture that is held. `folder`: what it starts there may be seen."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        compiler = find_toolchain().device_compiler
+        assert isinstance(compiler, Nvcc)
+        self.nvcc.write_text(HELD_NVCC.format(folder=self.folder, nvcc=compiler.path))
+        self.nvcc.chmod(0o755)
+
+    @property
+    def nvcc(self) -> Path:
+        return self.folder / "nvcc"
+
+    def hold(self, target: str) -> None:
+        (self.folder / target).touch()
+
+    def let_go(self, target: str) -> None:
+        (self.folder / target).unlink()
+
+
+HELD_NVCC = """#!/bin/sh
+for target in sm_90 sm_90a; do
+  case "$*" in *"code=$target "*) while [ -e "{folder}/$target" ]; do sleep 0.05; done ;; esac
+done
+exec "{nvcc}" "$@"
+"""
 
 
 @dataclass
@@ -42,6 +77,7 @@ class World:
     database: Database
     gpu: Path
     told: list[str]
+    compiler: HeldCompiler
 
     def tune(self, *problems: dict[str, Any], limit: int = 2, **fields: Any) -> Job:
         return self.client.wait(self.submit(*problems, limit=limit, **fields))
@@ -75,27 +111,17 @@ class World:
             return live_devices(session, 60.0, with_drained=True)
 
     def gpu_worker(self) -> psutil.Process:
-        """Of the service that runs now, however often it was started again."""
-        found = [
-            process
-            for process in psutil.process_iter()
-            if name_of(process).startswith("gpu ") and str(self.settings.data_dir) == _data_of(process)
-        ]
-        return found[0]
+        """Of the service that runs now, however often it was started again; its worker child has its name."""
+        found = [process for process in processes_of(self.settings.data_dir) if name_of(process).startswith("gpu ")]
+        return next(process for process in found if name_of(process.parent() or process) == "fork server")
 
     def logs(self) -> str:
         logs = sorted((self.settings.data_dir / "logs").glob("*.log"))
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
 
 
-def _data_of(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return process.environ().get("CUKILN_DATA", "")
-    return ""
-
-
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[World]:
+def serving(folder: Path, compiler: HeldCompiler, soon_embedded: Started) -> Iterator[World]:
     (folder / "gpu").mkdir()  # a child makes no file right beside the data folder
     gpu = folder / "gpu" / "gpu.json"
     with pytest.MonkeyPatch.context() as patch:
@@ -109,31 +135,46 @@ def serving(folder: Path) -> Iterator[World]:
             gpu_lock_dir=folder / "locks",
             lease_seconds=2,
             measure_seconds=0.05,
+            nvcc=str(compiler.nvcc),
         )
         told: list[str] = []
         with (
-            embedded(settings, say=told.append) as running,
+            soon_embedded(settings, say=told.append) as running,
             Client(running.url, cache_dir=folder / "client") as client,
         ):
             database = Database(settings.database_url)
-            yield World(settings, running, client, database, gpu, told)
+            yield World(settings, running, client, database, gpu, told, compiler)
             database.dispose()
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with serving(tmp_path_factory.mktemp("gpu-job")) as made:
-        yield made
+def world(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> Iterator[World]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # a compiler's own user goes there
+        with serving(tmp_path_factory.mktemp("gpu-job"), HeldCompiler(Path(folder)), soon_embedded) as made:
+            yield made
 
 
 @pytest.fixture(scope="module")
 def job(world: World) -> Job:
-    """Two problems on the GPU, for two architectures that it runs, so there are two groups; one on the CPU."""
-    return world.tune(
-        {**MATMUL, "name": "first"},
-        SECOND,
-        {**MATMUL, "name": "elsewhere", "target": "sm_80"},
-    )
+    """Two problems on the GPU, for two architectures that it runs, so there are two groups; one on the CPU. The second
+    group is compiled once the first is measured."""
+    targets = {"sm_90", "sm_90a"}
+    for target in targets:
+        world.compiler.hold(target)
+    elsewhere = {**MATMUL, "name": "elsewhere", "target": "sm_80"}
+    submitted = world.submit({**MATMUL, "name": "first"}, SECOND, elsewhere)
+
+    def compiling() -> set[str]:
+        return {row["target"] for row in world.tasks("compile") if row["state"] == "leased"} & targets
+
+    wait_for(compiling, SECONDS, "a group of the GPU's to be compiled")
+    (first,) = compiling()
+    world.compiler.let_go(first)
+    wait_for(lambda: any(row["started_at"] for row in world.tasks("measure")), SECONDS, "the first group's measuring")
+    (second,) = targets - {first}
+    world.compiler.let_go(second)
+    return world.client.wait(submitted)
 
 
 def on(job: Job, name: str) -> ProblemReport:
