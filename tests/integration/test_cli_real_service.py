@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -178,7 +179,7 @@ class Command:
 
     def wait_for_job(self) -> None:
         """Until it has sent its job."""
-        wait_for(lambda: "\nJob " in self.err.read_text() or self.process.poll() is not None)
+        wait_for(lambda: re.search("^Job ", self.err.read_text(), re.MULTILINE) or self.process.poll() is not None)
         assert self.process.poll() is None, self.err.read_text()
 
 

@@ -27,12 +27,20 @@ from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import Started
 from tests.support.gpu.fake_gpu import NAME, UUID, configure
 from tests.support.processes.running import name_of, processes_of
+from tests.support.run.places import PROBE
 from workers.compile.toolchain import Nvcc, find_toolchain
 from workers.supervisor.serve import Running
 
-MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
+
+def probe(name: str = "first", *factors: int, target: str = "sm_90a") -> dict[str, Any]:
+    """A problem with a kernel for each factor, as cheap as kernels are, and extents of its own for each first factor."""
+    search = {"tunables": {"factor": factors or (1, 2), "way": ["copy"]}}
+    n = 1000 + min(factors, default=1)
+    return {"operator": "probe", "n": n, "scale": 2.5, "name": name, "target": target, "search": search}
+
+
 # Of another group, as its target differs; with code of its own, so that no time of the first's stands for it.
-SECOND = {**MATMUL, "name": "second", "layout": "tn", "target": "sm_90"}
+SECOND = probe("second", 11, 12, target="sm_90")
 SECONDS = 240.0  # only keeps a broken test from hanging
 
 
@@ -79,12 +87,8 @@ class World:
     told: list[str]
     compiler: HeldCompiler
 
-    def tune(self, *problems: dict[str, Any], limit: int = 2, **fields: Any) -> Job:
-        return self.client.wait(self.submit(*problems, limit=limit, **fields))
-
-    def submit(self, *problems: dict[str, Any], limit: int = 2, **fields: Any) -> Job:
-        request = {"target": "sm_90a", "search": {"level": 1, "limit": limit}, "problems": list(problems), **fields}
-        return self.client.submit(request)
+    def submit(self, *problems: dict[str, Any]) -> Job:
+        return self.client.submit({"target": "sm_90a", "problems": list(problems)})
 
     def candidates(self, job: Job) -> CandidatePage:
         response = self.client._transport.send(Call("GET", f"/v1/jobs/{job.job}/candidates"))
@@ -131,6 +135,7 @@ def serving(folder: Path, compiler: HeldCompiler, soon_embedded: Started) -> Ite
             port=0,
             workers=1,
             gpus="0",
+            operator_path=str(PROBE),
             gpu_module="tests.support.gpu.fake_gpu",
             gpu_lock_dir=folder / "locks",
             lease_seconds=2,
@@ -162,8 +167,7 @@ def job(world: World) -> Job:
     targets = {"sm_90", "sm_90a"}
     for target in targets:
         world.compiler.hold(target)
-    elsewhere = {**MATMUL, "name": "elsewhere", "target": "sm_80"}
-    submitted = world.submit({**MATMUL, "name": "first"}, SECOND, elsewhere)
+    submitted = world.submit(probe(), SECOND, probe("elsewhere", target="sm_80"))
 
     def compiling() -> set[str]:
         return {row["target"] for row in world.tasks("compile") if row["state"] == "leased"} & targets
@@ -247,14 +251,14 @@ def test_the_first_group_is_measured_while_a_later_one_still_compiles(world: Wor
 
 
 def test_the_same_problems_again_are_answered_from_the_cache(world: World, job: Job) -> None:
-    again = world.submit({**MATMUL, "name": "first"}, SECOND)
+    again = world.submit(probe(), SECOND)
     assert (again.state, again.cached) == ("done", True)
     assert [problem.winner for problem in again.problems] == [on(job, "first").winner, on(job, "second").winner]
 
 
 def test_a_larger_search_measures_only_what_is_new(world: World, job: Job) -> None:
     before = world.measurements()
-    larger = world.tune({**MATMUL, "name": "first"}, limit=3)
+    larger = world.client.wait(world.submit(probe("first", 1, 2, 3)))
     assert larger.state == "done", world.logs()
     assert larger.problems[0].verdicts == {"ok": 3}
     assert world.measurements() == before + 1
@@ -273,7 +277,7 @@ def test_a_larger_search_measures_only_what_is_new(world: World, job: Job) -> No
 
 def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(world: World, job: Job) -> None:
     measurements, last = world.measurements(), world.last_task()
-    submitted = world.submit({**MATMUL, "name": "first", "layout": "nn"})
+    submitted = world.submit(probe("first", 21, 22))
     wait_for(
         lambda: any(row["state"] == "leased" for row in world.tasks("measure", after=last)),
         SECONDS,
@@ -293,7 +297,7 @@ def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(wor
 def test_a_gpu_that_is_gone_is_drained_and_its_job_waits_until_it_is_back(world: World, job: Job) -> None:
     last = world.last_task()
     configure(world.gpu, open="missing")
-    waiting = world.submit({**MATMUL, "name": "first", "layout": "tt"}, limit=1)
+    waiting = world.submit(probe("first", 31))
     wait_for(lambda: world.devices()[0].drained is not None, SECONDS, "the GPU to be drained")
     wait_for(lambda: any("gpu worker 1 ended with 69" in words for words in world.told), SECONDS, str(world.told))
     assert "fallen off the bus" in str(world.devices()[0].drained)

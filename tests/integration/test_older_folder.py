@@ -24,10 +24,10 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("ends", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_an_older_data_folder_continues(ends: int, folder: Path, at_work: Started) -> None:
+def test_an_older_data_folder_continues(ends: int, folder: Path, soon_embedded: Started) -> None:
     older = unpack(folder / "data")
-    settings = load_settings(data_dir=folder / "data", port=0, workers=1, lease_seconds=1)
-    with at_work(settings, reconciles=True) as running, Client(running.url, cache_dir=folder / "client") as client:
+    settings = load_settings(data_dir=folder / "data", port=0, workers=1, gpus="none")
+    with soon_embedded(settings) as running, Client(running.url, cache_dir=folder / "client") as client:
         _check(client, older, ends)
         assert damaged(settings) == []
     assert in_database(settings) == []
