@@ -33,7 +33,7 @@ from workers.supervisor.serve import Running
 
 
 def probe(name: str = "first", *factors: int, target: str = "sm_90a") -> dict[str, Any]:
-    """A problem with a kernel for each factor, as cheap as kernels are, and extents of its own for each first factor."""
+    """A problem with a kernel for each factor, as cheap as kernels are; its extents are those of its first factor."""
     search = {"tunables": {"factor": factors or (1, 2), "way": ["copy"]}}
     n = 1000 + min(factors, default=1)
     return {"operator": "probe", "n": n, "scale": 2.5, "name": name, "target": target, "search": search}

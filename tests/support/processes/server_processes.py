@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ast
+import ctypes
 import os
 import signal
 import socket
@@ -22,6 +23,7 @@ import workers.supervisor.foundation
 import workers.worker.main
 from cukiln.cli.main import main as command_line
 from storage.config.settings import load_settings
+from tests.faults import checks
 from tests.support.kernels.compile_cache import RUNTIME
 from tests.support.processes import caching_worker, counting_worker, journal_worker
 from tests.support.run.places import ROOT
@@ -38,6 +40,7 @@ MODULE = "tests.support.processes.server_processes"
 
 def _be_fork_server() -> Any:
     sys.argv[2] = str(_given())
+    _enter_mounts()
     return fork_server.main()
 
 
@@ -53,7 +56,26 @@ def _be_command() -> None:
     _fork_servers_are_forks()
     serve.Commands = partial(serve.Commands, worker=caching_worker_of(sys.argv.pop(1)))  # type: ignore[misc, assignment]
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell in the background ignores
+    _enter_mounts()
     command_line()
+
+
+def _be_checks() -> None:
+    _enter_mounts()
+    checks.main()
+
+
+MOUNTS = "TEST_MOUNTS"
+"""In an environment: a process whose mounts are to be seen."""
+_CLONE_NEWNS = 0x00020000  # linux/sched.h
+
+
+def _enter_mounts() -> None:
+    if holder := os.environ.get(MOUNTS):
+        here = Path.cwd()
+        with Path(f"/proc/{holder}/ns/mnt").open("rb") as namespace:
+            assert ctypes.CDLL(None).setns(namespace.fileno(), _CLONE_NEWNS) == 0
+        os.chdir(here)
 
 
 def _fork_servers_are_forks() -> None:
@@ -80,8 +102,9 @@ ROLES: dict[str, Callable[[], Any]] = {
     "journal worker": journal_worker.main,
     "supervisor": _be_supervisor,
     "command": _be_command,
+    "checks": _be_checks,
 }
-"""The last two have the socket to the process that forked them as standard input: it forks their fork servers."""
+"""Standard input of the supervisor and the command is the socket to what forked them: it forks their fork servers."""
 # Of the run, not of the test that starts the first of them: whatever names a test's folder is taken for left over.
 ENVIRONMENT = dict(os.environ)
 START_SECONDS = 240.0  # only keeps a broken test from hanging
@@ -128,7 +151,7 @@ class WarmForkServer(ForkServer):
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, fork_server._MESSAGE_BYTES // 2)
         argv = (sys.executable, "-m", MODULE, "fork server", "0", "", self._name, *self.modules)
         request = Request(self._name, argv, self._env, cwd=str(self._cwd or self._env.get("CUKILN_DATA", ROOT)))
-        with theirs, (self.log or Path(os.devnull)).open("ab") as output:
+        with theirs, open(os.dup(1) if self.log is None else self.log, "ab") as output:  # noqa: PTH123
             forked = _server().fork(request, [theirs.fileno(), output.fileno(), output.fileno()])
             self._process = ServerProcess(forked)  # type: ignore[assignment]
         return False
