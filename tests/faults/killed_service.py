@@ -26,7 +26,7 @@ from storage.config.settings import load_settings
 from tests.faults import schedule
 from tests.faults.schedule import Fault
 from tests.faults.small_disk import SmallDisk
-from tests.support.processes.running import name_of, processes_of
+from tests.support.processes.running import name_of, processes_of, still_runs
 from tests.support.processes.server_processes import MOUNTS, ServerProcess, start_process
 from tests.support.run.places import ROOT
 from workers.processes.process_tree import descendants
@@ -66,6 +66,7 @@ class KilledService:
         self._environment = {**child_environment(settings), "TMPDIR": str(self.temporary)}
         self.client = Client(f"http://127.0.0.1:{settings.port}", timeout=10.0)
         self.settings = settings if disk is None else load_settings(data_dir=disk.seen_from_here, gpus="none", **own)
+        self._fork_server: psutil.Process | None = None
         self._supervisor = self._start()
 
     def _start(self) -> subprocess.Popen[bytes] | ServerProcess:
@@ -230,11 +231,11 @@ class KilledService:
         return [process for top in self._tops() for process in _below(top) if _kind_of(process) == kind]
 
     def _tops(self) -> list[int]:
-        """The supervisor, and a fork server that is no child of it."""
-        if self._compiled is None:
-            return [self._supervisor.pid]
-        servers = [process.pid for process in processes_of(self.folder) if name_of(process) == "fork server"]
-        return [self._supervisor.pid, *servers]
+        """The supervisor, and the fork server where that is no child of it."""
+        if self._compiled is not None and (self._fork_server is None or not still_runs(self._fork_server)):
+            found = [process for process in processes_of(self.folder) if name_of(process) == "fork server"]
+            self._fork_server = found[0] if found else None
+        return [self._supervisor.pid, *([] if self._fork_server is None else [self._fork_server.pid])]
 
     def stop(self) -> list[str]:
         """Returns what is left of it: processes, temporary files."""
