@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Collection, Iterable, Iterator
 from functools import cache
@@ -93,7 +94,22 @@ def _text_and_imports(name: str) -> tuple[str, tuple[str, ...]] | None:
     if (path := source_of(name)) is None:
         return None
     text = path.read_text(encoding="utf-8")
-    return text, tuple(imports_of(name, ast.parse(text).body))
+    return text, tuple(imports_of(name, _parsed_with_imports(text).body))
+
+
+_DEFINITION = re.compile(r"^(?:@|(?:async )?def |class )", re.MULTILINE)
+
+
+def _parsed_with_imports(text: str) -> ast.Module:
+    """All of a module's imports, and where they are all before its first definition nothing else: parsing takes most of
+    the time that a plan's version takes."""
+    first = _DEFINITION.search(text)
+    if first is not None and re.search(r"\bimport\b", text[first.start() :]) is None:
+        try:
+            return ast.parse(text[: first.start()])
+        except SyntaxError:  # that was in a string, or in a block
+            pass
+    return ast.parse(text)
 
 
 def source_of(name: str) -> Path | None:

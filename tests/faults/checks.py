@@ -66,6 +66,10 @@ def damaged(settings: Settings) -> list[str]:
         database.dispose()
 
 
-if __name__ == "__main__":
+def main() -> None:
     of_service = load_settings()
     sys.stdout.write(json.dumps(once_settled(of_service) + damaged(of_service)))
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,8 +26,10 @@ from storage.config.settings import load_settings
 from tests.faults import schedule
 from tests.faults.schedule import Fault
 from tests.faults.small_disk import SmallDisk
-from tests.support.processes.running import processes_of
+from tests.support.processes.running import name_of, processes_of, still_runs
+from tests.support.processes.server_processes import MOUNTS, ServerProcess, start_process
 from tests.support.run.places import ROOT
+from workers.processes.process_tree import descendants
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
 from workers.wake_ups import url_file
@@ -42,23 +44,34 @@ TOOLS = (
 
 class KilledService:
     """`folder`: data and temporary files, all of which are its own. `postgres`: the URL of a server that this run may
-    crash; SQLite where there is none. `disk`: of the data folder, where it is one that this run may fill."""
+    crash; SQLite where there is none. `disk`: of the data folder, where it is one that this run may fill. `compiled`:
+    its processes are forks of one that has imported everything, and keep there what runs kernels on the CPU."""
 
-    def __init__(self, folder: Path, seed: int, postgres: str | None = None, disk: SmallDisk | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        seed: int,
+        postgres: str | None = None,
+        disk: SmallDisk | None = None,
+        compiled: Path | None = None,
+    ) -> None:
         self.folder, self.temporary = folder, folder / "tmp"
         self.temporary.mkdir(parents=True, exist_ok=True)
         self.killed: Counter[str] = Counter()
         self.others: Counter[str] = Counter()
-        self._postgres, self._disk, self._seed = postgres, disk, seed
+        self._postgres, self._disk, self._seed, self._compiled = postgres, disk, seed, compiled
         self._undo: list[tuple[float, Callable[[], None]]] = []  # and when
         own = {} if postgres is None else {"database_url": postgres}
         settings = load_settings(data_dir=folder / "data", port=free_port("127.0.0.1"), gpus="none", **own)
         self._environment = {**child_environment(settings), "TMPDIR": str(self.temporary)}
         self.client = Client(f"http://127.0.0.1:{settings.port}", timeout=10.0)
         self.settings = settings if disk is None else load_settings(data_dir=disk.seen_from_here, gpus="none", **own)
+        self._fork_server: psutil.Process | None = None
         self._supervisor = self._start()
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes] | ServerProcess:
+        if self._compiled is not None:
+            return self._fork("command", str(self._compiled), "serve", log="serve.log")
         with (self.folder / "serve.log").open("ab") as log:
             return subprocess.Popen(
                 self._where_the_data_are(sys.executable, "-m", "cukiln", "serve"),
@@ -69,15 +82,24 @@ class KilledService:
                 start_new_session=True,
             )
 
+    def _fork(self, role: str, *words: str, log: str) -> ServerProcess:
+        mounts = {} if self._disk is None else {MOUNTS: str(self._disk.holder)}
+        return start_process(role, *words, env={**self._environment, **mounts}, log=self.folder / log)
+
     def _where_the_data_are(self, *command: str) -> list[str]:
         return [*command] if self._disk is None else self._disk.inside(*command)
 
     def wrong_in_its_data(self) -> list[str]:
         """Once all jobs have ended."""
-        command = self._where_the_data_are(sys.executable, "-m", "tests.faults.checks")
-        environment = {**self._environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
-        ended = subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.PIPE, check=True)
-        wrong: list[str] = json.loads(ended.stdout)
+        output = self.folder / "checks.json"
+        if self._compiled is not None:
+            assert self._fork("checks", log=output.name).wait() == 0, output.read_text()
+        else:
+            command = self._where_the_data_are(sys.executable, "-m", "tests.faults.checks")
+            environment = {**self._environment, "PYTHONPATH": f"{ROOT}:{ROOT / 'client'}"}
+            with output.open("wb") as file:
+                subprocess.run(command, env=environment, cwd=ROOT, stdout=file, check=True)
+        wrong: list[str] = json.loads(output.read_text())
         return wrong
 
     def keep(self) -> None:
@@ -206,11 +228,14 @@ class KilledService:
     def _of(self, kind: str) -> list[psutil.Process]:
         if kind == "supervisor":
             return [psutil.Process(self._supervisor.pid)] if self._supervisor.poll() is None else []
-        try:
-            below = psutil.Process(self._supervisor.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        return [process for process in below if _kind_of(process) == kind]
+        return [process for top in self._tops() for process in _below(top) if _kind_of(process) == kind]
+
+    def _tops(self) -> list[int]:
+        """The supervisor, and the fork server where that is no child of it."""
+        if self._compiled is not None and (self._fork_server is None or not still_runs(self._fork_server)):
+            found = [process for process in processes_of(self.folder) if name_of(process) == "fork server"]
+            self._fork_server = found[0] if found else None
+        return [self._supervisor.pid, *([] if self._fork_server is None else [self._fork_server.pid])]
 
     def stop(self) -> list[str]:
         """Returns what is left of it: processes, temporary files."""
@@ -231,6 +256,12 @@ class KilledService:
 
 def _pick(processes: list[psutil.Process], fault: Fault) -> psutil.Process | None:
     return processes[int(fault.victim * len(processes))] if processes else None
+
+
+def _below(pid: int) -> Iterator[psutil.Process]:
+    for member in descendants(pid)[1:]:
+        with suppress(psutil.NoSuchProcess):
+            yield psutil.Process(member)
 
 
 def _kind_of(process: psutil.Process) -> str | None:

@@ -89,18 +89,19 @@ def random_kills(
     another_after: int = ANOTHER_AFTER,
     ask_seconds: float = ASK_SECONDS,
     asked: Asked = request,
+    compiled: Path | None = None,
 ) -> Outcome:
     """`expected`: a `reference`, of so many jobs, with as many `kernels`. `on_postgres`: on a server of its own, which
     is crashed too. `contract`: examples of each call that schemathesis asks for in the end; 0: it does not.
     `another_after`: kills, something else is done. `ask_seconds`: between two requests of the asker. `asked`: the
-    request of a job of two problems, by its number, with so many kernels."""
+    request of a job of two problems, by its number, with so many kernels. `compiled`: as of KilledService."""
     leave_environment()
     with tempfile.TemporaryDirectory(prefix=SHORT) as folder, ExitStack() as servers:
         postgres = servers.enter_context(running_postgres()) if on_postgres else None
         began = time.monotonic()
         outcome = Outcome(jobs=len(expected) // 2)
         disk = servers.enter_context(small_disk(Path(folder) / "data"))
-        service = KilledService(Path(folder), seed, postgres, disk)
+        service = KilledService(Path(folder), seed, postgres, disk, compiled)
         try:
             wait_until_ready(service)
             asker = Asker(service.client.url, seed, ask_seconds)

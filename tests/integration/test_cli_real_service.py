@@ -5,11 +5,11 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,12 @@ import cukiln
 from cukiln.cli import server
 from cukiln.cli.main import main
 from storage.config.settings import load_settings
+from tests.support.fixtures.compile import compiled_in_this_run
+from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import Started
 from tests.support.processes.running import processes_of
-from tests.support.processes.server_processes import WarmForkServer, warm_up
-from tests.support.run.places import ROOT
+from tests.support.processes.server_processes import ServerProcess, WarmForkServer, start_process, warm_up
+from tests.support.run.places import PROBE
 from workers.supervisor import serve
 from workers.supervisor.start_checks import lock_folder
 
@@ -167,43 +169,55 @@ def _options() -> dict[str, Any]:
 # The service that the command starts for itself
 
 
-def started(data: Path, *arguments: str) -> subprocess.Popen[str]:
-    environment = {**os.environ, "CUKILN_DATA": str(data), "CUKILN_WORKERS": "1"}
-    environment.pop("CUKILN_URL", None)
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "client")])
-    # A shell that runs the tests in the background may ignore SIGINT, and so would the command.
-    command = ["env", "--default-signal=INT", sys.executable, "-m", "cukiln", *arguments, "--url", "private"]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+@dataclass
+class Command:
+    """`cukiln …` in a process of its own, whose service is of forks, too."""
+
+    process: ServerProcess
+    out: Path
+    err: Path
+
+    def wait_for_job(self) -> None:
+        """Until it has sent its job."""
+        wait_for(lambda: re.search("^Job ", self.err.read_text(), re.MULTILINE) or self.process.poll() is not None)
+        assert self.process.poll() is None, self.err.read_text()
 
 
-def wait_for_job(process: subprocess.Popen[str]) -> None:
-    """Until the command has sent its job."""
-    assert process.stderr is not None
-    assert any(line.startswith("Job ") for line in process.stderr), process.returncode
+def started(folder: Path, compiled: Path, name: str, *arguments: str) -> Command:
+    data = {"CUKILN_DATA": str(folder / "data"), "CUKILN_WORKERS": "1", "OPERATOR_PATH": str(PROBE)}
+    environment = {name: value for name, value in {**os.environ, **data}.items() if name != "CUKILN_URL"}
+    out, err = (folder / f"{name}.{stream}" for stream in ("out", "err"))
+    words = [str(compiled), *arguments, "--url", "private"]
+    return Command(start_process("command", *words, env=environment, log=out, errors=err), out, err)
 
 
-def test_ctrl_c_cancels_a_job_and_a_command_outlives_the_service_that_another_had_started(tmp_path: Path) -> None:
-    many = [{**PROBLEM, "name": f"p{m}", "m": m, "epilogue": [{"op": "gelu"}]} for m in (40, 41)]
-    (tmp_path / "first.json").write_text(
-        json.dumps({"target": "sm_80", "search": {"level": 2, "limit": 32}, "problems": many})
-    )
-    one = {"target": "sm_80", "search": {"level": 0, "limit": 1}, "problems": REQUEST["problems"][:1]}
-    (tmp_path / "second.json").write_text(json.dumps(one))
-    first = started(tmp_path / "data", "tune", str(tmp_path / "first.json"))
-    wait_for_job(first)
-    second = started(tmp_path / "data", "tune", str(tmp_path / "second.json"), "--json")
-    wait_for_job(second)  # in the service of the first
-    first.send_signal(signal.SIGINT)
-    rest = first.communicate(timeout=240)[1]
-    assert first.returncode == 130, rest
+def request_of(folder: Path, name: str, *factors: int) -> str:
+    search = {"tunables": {"factor": factors, "way": ["copy"]}}
+    problem = {"operator": "probe", "n": 1000, "search": search}
+    path = folder / f"{name}.json"
+    path.write_text(json.dumps({"target": "sm_80", "problems": [problem]}))
+    return str(path)
+
+
+def test_ctrl_c_cancels_a_job_and_a_command_outlives_the_service_that_another_had_started(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    compiled = compiled_in_this_run(tmp_path_factory)
+    first = started(tmp_path, compiled, "first", "tune", request_of(tmp_path, "first", *range(1, 49)))
+    first.wait_for_job()
+    second = started(tmp_path, compiled, "second", "tune", request_of(tmp_path, "second", 50), "--json")
+    second.wait_for_job()  # in the service of the first
+    first.process.send_signal(signal.SIGINT)
+    assert first.process.wait(240) == 130, first.err.read_text()
+    rest = first.err.read_text()
     assert "is cancelled; what was finished is kept" in rest
     assert "Traceback" not in rest
-    out, err = second.communicate(timeout=240)
-    assert second.returncode == 0, err
+    assert second.process.wait(240) == 0, second.err.read_text()
+    err = second.err.read_text()
     assert "which another command had started, has ended: job" in err
     assert "Starting a service for this command" in err
-    assert json.loads(out.splitlines()[-1])["state"] == "done"
-    assert processes_of(tmp_path / "data") == []
+    assert json.loads(second.out.read_text().splitlines()[-1])["state"] == "done"
+    assert processes_of(tmp_path) == []
 
 
 def test_a_service_that_is_stopping_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from tests.faults.killed_service import request
 from tests.faults.random_kills import Asked, random_kills, reference
 from tests.faults.seen import Seen
 from tests.faults.small_disk import SmallDisk, is_possible, small_disk
+from tests.support.fixtures.compile import compiled_in_this_run
 from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import Started
 from tests.support.processes.postgres_server import binaries, running_postgres
@@ -68,11 +69,11 @@ RUNS = {
 
 
 @pytest.fixture(scope="module")
-def expected(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> dict[str, str]:
+def expected(tmp_path_factory: pytest.TempPathFactory, at_work: Started) -> dict[str, str]:
     """The winners of LEAST, where nothing dies."""
     data = tmp_path_factory.mktemp("reference")
-    settings = load_settings(data_dir=data, port=0, workers=1, gpus="none", operator_path=str(PROBE))
-    with soon_embedded(settings) as running, Client(running.url, cache_dir=data / "client") as client:
+    settings = load_settings(data_dir=data, port=0, workers=1, operator_path=str(PROBE))
+    with at_work(settings) as running, Client(running.url, cache_dir=data / "client") as client:
         job = client.wait(client.submit(cheap(0, KERNELS)))
     return {f"0:{problem.name}": problem.winner.candidate for problem in job.problems if problem.winner is not None}
 
@@ -88,7 +89,7 @@ def test_the_seeds_draw_every_kind_of_kill_and_what_else_is_to_happen() -> None:
         assert {schedule.another(run.seed, kill).drawn for kill in after} >= {*run.others}
 
 
-def check(run: Run, expected: dict[str, str]) -> None:
+def check(run: Run, expected: dict[str, str], compiled: Path | None = None) -> None:
     assert len(expected) == 2 * run.jobs
     outcome = random_kills(
         expected,
@@ -99,6 +100,7 @@ def check(run: Run, expected: dict[str, str]) -> None:
         another_after=run.another_after,
         ask_seconds=0.3,
         asked=run.asked,
+        compiled=compiled,
     )
     assert outcome.faults == []
     assert (outcome.done, outcome.wrong_winners, outcome.leftovers, outcome.mismatches) == (run.jobs, 0, 0, 0)
@@ -109,11 +111,11 @@ def check(run: Run, expected: dict[str, str]) -> None:
 
 
 def test_kills_a_spoilt_disk_and_a_lost_queue_change_nothing_of_what_comes_out(
-    expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
+    expected: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     monkeypatch.setenv("CUKILN_WORKERS", "1")
     monkeypatch.setenv("OPERATOR_PATH", str(PROBE))
-    check(LEAST, expected)
+    check(LEAST, expected, compiled_in_this_run(tmp_path_factory))
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,13 +24,55 @@ from storage.database.sql import core
 from storage.database.tables import MeasurementRow, TaskRow
 from storage.entities.heartbeats import LiveDevice, live_devices
 from tests.support.fixtures.queue import wait_for
+from tests.support.fixtures.service import Started
 from tests.support.gpu.fake_gpu import NAME, UUID, configure
-from tests.support.processes.running import name_of
-from workers.supervisor.serve import Running, embedded
+from tests.support.processes.running import name_of, processes_of
+from tests.support.run.places import PROBE
+from workers.compile.toolchain import Nvcc, find_toolchain
+from workers.supervisor.serve import Running
 
-MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
-SECOND = {**MATMUL, "name": "second", "target": "sm_90"}  # of another group, as its target differs
+
+def probe(name: str = "first", *factors: int, target: str = "sm_90a") -> dict[str, Any]:
+    """A problem with a kernel for each factor, as cheap as kernels are; its extents are those of its first factor."""
+    search = {"tunables": {"factor": factors or (1, 2), "way": ["copy"]}}
+    n = 1000 + min(factors, default=1)
+    return {"operator": "probe", "n": n, "scale": 2.5, "name": name, "target": target, "search": search}
+
+
+# Of another group, as its target differs; with code of its own, so that no time of the first's stands for it.
+SECOND = probe("second", 11, 12, target="sm_90")
 SECONDS = 240.0  # only keeps a broken test from hanging
+
+
+@dataclass(frozen=True)
+class HeldCompiler:
+    """The real nvcc, which compiles for no architecture that is held. `folder`: what it starts there may be seen."""
+
+    folder: Path
+
+    def __post_init__(self) -> None:
+        compiler = find_toolchain().device_compiler
+        assert isinstance(compiler, Nvcc)
+        self.nvcc.write_text(HELD_NVCC.format(folder=self.folder, nvcc=compiler.path))
+        self.nvcc.chmod(0o755)
+
+    @property
+    def nvcc(self) -> Path:
+        return self.folder / "nvcc"
+
+    def hold(self, target: str) -> None:
+        (self.folder / target).touch()
+
+    def let_go(self, target: str) -> None:
+        (self.folder / target).unlink()
+
+
+HELD_NVCC = """#!/bin/sh
+for target in sm_90 sm_90a; do
+  case "$*" in *"code=$target "*) while [ -e "{folder}/$target" ]; do sleep 0.05; done ;; esac
+done
+exec "{nvcc}" "$@"
+"""
 
 
 @dataclass
@@ -42,13 +85,10 @@ class World:
     database: Database
     gpu: Path
     told: list[str]
+    compiler: HeldCompiler
 
-    def tune(self, *problems: dict[str, Any], limit: int = 2, **fields: Any) -> Job:
-        return self.client.wait(self.submit(*problems, limit=limit, **fields))
-
-    def submit(self, *problems: dict[str, Any], limit: int = 2, **fields: Any) -> Job:
-        request = {"target": "sm_90a", "search": {"level": 1, "limit": limit}, "problems": list(problems), **fields}
-        return self.client.submit(request)
+    def submit(self, *problems: dict[str, Any]) -> Job:
+        return self.client.submit({"target": "sm_90a", "problems": list(problems)})
 
     def candidates(self, job: Job) -> CandidatePage:
         response = self.client._transport.send(Call("GET", f"/v1/jobs/{job.job}/candidates"))
@@ -75,27 +115,17 @@ class World:
             return live_devices(session, 60.0, with_drained=True)
 
     def gpu_worker(self) -> psutil.Process:
-        """Of the service that runs now, however often it was started again."""
-        found = [
-            process
-            for process in psutil.process_iter()
-            if name_of(process).startswith("gpu ") and str(self.settings.data_dir) == _data_of(process)
-        ]
-        return found[0]
+        """Of the service that runs now, however often it was started again; its worker child has its name."""
+        found = [process for process in processes_of(self.settings.data_dir) if name_of(process).startswith("gpu ")]
+        return next(process for process in found if name_of(process.parent() or process) == "fork server")
 
     def logs(self) -> str:
         logs = sorted((self.settings.data_dir / "logs").glob("*.log"))
         return "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-3000:]}" for log in logs)
 
 
-def _data_of(process: psutil.Process) -> str:
-    with contextlib.suppress(psutil.Error):
-        return process.environ().get("CUKILN_DATA", "")
-    return ""
-
-
 @contextlib.contextmanager
-def serving(folder: Path) -> Iterator[World]:
+def serving(folder: Path, compiler: HeldCompiler, soon_embedded: Started) -> Iterator[World]:
     (folder / "gpu").mkdir()  # a child makes no file right beside the data folder
     gpu = folder / "gpu" / "gpu.json"
     with pytest.MonkeyPatch.context() as patch:
@@ -105,35 +135,50 @@ def serving(folder: Path) -> Iterator[World]:
             port=0,
             workers=1,
             gpus="0",
+            operator_path=str(PROBE),
             gpu_module="tests.support.gpu.fake_gpu",
             gpu_lock_dir=folder / "locks",
             lease_seconds=2,
             measure_seconds=0.05,
+            nvcc=str(compiler.nvcc),
         )
         told: list[str] = []
         with (
-            embedded(settings, say=told.append) as running,
+            soon_embedded(settings, say=told.append) as running,
             Client(running.url, cache_dir=folder / "client") as client,
         ):
             database = Database(settings.database_url)
-            yield World(settings, running, client, database, gpu, told)
+            yield World(settings, running, client, database, gpu, told, compiler)
             database.dispose()
 
 
 @pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    with serving(tmp_path_factory.mktemp("gpu-job")) as made:
-        yield made
+def world(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> Iterator[World]:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)  # a compiler's own user goes there
+        with serving(tmp_path_factory.mktemp("gpu-job"), HeldCompiler(Path(folder)), soon_embedded) as made:
+            yield made
 
 
 @pytest.fixture(scope="module")
 def job(world: World) -> Job:
-    """Two problems on the GPU, for two architectures that it runs, so there are two groups; one on the CPU."""
-    return world.tune(
-        {**MATMUL, "name": "first"},
-        SECOND,
-        {**MATMUL, "name": "elsewhere", "target": "sm_80"},
-    )
+    """Two problems on the GPU, for two architectures that it runs, so there are two groups; one on the CPU. The second
+    group is compiled once the first is measured."""
+    targets = {"sm_90", "sm_90a"}
+    for target in targets:
+        world.compiler.hold(target)
+    submitted = world.submit(probe(), SECOND, probe("elsewhere", target="sm_80"))
+
+    def compiling() -> set[str]:
+        return {row["target"] for row in world.tasks("compile") if row["state"] == "leased"} & targets
+
+    wait_for(compiling, SECONDS, "a group of the GPU's to be compiled")
+    (first,) = compiling()
+    world.compiler.let_go(first)
+    wait_for(lambda: any(row["started_at"] for row in world.tasks("measure")), SECONDS, "the first group's measuring")
+    (second,) = targets - {first}
+    world.compiler.let_go(second)
+    return world.client.wait(submitted)
 
 
 def on(job: Job, name: str) -> ProblemReport:
@@ -206,14 +251,14 @@ def test_the_first_group_is_measured_while_a_later_one_still_compiles(world: Wor
 
 
 def test_the_same_problems_again_are_answered_from_the_cache(world: World, job: Job) -> None:
-    again = world.submit({**MATMUL, "name": "first"}, SECOND)
+    again = world.submit(probe(), SECOND)
     assert (again.state, again.cached) == ("done", True)
     assert [problem.winner for problem in again.problems] == [on(job, "first").winner, on(job, "second").winner]
 
 
 def test_a_larger_search_measures_only_what_is_new(world: World, job: Job) -> None:
     before = world.measurements()
-    larger = world.tune({**MATMUL, "name": "first"}, limit=3)
+    larger = world.client.wait(world.submit(probe("first", 1, 2, 3)))
     assert larger.state == "done", world.logs()
     assert larger.problems[0].verdicts == {"ok": 3}
     assert world.measurements() == before + 1
@@ -232,7 +277,7 @@ def test_a_larger_search_measures_only_what_is_new(world: World, job: Job) -> No
 
 def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(world: World, job: Job) -> None:
     measurements, last = world.measurements(), world.last_task()
-    submitted = world.submit({**MATMUL, "name": "first", "layout": "nn"})
+    submitted = world.submit(probe("first", 21, 22))
     wait_for(
         lambda: any(row["state"] == "leased" for row in world.tasks("measure", after=last)),
         SECONDS,
@@ -252,7 +297,7 @@ def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(wor
 def test_a_gpu_that_is_gone_is_drained_and_its_job_waits_until_it_is_back(world: World, job: Job) -> None:
     last = world.last_task()
     configure(world.gpu, open="missing")
-    waiting = world.submit({**MATMUL, "name": "first", "layout": "tt"}, limit=1)
+    waiting = world.submit(probe("first", 31))
     wait_for(lambda: world.devices()[0].drained is not None, SECONDS, "the GPU to be drained")
     wait_for(lambda: any("gpu worker 1 ended with 69" in words for words in world.told), SECONDS, str(world.told))
     assert "fallen off the bus" in str(world.devices()[0].drained)

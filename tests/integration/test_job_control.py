@@ -85,6 +85,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, soon_embedded: Started) -> I
         lease_seconds=2.0,
         max_attempts=5,
         group_kernels=2,
+        verify_ptx="none",
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))

@@ -19,6 +19,7 @@ from tests.support.run.places import FAULTY
 from tests.support.service.chrome_traces import checked, covered, slices
 
 RIGHT, UNWRITTEN, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED = 0, 14, 2, 12, 26, 31, 63
+COMPILE_CPU_SECONDS = 2.0
 PROBLEM = {"operator": "faulty", "rows": 8, "columns": 256, "pitch": 256}
 MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
 
@@ -42,7 +43,12 @@ def blobs(data: Path) -> Path:
 def client(data: Path, soon_embedded: Started) -> Iterator[Client]:
     """A service that also has an operator whose schedules are wrong in one way each."""
     settings = load_settings(
-        data_dir=data, port=0, workers=1, operator_path=str(FAULTY), compile_cpu_seconds=3.0, verify_cpu_seconds=2.0
+        data_dir=data,
+        port=0,
+        workers=1,
+        operator_path=str(FAULTY),
+        compile_cpu_seconds=COMPILE_CPU_SECONDS,
+        verify_cpu_seconds=2.0,
     )
     with soon_embedded(settings) as running, Client(running.url, cache_dir=data / "client") as found:
         yield found
@@ -94,7 +100,7 @@ def test_each_fault_gets_its_own_verdict_and_the_right_candidate_wins(client: Cl
         (SPLIT_BARRIER, "runtime_error", "barrier"),
         (ENDLESS, "run_timeout", "s"),
         (DOES_NOT_COMPILE, "compile_error", "no_such_field"),
-        (HANGS_NVCC, "compile_timeout", "used more than 3 CPU seconds"),
+        (HANGS_NVCC, "compile_timeout", f"used more than {COMPILE_CPU_SECONDS:g} CPU seconds"),
     ],
 )
 def test_a_verdict_says_why(client: Client, job: Job, fault: int, verdict: str, words: str) -> None:
@@ -193,7 +199,7 @@ def test_a_groups_phases_are_within_its_time_and_those_of_a_second_file_name_the
             assert attributed == pytest.approx(sum(phase.seconds for phase in rest if phase.name == name))
     of_nvcc = [phase for report in reports for phase in report.phases if phase.name == "nvcc"]
     hung = max(of_nvcc, key=lambda phase: phase.seconds)
-    assert hung.seconds >= 4, "nvcc hung on a file until its limit of 5 CPU seconds"
+    assert hung.seconds > 0.8 * COMPILE_CPU_SECONDS, "nvcc hung on a file until its limit; the rest are steps before"
     assert any(phase.kernels for phase in of_nvcc), "a file was compiled again without the kernel that nvcc named"
 
 

@@ -25,8 +25,8 @@ from storage.database.session import Database
 from storage.entities.heartbeats import live_devices
 from tests.support.fixtures.queue import JOURNAL_WORKER, QueueWorld, wait_for
 from tests.support.gpu.fake_gpu import configure
-from tests.support.processes.running import name_of, opened, processes_of
-from tests.support.processes.server_processes import WarmForkServer, warm_up
+from tests.support.processes.running import name_of, opened, processes_of, running_with
+from tests.support.processes.server_processes import ServerProcess, WarmForkServer, start_process, warm_up
 from tests.support.run.places import FAULTY
 from workers import wake_ups
 from workers.processes import supervised_process
@@ -50,19 +50,27 @@ NAMES = {"api", "fork server", "compile worker 1", "plan worker", "reconcile", "
 
 
 class Serving:
-    """A `cukiln serve` in a process of its own."""
+    """A `cukiln serve` in a process of its own. `own_python`: nothing is imported there before."""
 
-    def __init__(self, folder: Path, settings: Settings, api: Sequence[str] = Commands().api) -> None:
+    def __init__(
+        self, folder: Path, settings: Settings, api: Sequence[str] = Commands().api, *, own_python: bool = False
+    ) -> None:
         self.folder, self.settings = folder, settings
         self.output = folder / "serve.txt"
+        self.output.touch()
+        self.process = (self._start if own_python else self._fork)(tuple(api), serve.child_environment(settings))
+
+    def _fork(self, api: tuple[str, ...], env: dict[str, str]) -> ServerProcess | subprocess.Popen[bytes]:
+        return start_process("supervisor", repr(JOURNAL_WORKER), repr(api), env=env, log=self.output)
+
+    def _start(self, api: tuple[str, ...], env: dict[str, str]) -> ServerProcess | subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", SERVE, repr(api)]
         with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", SERVE, repr(tuple(api))],
-                env=serve.child_environment(settings),
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            return subprocess.Popen(command, env=env, stdout=output, stderr=output, start_new_session=True)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
 
     def said(self) -> str:
         return self.output.read_text(errors="replace")
@@ -85,13 +93,25 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
     return load_settings(data_dir=tmp_path / "data", port=0, workers=1, max_attempts=50, gpus="none", lease_seconds=2.0)
 
 
+@pytest.fixture(autouse=True)
+def _warm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Services that are started here: their fork servers have imported everything."""
+    warm_up()
+    monkeypatch.setattr(serve, "ForkServer", WarmForkServer)
+
+
+@contextlib.contextmanager
+def made(serving: Serving) -> Iterator[Serving]:
+    """It leaves no process."""
+    yield serving
+    serving.kill()
+    wait_for(lambda: not processes_of(serving.folder), what="processes left over")
+
+
 @pytest.fixture
 def serving(tmp_path: Path, settings: Settings) -> Iterator[Serving]:
-    found = Serving(tmp_path, settings)
-    yield found
-    found.process.kill()
-    found.process.wait()
-    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
+    with made(Serving(tmp_path, settings)) as found:
+        yield found
 
 
 def world_of(serving: Serving, folder: Path) -> QueueWorld:
@@ -115,10 +135,18 @@ def gone(pid: int) -> bool:
         return True
 
 
+@pytest.fixture
+def own_serving(tmp_path: Path, settings: Settings) -> Iterator[Serving]:
+    with made(Serving(tmp_path, settings, own_python=True)) as found:
+        yield found
+
+
 def test_everything_is_started_kept_running_where_it_is_killed_or_stopped_and_ended_in_order(
-    serving: Serving, tmp_path: Path
+    own_serving: Serving, tmp_path: Path
 ) -> None:
+    serving = own_serving
     url = serving.wait_until_ready()
+    no_connection_and_no_open_file_is_shared(serving)
     before = serving.pids()
     assert set(before) == NAMES
     assert answers(url)
@@ -182,8 +210,7 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["CUKILN_PORT"])), Handler).s
 def test_an_api_that_does_not_answer_is_started_again_and_a_second_signal_stops_without_waiting_for_it(
     settings: Settings, tmp_path: Path
 ) -> None:
-    serving = Serving(tmp_path, settings, api=(sys.executable, "-c", STUBBORN_API))
-    try:
+    with made(Serving(tmp_path, settings, api=(sys.executable, "-c", STUBBORN_API))) as serving:
         url = serving.wait_until_ready()
         before = serving.pids()["api"]
         (settings.data_dir / "mute").touch()
@@ -197,19 +224,19 @@ def test_an_api_that_does_not_answer_is_started_again_and_a_second_signal_stops_
         serving.process.send_signal(signal.SIGTERM)
         assert serving.process.wait(240) == 0
         assert "api did not end in time and was killed" in serving.said()
-    finally:
-        serving.process.kill()
-        serving.process.wait()
+
+
+SILENT_API = "import time; time.sleep(301)"
+
+
+def test_a_stop_during_the_start_leaves_nothing_and_kills_nothing_that_runs(settings: Settings, tmp_path: Path) -> None:
+    with made(Serving(tmp_path, settings, api=(sys.executable, "-c", SILENT_API))) as serving:
+        wait_for(lambda: running_with(SILENT_API), what=serving.said())
+        serving.process.send_signal(signal.SIGINT)
+        assert serving.process.wait(240) == 1
+        assert serving.said().endswith("stopped before it was ready\n")
+        assert "was killed" not in serving.said()
         wait_for(lambda: not processes_of(tmp_path), what="processes left over")
-
-
-def test_a_stop_during_the_start_leaves_nothing_and_kills_nothing_that_runs(serving: Serving, tmp_path: Path) -> None:
-    wait_for(lambda: "data in" in serving.said())
-    serving.process.send_signal(signal.SIGINT)
-    assert serving.process.wait(240) == 1
-    assert serving.said().endswith("stopped before it was ready\n")
-    assert "was killed" not in serving.said()
-    wait_for(lambda: not processes_of(tmp_path), what="processes left over")
 
 
 FORK_SERVERS_END = "fork server was killed by SIGKILL, and with it all that it had forked"
@@ -252,15 +279,13 @@ def test_a_stopped_fork_server_is_ended_with_what_it_forked_and_a_killed_supervi
 ) -> None:
     """All of it runs again, started by the supervisor or by the next one."""
     serving.wait_until_ready()
-    no_connection_and_no_open_file_is_shared(serving)
     world = world_of(serving, tmp_path)
     end_fork_server(serving, world, "first", signal.SIGSTOP)
     assert serving.said().count(FORK_SERVERS_END) == 1
     [ref] = world.add("first_2")
     wait_for(lambda: compilers(tmp_path), what="the compiler")
     pids = [*serving.pids().values(), *(process.pid for process in processes_of(tmp_path))]
-    serving.process.kill()
-    serving.process.wait()
+    serving.kill()
     wait_for(lambda: all(map(gone, pids)), what="all to die")
     wait_for(lambda: not processes_of(tmp_path))
 
@@ -370,8 +395,6 @@ def test_each_gpu_gets_a_worker_that_is_known_before_the_service_is_ready(
 ) -> None:
     two = [{"uuid": "GPU-0"}, {"uuid": "GPU-1", "name": "Another GPU"}]
     monkeypatch.setenv("NVIDIA_SIMULATED_GPU", configure(tmp_path / "gpus.json", devices=two))
-    monkeypatch.setattr(serve, "ForkServer", WarmForkServer)
-    warm_up()
     with serve.embedded(with_gpu, commands=COMMANDS) as running:
         assert set(running.pids) == {*NAMES, "gpu worker 1", "gpu worker 2"}
         database = Database(with_gpu.database_url)

@@ -10,14 +10,14 @@ import pytest
 from cukiln.client import Client
 from storage.config.settings import load_settings
 from tests.operators.harness.declarations import Declarations
-from workers.supervisor.serve import embedded
+from tests.support.fixtures.service import Started
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+def client(tmp_path_factory: pytest.TempPathFactory, at_work: Started) -> Iterator[Client]:
     data = tmp_path_factory.mktemp("jobs")
-    settings = load_settings(data_dir=data, port=0, workers=2)
-    with embedded(settings) as running, Client(running.url, cache_dir=data / "client") as client:
+    settings = load_settings(data_dir=data, port=0, workers=1)
+    with at_work(settings) as running, Client(running.url, cache_dir=data / "client") as client:
         yield client
 
 

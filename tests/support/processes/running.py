@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -13,16 +14,21 @@ _GONE = (psutil.NoSuchProcess, psutil.AccessDenied)
 
 def running_with(marker: str) -> list[psutil.Process]:
     """Those whose command line holds `marker`, its words joined by NUL."""
-    return [process for process, words, _ in _others() if marker in "\0".join(words)]
+    return list(_those(lambda place: os.fsencode(marker) in _read(f"{place}/cmdline")))
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
     """Those with `folder` in their environment, working folder or arguments; not this one."""
-    return [
-        process
-        for process, words, environment in _others()
-        if any(str(folder) in word for word in [*words, *environment])
-    ]
+    own = os.fsencode(folder)
+    return list(
+        _those(
+            lambda place: (
+                own in os.fsencode(os.readlink(f"{place}/cwd"))  # noqa: PTH115
+                or own in _read(f"{place}/environ")
+                or own in _read(f"{place}/cmdline")
+            )
+        )
+    )
 
 
 def name_of(process: psutil.Process) -> str:
@@ -52,11 +58,15 @@ def opened(pid: int) -> list[str]:
     return names
 
 
-def _others() -> Iterator[tuple[psutil.Process, list[str], list[str]]]:
-    """Each with the words of its command line, and with what its environment and its working folder say."""
-    for process in psutil.process_iter():
-        try:
-            if process.pid != os.getpid():
-                yield process, process.cmdline(), [*process.environ().values(), process.cwd()]
-        except _GONE:
-            continue
+def _those(holds: Callable[[str], bool]) -> Iterator[psutil.Process]:
+    """Of its folder in /proc. Not by psutil, which takes five times as long: tests look again and again."""
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdecimal() and int(name) != os.getpid():
+            with suppress(OSError, psutil.NoSuchProcess):
+                if holds(f"/proc/{name}"):
+                    yield psutil.Process(int(name))
+
+
+def _read(path: str) -> bytes:
+    with open(path, "rb", 0) as file:  # noqa: PTH123
+        return file.read()
