@@ -16,7 +16,7 @@ import pytest
 from codegen.dtypes import dtype
 from codegen.epilogue_reference import Bounded, apply_chain, rounded_to_float32, stored
 from codegen.operators import operator
-from codegen.text.render_cpu import CPU_HEADERS
+from codegen.text.render_cpu import CPU_HEADERS, render_runtime
 from codegen.text.render_group import header_text
 from tests.gpu.run_primitives import find_nvcc
 from tests.support.fixtures.codegen import EVERY_NODE, matmul
@@ -63,14 +63,16 @@ class Arguments(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def emulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The header that all cases begin with, compiled once."""
+    """The header that all cases begin with, and the runtime beside it, compiled once."""
     nodes = [
         line for path in CPU_HEADERS for line in header_text(path).splitlines() if not line.startswith('#include "')
     ]
-    defines = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n#define CUKILN_RUNTIME 1\n"
+    defines = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"
     header = tmp_path_factory.mktemp("emulation") / "emulation.h"
     header.write_text(defines + "\n".join(nodes), encoding="utf-8")
     compiled("-x", "c++-header", header.name, "-o", f"{header.name}.gch", folder=header.parent)
+    (header.parent / "runtime.cpp").write_text(render_runtime(), encoding="utf-8")
+    compiled("-c", "runtime.cpp", folder=header.parent)
     return header
 
 
@@ -81,9 +83,10 @@ def compiled(*words: str, folder: Path) -> None:
 
 
 def run_on_cpu(work: After, product: Any, out: Any, tensors: list[Any], emulation: Path, folder: Path) -> None:
+    runtime = str(emulation.with_name("runtime.o"))
     text = f'#include "{emulation}"\n' + work.kernel_text() + _ENTRY
     (folder / "after.cpp").write_text(text, encoding="utf-8")
-    compiled("-Winvalid-pch", "-Werror=invalid-pch", "after.cpp", "-o", "after.so", folder=folder)
+    compiled("-Winvalid-pch", "-Werror=invalid-pch", "after.cpp", runtime, "-o", "after.so", folder=folder)
     library = ctypes.CDLL(str(folder / "after.so"))
     library.cukiln_message.restype = ctypes.c_char_p
     library.cukiln_allocate.restype = ctypes.c_void_p
