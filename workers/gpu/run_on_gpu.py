@@ -112,6 +112,11 @@ def _compared(comparing: ComparisonTask, key: str, say: Say) -> bool:
     return bool(last)
 
 
+def prepare() -> None:
+    """Where this module is forked: import the operators once, which takes as long as all other imports."""
+    operators()
+
+
 def main() -> NoReturn:
     arguments, say = sys.argv[1:], Saying()
     status = 0

@@ -7,9 +7,10 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,8 @@ from codegen.text.cubin import exported_symbols, read_cubin
 from codegen.text.render_group import render_device, symbols
 from codegen.text.render_library import group_exports, render_library
 from storage.config.limits import EndedBy
-from tests.support.fixtures.compile import LIMITS, SM_90A, matmul_candidates, probe
+from tests.support.fixtures.compile import LIMITS, SM_90A, compiled_in_this_run, matmul_candidates, probe
+from tests.support.kernels.compile_cache import CachingProcesses
 from tests.support.processes.running import running_with
 from workers.compile import compile_group as module
 from workers.compile.compile_file import CompileCancelled, FileCompiler, UnexpectedSymbols
@@ -31,11 +33,14 @@ from workers.processes.processes import InfrastructureError, Limits, Processes
 from workers.processes.stopwatch import Stopwatch
 
 
-class Faulty(Processes):
-    """The process seam with faults: `fault` may answer in a program's stead, given its name and its folder."""
+class Faulty(CachingProcesses):
+    """The process seam with faults: `fault` may answer in a program's stead, given its name and its folder. A
+    program compiles equal files once."""
+
+    folder: Path
 
     def __init__(self, fault: Callable[[str, Path], Finished | None]) -> None:
-        super().__init__()
+        super().__init__(self.folder)
         self.fault = fault
         self.started: list[str] = []
 
@@ -45,12 +50,16 @@ class Faulty(Processes):
         *,
         cwd: Path,
         limits: Limits,
-        env: Mapping[str, str] | None = None,
-        cancel: threading.Event | None = None,
+        **options: Any,
     ) -> Finished:
         self.started.append(Path(argv[0]).name)
         answer = self.fault(self.started[-1], cwd)
-        return answer or super().run(argv, cwd=cwd, limits=limits, env=env, cancel=cancel)
+        return answer or super().run(argv, cwd=cwd, limits=limits, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    Faulty.folder = compiled_in_this_run(tmp_path_factory)
 
 
 def ended(returncode: int, stderr: str = "", ended_by: EndedBy | None = None) -> Finished:
@@ -399,7 +408,7 @@ def test_a_helper_that_is_not_expected_stops_the_group_before_nvcc(
 )
 def test_a_cubin_with_other_kernels_than_expected_is_a_bug(
     toolchain: Toolchain,
-    processes: Processes,
+    caching_processes: CachingProcesses,
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[frozenset[str]], frozenset[str]],
     words: str,
@@ -410,7 +419,7 @@ def test_a_cubin_with_other_kernels_than_expected_is_a_bug(
 
     monkeypatch.setattr(module, "render_device", render)
     with pytest.raises(UnexpectedSymbols, match=words):
-        compile_kernels([probe()], toolchain, processes)
+        compile_kernels([probe()], toolchain, caching_processes)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +430,7 @@ def test_a_cubin_with_other_kernels_than_expected_is_a_bug(
     ],
 )
 def test_a_library_with_other_exports_than_expected_is_a_bug(
-    toolchain: Toolchain, processes: Processes, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+    toolchain: Toolchain, caching_processes: CachingProcesses, monkeypatch: pytest.MonkeyPatch, text: str, words: str
 ) -> None:
     def render(kernels: Sequence[Kernel], *, target: str) -> str:
         whole = render_library(kernels, target=target)
@@ -429,7 +438,7 @@ def test_a_library_with_other_exports_than_expected_is_a_bug(
 
     monkeypatch.setattr(module, "render_library", render)
     with pytest.raises(UnexpectedSymbols, match=words):
-        compile_kernels([probe()], toolchain, processes)
+        compile_kernels([probe()], toolchain, caching_processes)
 
 
 def test_a_compiler_that_forgets_its_output_is_the_machines_failure(

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, example, given, settings
@@ -16,7 +17,8 @@ from codegen.kernel import Kernel
 from codegen.text.cubin import exported_symbols
 from codegen.text.render_library import group_exports
 from storage.config.limits import EndedBy
-from tests.support.fixtures.compile import LIMITS, SM_90A, probe
+from tests.support.fixtures.compile import LIMITS, SM_90A, compiled_in_this_run, probe
+from tests.support.kernels.compile_cache import CachingProcesses
 from tests.support.kernels.compile_to_the_end import compile_to_the_end
 from workers.compile.compile_file import CompileCancelled
 from workers.compile.compile_group import GroupOutcome, KernelOutcome, compile_group
@@ -29,16 +31,23 @@ NAMED = ("front_end", "ptxas_line", "ptxas_symbol", "host")
 STATUS = {HANG: "compile_timeout"}  # of all others: compile_error
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    Scripted.folder = compiled_in_this_run(tmp_path_factory)
+
+
 def ended(returncode: int, stderr: str = "", ended_by: EndedBy | None = None) -> Finished:
     return Finished(("nvcc",), returncode, b"", stderr.encode(), 0.1, 0.2, 0, ended_by)
 
 
-class Scripted(Processes):
+class Scripted(CachingProcesses):
     """The process seam, where nvcc may end as `fault` says of the text that it was given. `files`: how often it was
-    started; `failed`: of the files that `fault` ended, the text."""
+    started; `failed`: of the files that `fault` ended, the text. Equal files are compiled once."""
+
+    folder: Path
 
     def __init__(self, fault: Callable[[str], Finished | None]) -> None:
-        super().__init__()
+        super().__init__(self.folder)
         self.fault = fault
         self.files = 0
         self.failed: list[str] = []
@@ -49,8 +58,7 @@ class Scripted(Processes):
         *,
         cwd: Path,
         limits: Limits,
-        env: Mapping[str, str] | None = None,
-        cancel: threading.Event | None = None,
+        **options: Any,
     ) -> Finished:
         answer = None
         if Path(argv[0]).name == "nvcc":
@@ -58,7 +66,7 @@ class Scripted(Processes):
             text = (cwd / "group.cu").read_text()
             if answer := self.fault(text):
                 self.failed.append(text)
-        return answer or super().run(argv, cwd=cwd, limits=limits, env=env, cancel=cancel)
+        return answer or super().run(argv, cwd=cwd, limits=limits, **options)
 
 
 def inside(text: str, kernels: Sequence[Kernel]) -> int:

@@ -219,7 +219,7 @@ def test_a_kernel_that_hangs_beyond_its_own_timer_loses_itself_only(monkeypatch:
     # The kernel's CPU limit is too long here, so the parent must notice the silence and replace the child. However
     # little of a core the other tests leave to it, it counts as busy.
     monkeypatch.setattr(process_stream, "BUSY_SHARE", 0.01)
-    judged = verify([faulty_kernel(n) for n in (60, 12, 0)], kernel_cpu_seconds=60, kernel_wall_seconds=6)
+    judged = verify([faulty_kernel(n) for n in (60, 12, 0)], kernel_cpu_seconds=60, kernel_wall_seconds=3)
     assert [verdict.verdict for verdict in judged] == ["ok", "run_timeout", "ok"]
 
 

@@ -26,7 +26,7 @@ from workers.gpu.measure_on_gpu import GpuGone
 from workers.gpu.task import CandidateResult, TaskKind
 from workers.processes.processes import InfrastructureError
 
-SILENCE = 5.0  # seconds after which a child hangs: ten times what a new one takes to say its first word
+SILENCE = 3.0  # seconds after which a child hangs: ten times what a new one takes to say its first word
 PROBLEM = matmul_problem()
 FIRST, SECOND, THIRD = (matmul_candidate(PROBLEM, unroll_k=value) for value in (1, 2, 4))
 # Of the same three kernels.

@@ -231,11 +231,7 @@ def test_the_table_says_a_tie_with_the_vendor_and_shows_medians_of_an_older_rele
 
 
 def bench(elsewhere: Elsewhere, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    options = ["--gpu-module", "tests.support.gpu.fake_gpu", "--seconds", "0.01", "--out", "found"]
-    command = [sys.executable, "-m", "benchmarks.bench_kernels", *map(str, words), *options]
-    return subprocess.run(
-        command, env=elsewhere.environment(), cwd=elsewhere.folder, capture_output=True, text=True, check=False
-    )
+    return elsewhere.bench(*words, "--gpu-module", "tests.support.gpu.fake_gpu", "--seconds", "0.01", "--out", "found")
 
 
 def test_the_benchmark_of_kernels_says_all_of_its_shapes(exported: Path, elsewhere: Elsewhere) -> None:

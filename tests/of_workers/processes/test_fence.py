@@ -78,17 +78,6 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def try_doors(folder: Path, way: str, user: int, less: dict[str, Any]) -> tuple[set[str], Case]:
-    """Which opened."""
-    arguments = [str(folder), way, str(user), json.dumps(less)]
-    command = [sys.executable, "-m", "tests.support.service.doors", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    is_another = answer["user"] != user
-    return set(answer["opened"]), Case(Means(**answer["means"]), user == 0, way == "gpu", is_another)
-
-
 def users() -> list[int]:
     return [0, ORDINARY] if os.geteuid() == 0 else [os.geteuid()]
 
@@ -97,28 +86,44 @@ def but(*means: str) -> dict[str, Any]:
     return {name: value for name, value in NOTHING.items() if name not in means}
 
 
+WAYS: dict[str, tuple[str, dict[str, Any]]] = {
+    "compiler": ("compiler", {}),
+    "kernel": ("kernel", {}),
+    "gpu": ("gpu", {}),
+    "nothing": ("compiler", NOTHING),
+    "Landlock alone": ("compiler", but("landlock")),
+    "refused sockets alone": ("compiler", but("sockets")),
+    "namespaces alone": ("compiler", but("namespaces", "network", "proc")),
+    "users alone": ("compiler", but("users")),
+    "kernel in a container": ("kernel", NO_NAMESPACES),
+    "gpu in a container": ("gpu", NO_NAMESPACES),
+    "kernel without Landlock": ("kernel", {"landlock": 0}),
+    "gpu without Landlock": ("gpu", {"landlock": 0}),
+}
+
+
+@pytest.fixture(scope="module")
+def tried(folder: Path) -> dict[tuple[int, str], tuple[set[str], Case]]:
+    """Which doors opened, by user and way: all of a user's are tried by one process, one after the other."""
+    found = {}
+    for user in users():
+        arguments = [str(folder), str(user), json.dumps(list(WAYS.values()))]
+        command = [sys.executable, "-m", "tests.support.service.doors", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env={**os.environ, **ENVIRONMENT}, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        for (name, (way, _)), answer in zip(WAYS.items(), json.loads(done.stdout), strict=True):
+            case = Case(Means(**answer["means"]), user == 0, way == "gpu", answer["user"] != user)
+            found[user, name] = set(answer["opened"]), case
+    return found
+
+
 @pytest.mark.parametrize("user", users())
-@pytest.mark.parametrize(
-    ("way", "less"),
-    [
-        pytest.param("compiler", {}, id="compiler"),
-        pytest.param("kernel", {}, id="kernel"),
-        pytest.param("gpu", {}, id="gpu"),
-        pytest.param("compiler", NOTHING, id="nothing"),
-        pytest.param("compiler", but("landlock"), id="Landlock alone"),
-        pytest.param("compiler", but("sockets"), id="refused sockets alone"),
-        pytest.param("compiler", but("namespaces", "network", "proc"), id="namespaces alone"),
-        pytest.param("compiler", but("users"), id="users alone"),
-        pytest.param("kernel", NO_NAMESPACES, id="kernel in a container"),
-        pytest.param("gpu", NO_NAMESPACES, id="gpu in a container"),
-        pytest.param("kernel", {"landlock": 0}, id="kernel without Landlock"),
-        pytest.param("gpu", {"landlock": 0}, id="gpu without Landlock"),
-    ],
-)
+@pytest.mark.parametrize("name", WAYS)
 def test_the_doors_that_open_are_those_that_no_means_shuts(
-    folder: Path, way: str, less: dict[str, Any], user: int
+    tried: dict[tuple[int, str], tuple[set[str], Case]], name: str, user: int
 ) -> None:
-    answers, case = try_doors(folder, way, user, less)
+    answers, case = tried[user, name]
+    way, less = WAYS[name]
     assert case.is_another or not case.means.users or way != "compiler"
     assert answers == {door for door, is_shut in SHUT.items() if not is_shut(case)}
     if not less and way != "gpu" and machine().landlock >= 6 and machine().namespaces:

@@ -90,13 +90,41 @@ def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bin" / "python"
 
 
+# What a compiler makes of equal arguments and files of a folder it makes once; $0.of holds what it made.
+ONCE = """#!/bin/sh
+for word; do
+  if [ "$before" = -o ]; then made=$word; elif [ -f "$word" ]; then read="$read $word"; fi
+  before=$word
+done
+[ -n "$made" ] || exec "{compiler}" "$@"
+key=$0.of/$( (echo "$@"; cat $read group.cubin 2>&1) | sha256sum | cut -c1-64)
+if [ ! -f "$key" ]; then
+  "{compiler}" "$@" || exit
+  cp "$made" "$key"
+fi
+cp "$key" "$made"
+"""
+
+
+@pytest.fixture(scope="module")
+def compilers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """nvcc and g++ for tests of what is said about them: each compiles equal files once."""
+    folder = tmp_path_factory.mktemp("once")
+    named = {"NVCC": ("nvcc", toolchain().device_compiler.path), "CXX": ("g++", toolchain().host_compiler)}
+    for name, compiler in named.values():
+        (folder / name).write_text(ONCE.format(compiler=compiler))
+        (folder / name).chmod(0o755)
+        (folder / f"{name}.of").mkdir()
+    return {variable: str(folder / name) for variable, (name, _) in named.items()}
+
+
 @pytest.fixture
-def run(bare_python: Path, tmp_path: Path) -> Run:
+def run(bare_python: Path, compilers: dict[str, str], tmp_path: Path) -> Run:
     """Runs a folder's run.py; `without` makes a compiler absent, `changes` are of the environment."""
 
     def start(folder: Path, *arguments: str, without: str = "", **changes: str) -> subprocess.CompletedProcess[str]:
         environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "LANG": "C.UTF-8"}
-        environment |= {"NVCC": str(toolchain().device_compiler.path), "CXX": str(toolchain().host_compiler)}
+        environment |= compilers
         if without:
             environment[without] = f"no-such-{without.lower()}"
         environment |= changes
@@ -138,7 +166,7 @@ def test_the_bare_environment_has_nothing_of_ours(bare_python: Path, tmp_path: P
 
 
 def test_what_was_recorded_is_found_again_outside_the_repository(folder: Path, run: Run, facts: CandidateFacts) -> None:
-    done = run(folder)
+    done = run(folder, NVCC=str(toolchain().device_compiler.path), CXX=str(toolchain().host_compiler))
 
     assert (done.returncode, done.stderr) == (0, "")
     assert counted(done) == ["AGREES  code digest", "AGREES  verdict"]
@@ -198,13 +226,13 @@ def test_without_nvcc_that_is_said_and_the_rest_continues(folder: Path, run: Run
 
 
 @pytest.fixture
-def other_nvcc(tmp_path: Path) -> Path:
+def other_nvcc(tmp_path: Path, compilers: dict[str, str]) -> Path:
     """A folder with the nvcc of these tests, which says that it is another version."""
     folder = tmp_path / "cuda" / "bin"
     folder.mkdir(parents=True)
     (folder / "nvcc").write_text(
         '#!/bin/sh\n[ "$1" = --version ] && { echo "Cuda compilation tools, release 13.0, V13.0.48"; exit 0; }\n'
-        f'exec "{toolchain().device_compiler.path}" "$@" $CUKILN_TEST_FLAGS\n'
+        f'exec "{compilers["NVCC"]}" "$@" $CUKILN_TEST_FLAGS\n'
     )
     (folder / "nvcc").chmod(0o755)
     return folder

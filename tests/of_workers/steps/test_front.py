@@ -22,6 +22,13 @@ from workers.steps.winner_library import WinnerNotBuilt
 finish_step = import_module("workers.steps.finish")
 
 
+@pytest.fixture
+def without_ptx(line: Line) -> Line:
+    """What winners' PTX shows is another test's."""
+    line.workplace.settings = line.workplace.settings.model_copy(update={"verify_ptx": "none"})
+    return line
+
+
 def ways(front: Sequence[FrontEntry]) -> list[str]:
     return [entry.schedule["way"] for entry in front]
 
@@ -79,16 +86,16 @@ def test_a_job_whose_cap_nothing_meets_fails_with_the_number(line: Line) -> None
     assert "needs 4000 bytes of workspace, the limit is 100" in str(failed.problems[0].error)
 
 
-def test_a_front_of_many_points_is_thinned_and_says_so(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_front_of_many_points_is_thinned_and_says_so(without_ptx: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(finish_step, "MOST_POINTS", 2)
-    line.job()
-    record = line.record()
+    without_ptx.job()
+    record = without_ptx.record()
     assert ways(record.front) == ["atomic", "copy"]
     assert record.searches == [entry_of(SEARCH, whole=False)]
 
 
 def test_a_point_that_cannot_be_built_alone_gives_way_to_what_it_beat(
-    line: Line, monkeypatch: pytest.MonkeyPatch
+    without_ptx: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, tried = finish_step.winner_library, []
 
@@ -99,14 +106,14 @@ def test_a_point_that_cannot_be_built_alone_gives_way_to_what_it_beat(
         return real(context, candidate, target)
 
     monkeypatch.setattr(finish_step, "winner_library", library)
-    line.job()
+    without_ptx.job()
     assert tried == [("atomic", 1), ("workspace", 1), ("workspace", 2), ("copy", 1)]
-    front = line.record().front
+    front = without_ptx.record().front
     assert [(entry.schedule["way"], entry.workspace_bytes) for entry in front] == [("workspace", 8 * N), ("copy", 0)]
-    assert line.record().searches == [entry_of(SEARCH)]  # nothing better can be had
+    assert without_ptx.record().searches == [entry_of(SEARCH)]  # nothing better can be had
 
 
-def test_once_there_is_a_winner_the_builds_are_bounded(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_once_there_is_a_winner_the_builds_are_bounded(without_ptx: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     real, tried = finish_step.winner_library, []
 
     def library(context: Any, candidate: Any, target: Any) -> Any:
@@ -117,10 +124,10 @@ def test_once_there_is_a_winner_the_builds_are_bounded(line: Line, monkeypatch: 
 
     monkeypatch.setattr(finish_step, "winner_library", library)
     monkeypatch.setattr(finish_step, "MOST_BUILDS", 2)
-    line.job()
+    without_ptx.job()
     assert tried == ["atomic", "workspace"]
-    assert ways(line.record().front) == ["atomic"]
-    assert line.record().searches == [entry_of(SEARCH, whole=False)]
+    assert ways(without_ptx.record().front) == ["atomic"]
+    assert without_ptx.record().searches == [entry_of(SEARCH, whole=False)]
 
 
 def test_a_matmul_with_a_split_k_goes_the_whole_way(

@@ -465,31 +465,49 @@ print(json.dumps(answers))
 """
 
 
-def planned(folder: Path, problems: Sequence[Mapping[str, Any]], **environment: str) -> list[Any]:
-    """What cuDNN plans of those."""
+LAYER = {"n": 8, "h": 28, "w": 28, "c": 64, "k": 64, "r": 3, "s": 3, "padding": 1}
+LAYOUTS = ("nhwc", "nchw")
+
+
+def halves(layout: str) -> list[dict[str, Any]]:
+    half = {**LAYER, "layout": layout, "dtype": "float16"}
+    return [half, {**half, "epilogue": [BIAS]}, {**half, "epilogue": [BIAS, RELU]}, {**half, "groups": 64}]
+
+
+def singles(layout: str) -> list[dict[str, Any]]:
+    single = {**LAYER, "layout": layout}
+    return [single, {**single, "allow_tf32": True}]
+
+
+def planned(folder: Path, problems: Sequence[Mapping[str, Any]], **environment: str) -> dict[str, Any]:
+    """What cuDNN plans of those, by problem."""
+    answers = planned_without_a_gpu(folder, PLAN, problems, **environment)
+    return {str(problem): answer for problem, answer in zip(problems, answers, strict=True)}
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What one process plans of all, and another of those in fp32 where the environment turns TF32 off."""
     if importlib.util.find_spec("cudnn") is None:
         pytest.skip(NOT_HERE)
-    return planned_without_a_gpu(folder, PLAN, problems, **environment)
+    folder, of_singles = tmp_path_factory.mktemp("planned"), [one for layout in LAYOUTS for one in singles(layout)]
+    every = [*(one for layout in LAYOUTS for one in halves(layout)), *of_singles]
+    return planned(folder, every), planned(folder, of_singles, NVIDIA_TF32_OVERRIDE="0")
 
 
-LAYER = {"n": 8, "h": 28, "w": 28, "c": 64, "k": 64, "r": 3, "s": 3, "padding": 1}
-
-
-@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-def test_cudnn_plans_halves_with_and_without_a_fused_bias(tmp_path: Path, layout: str) -> None:
-    half = {**LAYER, "layout": layout, "dtype": "float16"}
-    found = planned(
-        tmp_path, [half, {**half, "epilogue": [BIAS]}, {**half, "epilogue": [BIAS, RELU]}, {**half, "groups": 64}]
-    )
-    for one in found:
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_cudnn_plans_halves_with_and_without_a_fused_bias(
+    found: tuple[dict[str, Any], dict[str, Any]], layout: str
+) -> None:
+    for one in (found[0][str(problem)] for problem in halves(layout)):
         assert len(one) == 8 and len({name for name, _ in one}) == 8
 
 
-@pytest.mark.parametrize("layout", ["nhwc", "nchw"])
-def test_without_tf32_cudnn_leaves_what_it_has_where_tf32_is_off(tmp_path: Path, layout: str) -> None:
-    single = {**LAYER, "layout": layout}
-    problems = [single, {**single, "allow_tf32": True}]
-    strict, allowed = planned(tmp_path, problems)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_without_tf32_cudnn_leaves_what_it_has_where_tf32_is_off(
+    found: tuple[dict[str, Any], dict[str, Any]], layout: str
+) -> None:
+    strict, allowed = (found[0][str(problem)] for problem in singles(layout))
     assert strict and not {name for name, _ in strict} & {name for name, _ in allowed}
-    off, forbidden = planned(tmp_path, problems, NVIDIA_TF32_OVERRIDE="0")
+    off, forbidden = (found[1][str(problem)] for problem in singles(layout))
     assert off == strict and {name for name, _ in forbidden} >= {name for name, _ in strict}

@@ -16,7 +16,7 @@ import pytest
 from codegen.dtypes import dtype
 from codegen.epilogue_reference import Bounded, apply_chain, rounded_to_float32, stored
 from codegen.operators import operator
-from codegen.text.render_cpu import CPU_HEADERS
+from codegen.text.render_cpu import CPU_HEADERS, render_runtime
 from codegen.text.render_group import header_text
 from tests.gpu.run_primitives import find_nvcc
 from tests.support.fixtures.codegen import EVERY_NODE, matmul
@@ -61,21 +61,32 @@ class Arguments(ctypes.Structure):
     )
 
 
-def cpu_text(work: After) -> str:
+@pytest.fixture(scope="module")
+def emulation(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The header that all cases begin with, and the runtime beside it, compiled once."""
     nodes = [
         line for path in CPU_HEADERS for line in header_text(path).splitlines() if not line.startswith('#include "')
     ]
-    defines = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n#define CUKILN_RUNTIME 1\n"
-    return defines + "\n".join(nodes) + work.kernel_text() + _ENTRY
+    defines = "#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"
+    header = tmp_path_factory.mktemp("emulation") / "emulation.h"
+    header.write_text(defines + "\n".join(nodes), encoding="utf-8")
+    compiled("-x", "c++-header", header.name, "-o", f"{header.name}.gch", folder=header.parent)
+    (header.parent / "runtime.cpp").write_text(render_runtime(), encoding="utf-8")
+    compiled("-c", "runtime.cpp", folder=header.parent)
+    return header
 
 
-def run_on_cpu(work: After, product: Any, out: Any, tensors: list[Any], folder: Path) -> None:
-    (folder / "after.cpp").write_text(cpu_text(work), encoding="utf-8")
-    compiler = os.environ.get("CUKILN_CXX", "g++")
-    done = subprocess.run(
-        [compiler, *CPU_FLAGS, "after.cpp", "-o", "after.so"], cwd=folder, capture_output=True, text=True, timeout=240
-    )
+def compiled(*words: str, folder: Path) -> None:
+    command = [os.environ.get("CUKILN_CXX", "g++"), *CPU_FLAGS, *words]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
+
+
+def run_on_cpu(work: After, product: Any, out: Any, tensors: list[Any], emulation: Path, folder: Path) -> None:
+    runtime = str(emulation.with_name("runtime.o"))
+    text = f'#include "{emulation}"\n' + work.kernel_text() + _ENTRY
+    (folder / "after.cpp").write_text(text, encoding="utf-8")
+    compiled("-Winvalid-pch", "-Werror=invalid-pch", "after.cpp", runtime, "-o", "after.so", folder=folder)
     library = ctypes.CDLL(str(folder / "after.so"))
     library.cukiln_message.restype = ctypes.c_char_p
     library.cukiln_allocate.restype = ctypes.c_void_p
@@ -107,7 +118,7 @@ def name_of(fields: dict[str, Any]) -> str:
 @pytest.mark.parametrize(
     "fields", CASES, ids=lambda one: " ".join(f"{k}={v}" for k, v in one.items() if k != "epilogue")
 )
-def test_the_kernel_computes_the_rest_of_the_epilogue(fields: dict[str, Any], tmp_path: Path) -> None:
+def test_the_kernel_computes_the_rest_of_the_epilogue(fields: dict[str, Any], emulation: Path, tmp_path: Path) -> None:
     problem = matmul(**{"m": 20, "n": 24, "k": 8, **fields})
     plan = plans(problem)[-1]
     assert plan.fused == Fused() and plan.needs_kernel
@@ -129,7 +140,7 @@ def test_the_kernel_computes_the_rest_of_the_epilogue(fields: dict[str, Any], tm
     values = product[:, : problem.m, : problem.n].astype(np.float64)
     values = values[0] if problem.batch == 1 else values
     tensors = [laid_out(operands[name], inputs[name]) for name in plan.rest_operands]
-    run_on_cpu(work, source, out, tensors, tmp_path)
+    run_on_cpu(work, source, out, tensors, emulation, tmp_path)
 
     start: Bounded = rounded_to_float32(values)
     expected = stored(

@@ -24,13 +24,16 @@ def leave_out() -> None:
 
 
 def prepare() -> None:
-    """Once, before the first fork."""
+    """Once, before the first fork. What a run's own servers import is there, too."""
     leave_out()
     importlib.import_module("workers.offline.measure_bundle")
+    importlib.import_module("workers.gpu.run_on_gpu").prepare()
 
 
 def main() -> int:
-    if Absent not in map(type, sys.meta_path):
+    if Absent in map(type, sys.meta_path):
+        importlib.import_module("tests.support.processes.forks_of_this").fork_this(["workers.gpu.run_on_gpu"])
+    else:
         leave_out()
     status: int = importlib.import_module("workers.offline.measure_bundle").main(sys.argv[1:])
     return status

@@ -1,7 +1,7 @@
 """A service's secrets beside a fence, and a probe of real machine code inside that tries each door to them.
 
-`python -m tests.support.service.doors FOLDER WAY USER LESS` prints which opened, as JSON. `WAY` (compiler, kernel, gpu)
-is run by the user with number USER, on a machine whose means are ours but for LESS (JSON).
+`python -m tests.support.service.doors FOLDER USER CASES` prints which opened, as JSON, in each of CASES (JSON): a way
+(compiler, kernel, gpu) that the user with number USER runs, on a machine whose means are ours but for others.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from tests.support.processes.fences import machine, processes_with
 from tests.support.run.places import ROOT
@@ -125,13 +126,17 @@ def become(user: int) -> None:
 
 
 def main() -> None:
-    folder, way, user, less = sys.argv[1], sys.argv[2], int(sys.argv[3]), json.loads(sys.argv[4])
+    folder, user, cases = Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
     if user != os.geteuid():
         become(user)
         machine.cache_clear()
     os.umask(0o077)  # a service's
     process_stream.PROCESSES = MOST_PROCESSES // 2
-    place = Path(folder) / f"user-{user}-{os.getpid()}"
+    answers = [try_doors(folder, folder / f"user-{user}-{number}", *case) for number, case in enumerate(cases)]
+    print(json.dumps(answers))  # noqa: T201
+
+
+def try_doors(folder: Path, place: Path, way: str, less: dict[str, Any]) -> dict[str, Any]:
     place.mkdir(mode=0o711)
     place.chmod(0o711)
     with house(place) as home:
@@ -139,8 +144,8 @@ def main() -> None:
         if way == "kernel":
             processes.keep_warm(CHILD, ENVIRONMENT)
         with contextlib.closing(processes):
-            answers, child = opened(processes, way, home, Path(folder) / "probe")
-    print(json.dumps({"opened": sorted(answers), "user": child, "means": vars(processes.means)}))  # noqa: T201
+            answers, child = opened(processes, way, home, folder / "probe")
+    return {"opened": sorted(answers), "user": child, "means": vars(processes.means)}
 
 
 if __name__ == "__main__":

@@ -1,0 +1,15 @@
+"""`benchmarks.bench_kernels`, to be forked: imports are most of a short run."""
+
+from __future__ import annotations
+
+import benchmarks.bench_kernels
+import workers.gpu.run_on_gpu
+import workers.offline.ceilings
+from tests.support.processes.forks_of_this import fork_this
+
+prepare = workers.gpu.run_on_gpu.prepare
+
+
+def main() -> int:
+    fork_this([workers.gpu.run_on_gpu.__name__, workers.offline.ceilings.__name__])
+    return benchmarks.bench_kernels.main()
