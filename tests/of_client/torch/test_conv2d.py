@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import cukiln.torch as ck  # noqa: E402
 from tests.support.kernels.reference_kernel import PlayedService  # noqa: E402
+from tests.support.run.each_run import some_each_run  # noqa: E402
 
 Tensor = torch.Tensor
 own = torch.nn.functional.conv2d
@@ -40,9 +42,11 @@ def operands(name: str, last: bool) -> tuple[Tensor, Tensor, dict[str, Any]]:
     return stored(last, *shape), stored(last, k, shape[1] // arguments.get("groups", 1), r, s), arguments
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("last", [False, True], ids=["nchw", "nhwc"])
-@pytest.mark.parametrize("compiled", [False, True])
+WHOLE = [*product(CASES, (False, True), (False,))]
+COMPILED = [*product(CASES, (False, True), (True,))]
+
+
+@pytest.mark.parametrize(("name", "last", "compiled"), [*WHOLE, *some_each_run(COMPILED, 4)])
 def test_the_image_the_filters_and_their_gradients_have_a_kernel_each(
     name: str, last: bool, compiled: bool, service: PlayedService
 ) -> None:
@@ -114,8 +118,7 @@ def test_gradients_of_gradients_are_convolutions(last: bool, service: PlayedServ
     assert service.calls == 9 and len(service.asked) == 3
 
 
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize(("last", "grad"), some_each_run([*product((False, True), repeat=2)], 2))
 def test_the_operators_are_what_pytorch_asks_of_them(last: bool, grad: bool, service: PlayedService) -> None:
     x, w, _ = operands("3 x 3", last)
     dy, geometry = stored(last, 2, 4, 6, 5), ([1, 1], [1, 1], [1, 1], 1)
