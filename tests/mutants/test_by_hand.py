@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 from codegen.operators import operator
 from codegen.text.render_group import header_text, inlined
@@ -33,9 +34,14 @@ def bare(line: str) -> str:
     return re.sub(r"[\s()]", "", line.partition("//")[0])
 
 
+@cache
+def by_rules(file: str, text: str) -> frozenset[tuple[int, str]]:
+    return frozenset((change.line, bare(change.changed)) for change in changes_of(file, text))
+
+
 def made_by_a_rule(file: str, text: str, old: str, new: str) -> bool:
-    wanted = {number: bare(line.replace(old, new)) for number, line in enumerate(text.splitlines(), 2) if old in line}
-    return any(bare(change.changed) == wanted.get(change.line) for change in changes_of(file, text))
+    lines = enumerate(text.splitlines(), 2)
+    return any((number, bare(line.replace(old, new))) in by_rules(file, text) for number, line in lines if old in line)
 
 
 def test_no_wrong_text_that_a_rule_makes_is_written_by_hand() -> None:

@@ -17,7 +17,7 @@ from codegen.search.space import SearchSpace
 from codegen.targets import target
 from tests.support.fixtures.codegen import matmul
 
-PROBLEM = matmul(m=1024, n=1024, k=1024)
+PROBLEM = matmul(m=40, n=64, k=32)
 SM_80 = target("sm_80")
 
 

@@ -27,11 +27,12 @@ def loss(function: Callable[..., Any]) -> Callable[..., Any]:
     return weighted
 
 
-X, W, V = random(6, 16), random(16, 12), random(12)
-STACK, WIDE = random(3, 6, 16), random(3, 16, 12)
+# Extents of whole vectors: products of one layout share a kernel.
+X, W, V = random(8, 16), random(16, 12), random(12)
+STACK, WIDE = random(3, 8, 16), random(3, 16, 12)
 IMAGES, FILTERS = random(2, 7, 6, 4), random(8, 3, 3, 4)
 Q, K = random(2, 5, 4, 16, dtype="float16"), random(2, 7, 2, 16, dtype="float16")
-MASK = jax.numpy.asarray(RANDOM.integers(0, 2, (6, 16), bool))
+MASK = jax.numpy.asarray(RANDOM.integers(0, 2, (8, 16), bool))
 
 
 def dense(x: Any, w: Any, bias: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ torch = pytest.importorskip("torch")
 
 import cukiln.torch as ck  # noqa: E402
 from tests.support.kernels.reference_kernel import PlayedService  # noqa: E402
+from tests.support.run.each_run import some_each_run  # noqa: E402
 
 Tensor = torch.Tensor
 own = torch.nn.functional.conv2d
@@ -40,9 +42,12 @@ def operands(name: str, last: bool) -> tuple[Tensor, Tensor, dict[str, Any]]:
     return stored(last, *shape), stored(last, k, shape[1] // arguments.get("groups", 1), r, s), arguments
 
 
-@pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize("last", [False, True], ids=["nchw", "nhwc"])
-@pytest.mark.parametrize("compiled", [False, True])
+WHOLE = [*product(CASES, (False, True), (False,))]
+# Some of each layout.
+COMPILED = [row for last in (False, True) for row in some_each_run([*product(CASES, (last,), (True,))], 2)]
+
+
+@pytest.mark.parametrize(("name", "last", "compiled"), [*WHOLE, *COMPILED])
 def test_the_image_the_filters_and_their_gradients_have_a_kernel_each(
     name: str, last: bool, compiled: bool, service: PlayedService
 ) -> None:
@@ -115,7 +120,7 @@ def test_gradients_of_gradients_are_convolutions(last: bool, service: PlayedServ
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("last", some_each_run([False, True]))
 def test_the_operators_are_what_pytorch_asks_of_them(last: bool, grad: bool, service: PlayedService) -> None:
     x, w, _ = operands("3 x 3", last)
     dy, geometry = stored(last, 2, 4, 6, 5), ([1, 1], [1, 1], [1, 1], 1)

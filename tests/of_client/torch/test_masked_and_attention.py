@@ -12,6 +12,7 @@ torch = pytest.importorskip("torch")
 import cukiln.torch as ck  # noqa: E402
 from cukiln.errors import UsageError  # noqa: E402
 from tests.support.kernels.reference_kernel import PlayedService  # noqa: E402
+from tests.support.run.each_run import some_each_run  # noqa: E402
 
 Tensor = torch.Tensor
 functional = torch.nn.functional
@@ -137,7 +138,7 @@ def test_what_no_attention_takes_and_what_is_recorded_is_pytorchs_own(service: P
     assert not service.asked
 
 
-@pytest.mark.parametrize("behind", [False, True])
+@pytest.mark.parametrize("behind", some_each_run([False, True]))
 @pytest.mark.parametrize("grad", [False, True])
 def test_attention_is_what_pytorch_asks_of_an_operator(behind: bool, grad: bool, service: PlayedService) -> None:
     q, k, v = (heads(9, behind=behind).requires_grad_(grad) for _ in range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 import cukiln.torch as ck  # noqa: E402
 from cukiln.errors import UsageError  # noqa: E402
 from tests.support.kernels.reference_kernel import PlayedService  # noqa: E402
+from tests.support.run.each_run import some_each_run  # noqa: E402
 
 Tensor = torch.Tensor
 R = torch.randn
@@ -129,9 +131,14 @@ def test_bias_residual_and_activation_are_of_the_same_kernel(name: str, ops: lis
     assert service.calls == 1
 
 
-@pytest.mark.parametrize("words", [name.split() for name, _ in EPILOGUES], ids=" ".join)
-@pytest.mark.parametrize("compiled", [False, True])
-def test_gradients_are_those_of_pytorch(words: list[str], compiled: bool, service: PlayedService) -> None:
+NAMES = [name for name, _ in EPILOGUES]
+WITH_ALL = "bias residual relu"
+COMPILED = [(WITH_ALL, True), *some_each_run([(name, True) for name in NAMES if name != WITH_ALL], 2)]
+
+
+@pytest.mark.parametrize(("name", "compiled"), [*product(NAMES, (False,)), *COMPILED])
+def test_gradients_are_those_of_pytorch(name: str, compiled: bool, service: PlayedService) -> None:
+    words = name.split()
     tensors, named = operands(words, grad=True)
 
     def call(a: Tensor, b: Tensor) -> Tensor:
@@ -169,7 +176,7 @@ def test_gradients_of_gradients_are_right(activation: Any, service: PlayedServic
 
 
 @pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("dtype", some_each_run([torch.float32, torch.float16]))
 def test_the_operator_is_what_pytorch_asks_of_one(grad: bool, dtype: Any, service: PlayedService) -> None:
     (a, b, bias, residual), _ = operands(["bias", "residual"], grad, dtype)
     whole = (a, b, bias, residual, "relu"), (a, b, bias, None, "gelu")

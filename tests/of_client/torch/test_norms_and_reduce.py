@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ torch = pytest.importorskip("torch")
 import cukiln.torch as ck  # noqa: E402
 from cukiln.errors import UsageError  # noqa: E402
 from tests.support.kernels.reference_kernel import PlayedService  # noqa: E402
+from tests.support.run.each_run import some_each_run  # noqa: E402
 
 Tensor = torch.Tensor
 functional = torch.nn.functional
@@ -50,10 +52,15 @@ def test_rows_are_normalised(name: str, row: tuple[int, ...], dtype: Any, servic
     assert second == {**first, "epsilon": 0.5} and service.calls == 2
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("row", [(40,), (5, 8)])
-@pytest.mark.parametrize("name", NORMS)
-def test_gradients_of_norms_are_right(name: str, row: tuple[int, ...], compiled: bool, service: PlayedService) -> None:
+WITH_ROWS = [*product(NORMS, ((40,), (5, 8)))]
+GRADIENTS = [*product(WITH_ROWS, (False,))]
+for call in (ck.layer_norm, ck.rms_norm):
+    GRADIENTS += some_each_run([(of, True) for of in WITH_ROWS if NORMS[of[0]][0] is call], 2)
+
+
+@pytest.mark.parametrize(("of", "compiled"), GRADIENTS)
+def test_gradients_of_norms_are_right(of: tuple[str, tuple[int, ...]], compiled: bool, service: PlayedService) -> None:
+    name, row = of
     call, own, _, _ = NORMS[name]
     x, row, *vectors = norm_operands(name, row, torch.float32, True)
     used = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
@@ -163,8 +170,10 @@ def test_what_no_reduction_takes_is_pytorchs_own_and_so_are_its_errors(service: 
     assert not service.asked
 
 
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("op", [*OWN, "argmax"])
+OPERATORS = [row for grad in (False, True) for row in some_each_run([*product((*OWN, "argmax"), (grad,))], 2)]
+
+
+@pytest.mark.parametrize(("op", "grad"), OPERATORS)
 def test_reduce_is_what_pytorch_asks_of_an_operator(op: str, grad: bool, service: PlayedService) -> None:
     x = torch.randn(X, requires_grad=grad and op != "argmax")
     torch.library.opcheck(torch.ops.cukiln.reduce.default, (x, [0, 2], op))

@@ -26,8 +26,8 @@ from tests.support.fixtures.codegen import default_candidate, matmul
 HALF = {"dtype": "float16", "out_dtype": "float16"}
 PROBLEMS = {
     "tensor cores": matmul(m=512, n=768, k=1024, **HALF),
-    "split k": matmul(m=64, n=64, k=8192, **HALF),
-    "cuda cores": matmul(m=300, n=1024, k=64),
+    "split k": matmul(m=16, n=32, k=1024, **HALF),
+    "cuda cores": matmul(m=40, n=64, k=32),
     "few": matmul(m=1, n=16, k=8),
 }
 SM_90A = target("sm_90a")

@@ -15,16 +15,23 @@ import pytest
 
 import cukiln
 from codegen.counts import Openings
+from codegen.lower import lower
 from codegen.operators import operator
+from codegen.predict.predict_uncompiled import estimate
+from codegen.predict.roofline import predict
 from codegen.search.schedule import Schedule
+from codegen.search.search import Search
 from codegen.targets import target
 from cukiln.cli.main import main
 from cukiln.types import ProfileOperator, ProfilePage
 from service.pages import pages
 from storage.config.settings import load_settings
-from tests.support.fixtures.api import MATMUL, Api, serving, shared_api
+from storage.database.session import Database
+from storage.entities.winners import publish_winner
+from tests.support.fixtures.api import MATMUL, Api, publish, serving, shared_api
 from tests.support.fixtures.browser import Open, browser, needs_chromium, numbers, open_page, screenshot
 from tests.support.fixtures.service import Started
+from tests.support.fixtures.storage import write_migrated
 
 __all__ = ["browser", "open_page", "shared_api"]
 
@@ -50,6 +57,7 @@ LOOKS = [
     {"viewport": {"width": 360, "height": 740}},
 ]
 KEY = "a key of more than 16 characters"
+SHEET = target("sm_80")
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +67,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(folder: Path, at_work: Started) -> Iterator[str]:
-    with at_work(load_settings(data_dir=folder, workers=1, port=0)) as running:
+    """It has winners of the two problems that compile longest."""
+    settings = load_settings(data_dir=folder, workers=1, port=0)
+    database = Database(settings.database_url)
+    write_migrated(Path(str(database.url.database)))
+    for fields in (RING, CONV):
+        publish_first(database, fields)
+    database.dispose()
+    with at_work(settings) as running:
         yield running.url
+
+
+def publish_first(database: Database, fields: dict[str, Any]) -> None:
+    """The first candidate of the problem's search, with the registers that are estimated before a compile."""
+    search = Search.model_validate(fields.get("search", REQUEST["search"]))
+    asked = {name: value for name, value in fields.items() if name not in ("name", "search")}
+    (candidate,) = lower(operator(fields["operator"]).parse(asked), SHEET, search).candidates
+    record = publish(database, candidate.problem.canonical(), search=search.canonical())
+    resources = estimate(candidate, SHEET)
+    own = {
+        "candidate": candidate.id,
+        "schedule": candidate.schedule.as_dict(),
+        "kernel": candidate.kernel.id,
+        "workspace_bytes": operator(fields["operator"]).cost(candidate.problem, candidate.schedule).workspace_bytes,
+        "resources": resources.as_dict(),
+        "predicted_us": predict(candidate, resources, SHEET).us,
+    }
+    with database.write() as session:
+        front = [record.front[0].model_copy(update=own)]
+        publish_winner(session, record.model_copy(update={"front": front}), attempt="another")
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from service.routes.traces import chrome_trace
 from storage.database.session import Database
 from storage.database.tables import TaskRow
 from storage.entities.groups import kernels_of, load_group
-from storage.queue.new_tasks import MAX_PAST
+from storage.queue import new_tasks
 from storage.queue.tasks import Lease
 from storage.reports.times import job_trace, timings
 from storage.transitions import accept, end_attempt
@@ -327,14 +327,15 @@ def test_overlapping_slices_of_one_worker_get_lanes(database: Database, clock: F
     assert [event["tid"] for event in slices(traced(database, job.id), "compile")] == [1, 2]
 
 
-def test_what_a_row_remembers_is_bounded(database: Database) -> None:
+def test_what_a_row_remembers_is_bounded(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(new_tasks, "MAX_PAST", 8)
     add_job(database)
-    for _ in range(MAX_PAST + 3):
+    for _ in range(11):
         lease = take_one(database, "plan")
         with database.write() as session:
             end_attempt.release(session, lease)
     with database.read() as session:
-        assert len(session.get_one(TaskRow, lease.task_id).past) == MAX_PAST
+        assert len(session.get_one(TaskRow, lease.task_id).past) == 8
 
 
 def test_a_trace_takes_as_many_queries_for_many_items_as_for_few(database: Database) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from codegen.search.space import SearchSpace
 from codegen.targets import target
 from tests.support.fixtures.codegen import matmul
 from tests.support.kernels.random_cases import AMPERE_ONLY, KINDS, LAYOUTS
+from tests.support.run.each_run import some_each_run
 
 OP = operator("matmul")
 TENSOR = {tunable.name for tunable in tensor_space.TUNABLES}
@@ -160,8 +162,7 @@ def test_few_outputs_of_a_long_odd_sum_are_divided_among_many_blocks(arch: str) 
     assert _best(candidates, arch) < 0.3 * _best(whole, arch)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("extents", NEARLY_AS_GOOD, ids=str)
+@pytest.mark.parametrize(("extents", "arch"), some_each_run([*product(NEARLY_AS_GOOD, ("sm_80", "sm_90a"))], 3))
 def test_level_1_is_predicted_nearly_as_fast_as_level_2(extents: tuple[int, int, int], arch: str) -> None:
     """Odd extents, whose tiles are loaded element by element, and 64 columns."""
     fields = {**dict(zip("mnk", extents, strict=True)), "dtype": "float16"}

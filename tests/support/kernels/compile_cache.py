@@ -31,7 +31,9 @@ class CachingProcesses(Processes):
         if is_other or set(options) - {"cancel", "env"} or (cancel and cancel.is_set()):
             return super().run(argv, cwd=cwd, limits=limits, **options)
         before = _files(cwd)
-        run = (list(argv), limits, options.get("env"), sorted(before.items()))
+        # What runs kernels is compiled beside files of a kernel, and reads none of them.
+        read = {name: file for name, file in before.items() if RUNTIME.isdisjoint(argv) or name in argv}
+        run = (list(argv), limits, options.get("env"), sorted(read.items()))
         place = self._folder / hashlib.sha256(repr(run).encode()).hexdigest()
         if place.exists():
             finished, made = pickle.loads(place.read_bytes())
