@@ -26,7 +26,7 @@ from tests.support.kernels.random_cases import seed_of_this_run
 from tests.support.run.places import ARTIFACTS
 
 TOGETHER = 8  # kernels of one call of nvcc
-MUTANTS, CAUGHT = 45, 30
+MUTANTS, CAUGHT = 60, 30
 OF_A_PLAN = 60.0  # CPU seconds of a kernel's run: Winograd with sums in 64 bits takes more than 5
 
 
