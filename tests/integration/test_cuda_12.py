@@ -22,7 +22,7 @@ CLASS = "predicted:sm_80"
 
 def test_a_job_ends_with_verified_winners_that_cuda_13_does_not_find(tmp_path: Path, at_work: Started) -> None:
     settings = load_settings(data_dir=tmp_path, port=0, workers=1, cuda=12)
-    with at_work(settings) as running, Client(running.url, cache_dir=tmp_path / "client") as client:
+    with at_work(settings) as running, Client(running.url, cache_dir=tmp_path / "client", lookup_budget=30.0) as client:
         job = client.tune(PROBLEMS, target="sm_80", search={"level": 0, "limit": 1})
         assert (job.state, [problem.verdicts for problem in job.problems]) == ("done", [{"ok": 1}]), job
         records = [result.record for result in client.lookup(PROBLEMS, target="sm_80")]

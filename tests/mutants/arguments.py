@@ -28,6 +28,9 @@ OF_CLASS = "the same of every extent of the kernel's class; those of others have
 ELSEWHERE = "another place of the same shared memory, where nothing else is"
 PAIR = "both of a pair, the second first"
 ALONG_K = "both factors' elements in another order along k"
+SHARES = "slices of other lengths, of which each element of k is in one"
+BARRIER = "a barrier where none is needed"
+PADDING = "more of a vector, in what lies between the rows of a workspace"
 NO_SCHEDULE = "launch values that no schedule has"
 FEW = "the same of two warps, of which only the first is before another"
 
@@ -52,6 +55,11 @@ ARGUMENTS = (
         "gemm/simt.cuh", "const bool more = k_left > C::tile_k;", "(case|initial value): .*|comparison: > -> >=", EMPTY
     ),
     Argument("gemm/tensor.cuh", "for (int step = 1; step <= steps; ++step) {", "constant: 1 -> 0", EMPTY),
+    Argument("gemm/tensor.cuh", "const bool more = step < steps;", "comparison: < -> <=", EMPTY),
+    Argument("gemm/tile.cuh", "const int64_t steps = (k - 1) / C::tile_k + 1, slice", ".*", SHARES, rounds=True),
+    Argument("conv2d_wgrad/direct.cuh", "if (i > 0) __syncthreads();", "case: .* -> true", BARRIER),
+    # Of sums that are split: rows of the workspace are whole vectors.
+    Argument("gemm/simt.cuh", "constexpr int width = FragmentB::quad < C::align_c", "initial value: .*", PADDING),
     Argument("gemm/tensor.cuh", "if constexpr (over_ring<C>) return (along_k ? row % 2", "operand: .*", ELSEWHERE),
     Argument("gemm/limb_planes.cuh", "limb_words[word * 4 + limb][group] = turned[limb];", "element: .* 1", ALONG_K),
     # Of a kernel whose epilogue has as many tensors as there is room for, a check of array bounds shows it.
@@ -60,8 +68,13 @@ ARGUMENTS = (
     Argument("gemm/tile.cuh", "if constexpr (C::split == split_none) return Share{0, k};", "case: .* -> false", SLOWER),
     Argument("conv2d/gather.cuh", "return groups == batch ? matrix : matrix % groups;", "(extent|case): .*", SLOWER),
     Argument("conv2d/gather.cuh", "if (k_left > 0) {", "case: .* -> true", EMPTY),
+    Argument("conv2d_dgrad/phases.cuh", "if (!strided) return Part{along.extent,", "case: .* -> false", SLOWER),
     # Filters behind the last one, which are not written.
     Argument("conv/direct.cuh", "filter < arguments.filters ? filter : arguments.filters - 1;", "constant: .*", UNUSED),
+    # Of equal values either is the extreme.
+    Argument(
+        "reduce.cuh", "const bool beyond = greatest ? other.value > state.value", "comparison: . -> .=", SAME_THERE
+    ),
     Argument("rows.cuh", "const int64_t grid = arguments.rows ?", "initial value: .*", EMPTY),
     Argument("reduce/kernel.cuh", "vectors ? list.extent[i] / vector", "case: vectors -> (true|false)", UNUSED),
     Argument("reduce/kernel.cuh", "const int64_t base = exists ? offset_along", "case: exists -> true", UNUSED),
@@ -171,6 +184,11 @@ class Open:
 
 OF_MERGES = "2^31 partial rows (batches, heads, queries, splits): the last heads of many, as a part"
 OPEN = (
+    Open(
+        "gemm/limbs.cuh",
+        "diagonals[i][j][d][r] = 0;",
+        "locals that begin with a pattern (-ftrivial-auto-var-init), which g++ 11 does not have",
+    ),
     Open("attention/merge.cuh", "const int64_t rows = int64_t(heads)", OF_MERGES),
     Open("gemm/split.cuh", "const int64_t row = index / per_row;", "2^31 rows of partial sums, in several matrices"),
     Open("gemm/tile.cuh", "(slice * rows + int64_t(matrix)", "2^31 rows of partial sums, in several matrices"),
