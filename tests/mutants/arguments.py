@@ -75,7 +75,22 @@ ARGUMENTS = (
     Argument(
         "reduce.cuh", "const bool beyond = greatest ? other.value > state.value", "comparison: . -> .=", SAME_THERE
     ),
-    Argument("rows.cuh", "const int64_t grid = arguments.rows ?", "initial value: .*", EMPTY),
+    Argument("rows.cuh", "const int64_t grid = arguments.rows ?", "initial value: .*|constant: 1 -> 2", EMPTY),
+    Argument("rows.cuh", "columns = exists ? static_cast<unsigned>(given.columns) : 0;", "extent: .*", WHOLE_VECTORS),
+    Argument("rows.cuh", "if (has(step)) held[step] = widened(vectors[step]);", "case: .* -> true", UNUSED),
+    Argument("reduce.cuh", "merge(state, State{values.data[i]});", "element: .* 1", PAIR, rounds=True),
+    # Blocks of columns that are no outputs.
+    Argument("reduce/kernel.cuh", "while (arguments.combine_columns < combine_threads", "comparison: .*", EMPTY),
+    # All lanes have the state of their row.
+    Argument(
+        "reduce/kernel.cuh",
+        "if (exists && lane == 0) finish<C, 1>(arguments, row, state);",
+        "comparison: .*",
+        SAME_THERE,
+    ),
+    Argument("reduce/kernel.cuh", "arguments.count = static_cast<float>(count);", "extent: .*", UNUSED),
+    Argument("reduce/kernel.cuh", "kernel.along_rows ? count / kernel.vector", "case: .* -> false", SAME_THERE),
+    Argument("reduce/kernel.cuh", "if (all) {", "case: .* -> false", SLOWER, rounds=True),
     Argument("reduce/kernel.cuh", "vectors ? list.extent[i] / vector", "case: vectors -> (true|false)", UNUSED),
     Argument("reduce/kernel.cuh", "const int64_t base = exists ? offset_along", "case: exists -> true", UNUSED),
     Argument(
@@ -103,7 +118,8 @@ ARGUMENTS = (
     Argument(
         "rows.cuh", "arguments.columns = fits ? static_cast<int>(extents[1]) : -1;", "(operator|case): .*", UNUSED
     ),
-    Argument("rows.cuh", "arguments.rows = fits ? static_cast<int>(extents[0]) : -1;", "case: fits -> true", UNUSED),
+    Argument("rows.cuh", "arguments.rows = fits ? static_cast<int>(extents[0]) : -1;", "(operator|case): .*", UNUSED),
+    Argument("rows.cuh", "const bool fits = extents[0] >= 0 &&", "(element|constant): .*", UNUSED),
     Argument("rows.cuh", "for (int step = 0; step < C::steps; ++step)", "extent: .* [+] 1.", EMPTY),
     Argument("rows.cuh", "shared_memory<unsigned>() + which * state_words<C>", "operator: [*] -> [+]", ELSEWHERE),
     Argument("layer_norm/kernel.cuh", "return c < low ? low : c < high ? c : high;", ".*", SECOND_PASS, rounds=True),
@@ -184,6 +200,8 @@ class Open:
 
 OF_MERGES = "2^31 partial rows (batches, heads, queries, splits): the last heads of many, as a part"
 OPEN = (
+    Open("reduce/kernel.cuh", "found > INT64_MAX / extent[i]", "extents whose product leaves 64 bits"),
+    Open("reduce/kernel.cuh", "for (int axis = 0; axis < max_axes; ++axis) {", "as many axes as launch code takes"),
     Open(
         "gemm/limbs.cuh",
         "diagonals[i][j][d][r] = 0;",
