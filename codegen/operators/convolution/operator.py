@@ -43,9 +43,9 @@ Admit = Callable[[Schedule], Accepted | Rejected]
 
 # From so many filters of a group on a product of matrices is the better first guess.
 MANY_FILTERS = 8
-# How a kernel of `direct` divides its sums where it has no tunables for that.
+# That nvcc 13.2 takes for what finds the elements of an image: of 48 kernels for sm_90a, beside their products.
 GATHER_SECONDS = 0.05
-"""That nvcc 13.2 takes for what finds the elements of an image: of 48 kernels for sm_90a, beside their products."""
+# How a kernel of `direct` divides its sums where it has no tunables for that.
 UNDIVIDED: Fields = {"split": "none", "split_k": 1}
 
 
