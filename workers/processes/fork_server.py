@@ -162,9 +162,15 @@ class ForkServer:
         self.stop()
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _MESSAGE_BYTES // 2)  # the kernel doubles it
-        with theirs, contextlib.ExitStack() as files:
+        with theirs:
+            self._process = self._start(theirs)
+        return False
+
+    def _start(self, theirs: socket.socket) -> "subprocess.Popen[bytes]":
+        """`theirs`: its end of the channel."""
+        with contextlib.ExitStack() as files:
             output = files.enter_context(self.log.open("ab")) if self.log is not None else None
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [
                     sys.executable,
                     "-m",
@@ -184,7 +190,6 @@ class ForkServer:
                 # (setpgid(2)). Only so does one that is not tied find its channel closed.
                 process_group=0,
             )
-        return False
 
     def fork(self, request: Request, standard: Sequence[int] = ()) -> Forked:
         """The server was started before. `standard`: stdin, stdout and stderr, where they are not the server's."""

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import workers.processes.processes
 from workers.processes import fork_server
@@ -30,19 +31,13 @@ def fork_this(modules: Sequence[str]) -> None:
 class ForkOfThis(ForkServer):
     forked: tuple[str, ...] = ()
 
-    def ensure_running(self) -> bool:
-        if self.pid is not None:
-            return True
-        self.stop()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, fork_server._MESSAGE_BYTES // 2)
+    def _start(self, theirs: socket.socket) -> Any:
         parent, child = os.getpid(), os.fork()
         if child == 0:
+            assert self._control is not None
             self._control.close()
             self._serve(parent if self._tied else 0, theirs)
-        theirs.close()
-        self._process = _Process(child)  # type: ignore[assignment]
-        return False
+        return _Process(child)
 
     def _serve(self, parent: int, channel: socket.socket) -> None:
         """In the server, and in what it forks."""

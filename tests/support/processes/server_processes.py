@@ -143,18 +143,11 @@ class WarmForkServer(ForkServer):
     """The fork server of a service, itself a fork of what `warm_up` started: what it imports is there. It is tied to
     its channel, and not to the thread that starts it. It runs in the data folder, by which what it forks is found."""
 
-    def ensure_running(self) -> bool:
-        if self.pid is not None:
-            return True
-        self.stop()
-        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, fork_server._MESSAGE_BYTES // 2)
+    def _start(self, theirs: socket.socket) -> Any:
         argv = (sys.executable, "-m", MODULE, "fork server", "0", "", self._name, *self.modules)
         request = Request(self._name, argv, self._env, cwd=str(self._cwd or self._env.get("CUKILN_DATA", ROOT)))
-        with theirs, open(os.dup(1) if self.log is None else self.log, "ab") as output:  # noqa: PTH123
-            forked = _server().fork(request, [theirs.fileno(), output.fileno(), output.fileno()])
-            self._process = ServerProcess(forked)  # type: ignore[assignment]
-        return False
+        with open(os.dup(1) if self.log is None else self.log, "ab") as output:  # noqa: PTH123
+            return ServerProcess(_server().fork(request, [theirs.fileno(), output.fileno(), output.fileno()]))
 
 
 @cache
