@@ -231,7 +231,8 @@ def main() -> int:
         bundle = arguments.bundle or compiled(out, problems, arguments, default_target_of(device.capability))
         status, results = measured(out, bundle, arguments, arguments.budget - (time.monotonic() - start))
     result = summarised(results, ceilings)
-    result |= {"level": arguments.level, "seconds": arguments.seconds, "wall_s": round(time.monotonic() - start, 1)}
+    if not arguments.results:  # of what was brought back, only the other machine knows them
+        result |= {"level": arguments.level, "seconds": arguments.seconds, "wall_s": round(time.monotonic() - start, 1)}
     write_whole(out / RESULT_FILE, (json.dumps(result) + "\n").encode())
     whole = arguments.only == "*" and arguments.limit is None and result["complete"] and not arguments.no_file
     keep_result(result, keep=whole)

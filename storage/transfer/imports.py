@@ -242,7 +242,10 @@ def _insert_candidates(
     for candidate in imported:
         build = _build_id(new, candidate, problem.target)
         compiled = candidate.verdict not in COMPILE_FAILURES
-        if candidate.toolchain is not None and (candidate.code_digest is not None or not compiled):
+        proof = _proof(session, new.plans[problem.operator], candidate) if candidate.verdict in PROOFS else None
+        if build in builds:  # of two candidates of one kernel a run may have verified one alone
+            builds[build]["imported"] = builds[build]["imported"] or proof
+        elif candidate.toolchain is not None and (candidate.code_digest is not None or not compiled):
             builds[build] = {
                 "id": build,
                 "kernel": candidate.kernel,
@@ -253,9 +256,7 @@ def _insert_candidates(
                 "code_digest": candidate.code_digest if compiled else None,
                 "resources": candidate.resources,
                 "log": None if compiled else candidate.message,
-                "imported": _proof(session, new.plans[problem.operator], candidate)
-                if candidate.verdict in PROOFS
-                else None,
+                "imported": proof,
                 "created_at": clock_of(session).now(),
             }
         rows.append(

@@ -112,27 +112,28 @@ def threads(gpu: Any) -> str:
 
 @check("timer")
 def timer(gpu: Any) -> str:
-    """A copy takes as long as the memory's bandwidth allows, however it is launched."""
+    """A sum of arrays takes as long as the memory's bandwidth allows, however it is launched. Not a copy: what the
+    driver makes of one in a graph differs from what it makes of it alone (H100: 2.4 and 3.0 TB/s)."""
     size = 2**29
     source = gpu.arrays.arange(size // 4, dtype=np.uint32)
     target = gpu.arrays.empty_like(source)
 
-    def copy() -> None:
-        gpu.arrays.copyto(target, source)
+    def add() -> None:
+        gpu.arrays.add(source, 1, target)
 
-    copy()
+    add()
     gpu.synchronize()
-    single, four = (gpu.timer([copy] * count) for count in (1, 4))
+    single, four = (gpu.timer([add] * count) for count in (1, 4))
     require(single.recorded and four.recorded, f"the calls were not recorded: {single.why or four.why}")
     times = [median(each.sample() for _ in range(15)) for each in (single, four)]
-    plain = gpu.timer([copy])
+    plain = gpu.timer([add])
     plain._graph = None  # as where a call cannot be recorded
     times.append(median(plain.sample() for _ in range(15)))
     rate, peak = 2 * size / times[0] / 1000, peak_gb_s(gpu)
-    require(0.3 * peak < rate < 1.05 * peak, f"a copy moves {rate:.0f} GB/s; the memory's peak is {peak:.0f} GB/s")
-    require(abs(times[1] / times[0] / 4 - 1) < 0.05, f"four copies take {times[1]:.1f} µs, one takes {times[0]:.1f} µs")
+    require(0.3 * peak < rate < 1.05 * peak, f"a pass moves {rate:.0f} GB/s; the memory's peak is {peak:.0f} GB/s")
+    require(abs(times[1] / times[0] / 4 - 1) < 0.05, f"four passes take {times[1]:.1f} µs, one takes {times[0]:.1f} µs")
     require(abs(times[2] / times[0] - 1) < 0.05, f"{times[2]:.1f} µs launched, {times[0]:.1f} µs replayed")
-    return f"a copy of 512 MiB takes {times[0]:.1f} µs, {rate:.0f} of {peak:.0f} GB/s; launched {times[2]:.1f} µs"
+    return f"a pass over 512 MiB takes {times[0]:.1f} µs, {rate:.0f} of {peak:.0f} GB/s; launched {times[2]:.1f} µs"
 
 
 @check("short timer")

@@ -189,7 +189,8 @@ class FileCompiler:
 
     def _run_once(self, command: Sequence[str], phase: str | None) -> Finished:
         start = self.stopwatch.read().wall
-        finished = self.processes.run(command, cwd=self.folder, limits=self.limits, cancel=self.cancel)
+        headers = [self.toolchain.tvm_ffi_include]  # wherever this Python's packages are
+        finished = self.processes.run(command, cwd=self.folder, limits=self.limits, reads=headers, cancel=self.cancel)
         if phase == "nvcc":
             self.phases += self._nvcc_phases(start, finished.wall_seconds)
         elif phase is not None:

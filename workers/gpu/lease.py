@@ -14,6 +14,8 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+from workers.processes.fence.fence import LEADER
+
 ASK_SECONDS = 0.2
 TRIES_PER_WORD = 5
 _SHARED_FOLDER = 0o1777  # as /tmp: all users may add files, each may remove its own alone
@@ -59,7 +61,7 @@ def take_lease(
                 waiting(_holder(descriptor))
             sleep(ASK_SECONDS)
             continue
-        _write(descriptor, f"{own_pid()}\n{purpose}\n")
+        _write(descriptor, f"{os.environ.get(LEADER, os.getpid())}\n{purpose}\n")
         return GpuLease(descriptor)
     raise AssertionError("count() does not end")
 
@@ -77,11 +79,6 @@ def is_leased(path: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def own_pid() -> int:
-    """This process's number as those outside of its PID namespace see it, whose /proc it has."""
-    return int(Path("/proc/self").readlink().name)
 
 
 def make_folder(folder: Path) -> None:

@@ -1,14 +1,13 @@
 """What code under test has left behind in this process: threads that run on, processes, open sockets, where they were
-not there before it ran. The CUDA driver starts threads of its own when something is first needed; it can name them only
-where /proc is that of its PID namespace. So names cover a part; the rest is there before the first candidate
-(`workers.gpu.interface.Gpu.warm_up`)."""
+not there before it ran. The CUDA driver starts threads of its own when something is first needed, not all with a name.
+So names cover a part; the rest is there before the first candidate (`workers.gpu.interface.Gpu.warm_up`)."""
 
 import contextlib
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from workers.gpu.lease import own_pid
 from workers.processes import process_tree
 
 # The CUDA driver's own threads, where it can name them, are called cuda-EvtHandlr, cuda00001400006 and the like.
@@ -33,7 +32,7 @@ def belongings() -> Belongings:
             if target.startswith("socket:"):
                 sockets.add(target)
     threads = frozenset(int(thread.name) for thread in Path("/proc/self/task").iterdir())
-    return Belongings(threads, frozenset(process_tree.children(own_pid())), frozenset(sockets))
+    return Belongings(threads, frozenset(process_tree.children(os.getpid())), frozenset(sockets))
 
 
 def thread_names() -> list[str]:

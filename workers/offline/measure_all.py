@@ -29,7 +29,7 @@ from workers.processes.processes import InfrastructureError
 
 # Candidates of one child, whole problems where they fit: its start takes seconds, as long as a few candidates. With a
 # budget comparisons come after fewer, so that little is measured in vain.
-MOST_IN_TASK, MOST_BUDGETED = 512, 128
+MOST_IN_TASK, MOST_BUDGETED = 512, 48
 # A child has more candidates than one of the service's; one that hangs is noticed by its silence.
 LIMITS = replace(MEASURE_LIMITS, wall_seconds=max(MEASURE_LIMITS.wall_seconds, 10.0 * MOST_IN_TASK))
 SECONDS_BETWEEN_FILES = 20.0  # results.json is written anew: the journal beside it has everything at once

@@ -33,7 +33,7 @@ from types import ModuleType
 from typing import Any
 
 from workers.processes.die_with_parent import die_with_parent, name_process
-from workers.processes.fence.fence import FAILED, Fence
+from workers.processes.fence.fence import FAILED, LEADER, Fence
 from workers.processes.process_stream import Ending, reap
 from workers.processes.process_tree import end_sweeper
 
@@ -294,16 +294,19 @@ def _run(request: Request, standard: Sequence[int], server: int, modules: Mappin
         os.close(descriptor)
     if request.cwd is not None:
         os.chdir(request.cwd)
+    environment = dict(request.env)
     if request.fence is not None:
-        request.fence.enter()
+        leader = request.fence.enter()
+        if request.fence.device:
+            environment[LEADER] = str(leader)
     os.environ.clear()
-    os.environ.update(request.env)
+    os.environ.update(environment)
     module = modules.get(request.module or "")
     if module is None:
         for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and by what it executes unless it is undone
             signal.signal(ignored, signal.SIG_DFL)
         try:
-            os.execve(request.argv[0], list(request.argv), dict(request.env))
+            os.execve(request.argv[0], list(request.argv), environment)
         except OSError as error:
             sys.stderr.write(f"{request.argv[0]} cannot be started: {error}\n")
             return FAILED

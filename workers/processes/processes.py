@@ -31,6 +31,7 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 from uuid import uuid4
@@ -149,10 +150,13 @@ class Processes:
         env: Mapping[str, str] | None = None,
         cancel: threading.Event | None = None,
         device: bool = False,
+        reads: Sequence[Path] = (),
         writes: Sequence[Path] = (),
     ) -> Finished:
         """Run to the end; arguments as of `stream`. Raises ProgramMissing, InfrastructureError."""
-        with self.stream(argv, cwd=cwd, limits=limits, env=env, cancel=cancel, device=device, writes=writes) as stream:
+        with self.stream(
+            argv, cwd=cwd, limits=limits, env=env, cancel=cancel, device=device, reads=reads, writes=writes
+        ) as stream:
             return stream.wait()
 
     @contextlib.contextmanager
@@ -270,13 +274,16 @@ class Processes:
         self, argv: Sequence[str], limits: Limits, writes: Sequence[Path], reads: Sequence[Path], device: bool
     ) -> Fence:
         means = self.means
+        if device and not means.proc:  # CUDA does not start in a namespace whose numbers /proc does not have
+            means = replace(means, namespaces="", network=False)
+        access_of = partial(self._access, means, argv, writes, reads, device)
         user = means.user_of(os.getpid())
         if device or not all(map(self._is_own, writes)):
             user = None  # another folder is not handed over
-        access = self._access(argv, writes, reads, device, user is not None)
+        access = access_of(user is not None)
         if user is not None and (not access.is_open or (access.covers and not means.namespaces)):
             # What it needs is closed to others, or lies where they cannot go.
-            user, access = None, self._access(argv, writes, reads, device, False)
+            user, access = None, access_of(False)
         return Fence(
             means=means,
             # Backstops of the limits that are looked at.
@@ -290,9 +297,15 @@ class Processes:
         )
 
     def _access(
-        self, argv: Sequence[str], writes: Sequence[Path], reads: Sequence[Path], device: bool, own_user: bool
+        self,
+        means: Means,
+        argv: Sequence[str],
+        writes: Sequence[Path],
+        reads: Sequence[Path],
+        device: bool,
+        own_user: bool,
     ) -> Access:
-        hide = bool(self.means.namespaces) and not self.means.landlock
+        hide = bool(means.namespaces) and not means.landlock
         if device:
             return device_access(secrets=self._secrets, writes=writes, hide=hide)
         return tool_access(
@@ -301,7 +314,7 @@ class Processes:
             reads=(*self._reads, *reads),
             writes=writes,
             python=sys.executable in argv,
-            own_proc=self.means.proc,
+            own_proc=means.proc,
             own_user=own_user,
             hide=hide,
         )

@@ -1,11 +1,11 @@
 """A reduction by CuPy and by PyTorch, as a program without a kernel of its own would ask for it: peers in a comparison.
 
-CuPy has its own kernels and CUB's behind one function; which of them runs is its choice (`CUPY_ACCELERATORS`). PyTorch
-is asked where it is installed for CUDA.
+CuPy has its own kernels and CUB's behind one function; which of them runs is its choice. PyTorch is asked where it is
+installed for CUDA.
 """
 
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from types import ModuleType
 from typing import Any
@@ -21,6 +21,21 @@ from workers.vendor.bench import Beat, Bench, HostArray, described, laid_out, or
 # By the problem's function: CuPy's and PyTorch's, which takes all axes one by one, of an argmax one. CuPy has none for
 # sums of squares and logsumexp in one call.
 FUNCTIONS = {"sum": "sum", "mean": "mean", "max": "amax", "min": "amin", "argmax": "argmax", "variance": "var"}
+
+
+@contextmanager
+def accelerated(arrays: Any) -> Iterator[None]:
+    """With CUB for CuPy's reductions, which what verifies does without (`workers.cuda.cupy_gpu`)."""
+    if arrays.__name__ != "cupy":
+        yield
+        return
+    core = arrays._core
+    before = core.get_reduction_accelerators()
+    core.set_reduction_accelerators(["cub"])
+    try:
+        yield
+    finally:
+        core.set_reduction_accelerators(before)
 
 
 class ReductionCall:
@@ -45,7 +60,8 @@ class ReductionCall:
         with self._bench.faults():
             try:
                 function = getattr(self._bench.arrays, self._name)
-                function(self._inputs[number], out=self._outs[number], axis=self._axes)
+                with accelerated(self._bench.arrays):
+                    function(self._inputs[number], out=self._outs[number], axis=self._axes)
             except (TypeError, ValueError) as error:
                 raise LaunchRefused(f"CuPy's {self._name}: {error}") from error
 

@@ -7,14 +7,14 @@ import json
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sqlalchemy import text, update
+from sqlalchemy import select, text, update
 
 from codegen.canonical import digest
 from cukiln.types import MeasuredOn, StageSeconds, WinnerRecord
@@ -291,6 +291,21 @@ def test_an_import_answers_where_nothing_was_measured_and_is_labelled(world: Wor
     assert world.fastest(0) == ("c01", job)
     label = world.records()[KEYS[0]].front[0].imported
     assert label is not None and (label.by, label.uuid, label.device) == ("lab", "GPU-1", GPU_CLASS)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_kernel_of_which_a_run_measured_one_candidate_alone_has_that_ones_proof(
+    world: World, order: tuple[int, int]
+) -> None:
+    new = Sent(1, (0,), (9.0,)).as_import()
+    [verified] = new.problems[0].candidates
+    unfinished = replace(verified, candidate="c09", verdict="skipped", details={}, measurement=None)
+    both = [(verified, unfinished)[number] for number in order]
+    new = replace(new, problems=[replace(new.problems[0], candidates=both)])
+    import_results(world.database, new, Importer("lab", "0123abcd", False), lambda session: None)
+    with world.database.read() as session:
+        [proof] = session.scalars(select(BuildRow.imported)).all()
+    assert proof is not None and proof["verdict"] == "ok"
 
 
 @pytest.mark.parametrize("first", ["here", "import"])

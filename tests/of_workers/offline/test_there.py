@@ -95,7 +95,7 @@ def test_a_part_that_found_nothing_to_use_has_its_last_words_in_the_report(part:
 def test_a_driver_that_answers_in_no_pid_namespace_is_asked_outside_and_parts_stay_there(
     part: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    simulated(monkeypatch, tmp_path, outside="no device of that minor")
+    simulated(monkeypatch, tmp_path, outside=["no device of that minor", str(Path("/proc/self/ns/pid").readlink())])
     assert run(tmp_path) == there.DONE
     assert os.environ["CUKILN_PID_NAMESPACES"] == "true"
     assert part.read_text().startswith("false ")

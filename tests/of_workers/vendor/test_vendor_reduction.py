@@ -136,3 +136,17 @@ def test_a_call_that_is_refused_is_a_refused_launch() -> None:
     call = reduction.ReductionCall(NumpyBench(), problem, [np.zeros((5, 6, 7), np.float32)], wrong)
     with pytest.raises(LaunchRefused, match="CuPy's sum"):
         call.run(0)
+
+
+def test_cupys_own_call_has_cub_again_which_what_verifies_does_without() -> None:
+    cupy = pytest.importorskip("cupy", reason="CuPy, which needs no GPU here, is not installed")
+    before = cupy._core.get_reduction_accelerators()
+    cupy._core.set_reduction_accelerators([])
+    try:
+        without = cupy._core.get_reduction_accelerators()
+        with pytest.raises(LaunchRefused), reduction.accelerated(cupy):
+            assert cupy._core.get_reduction_accelerators() != without
+            raise LaunchRefused("whatever happens in it")
+        assert cupy._core.get_reduction_accelerators() == without == []
+    finally:
+        cupy._core.set_reduction_accelerators(before)

@@ -24,7 +24,8 @@ def fake_cuda(**more: Any) -> Any:
     """A module `cupy` of errors alone, and what is added to its `cuda`."""
     driver = SimpleNamespace(CUDADriverError=type("CUDADriverError", (RuntimeError,), {}))
     runtime = SimpleNamespace(CUDARuntimeError=CudaError, streamCaptureModeRelaxed=2)
-    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, driver=driver, **more))
+    core = SimpleNamespace(set_reduction_accelerators=lambda names: None)
+    return SimpleNamespace(cuda=SimpleNamespace(runtime=runtime, driver=driver, **more), _core=core)
 
 
 class Stream:

@@ -7,7 +7,7 @@ a measurement: the product is called "Simulated GPU" and everything it says of i
 What it does is read from the JSON file that NVIDIA_SIMULATED_GPU names (variables with that prefix reach the child):
 
     too_old       why no GPU can be listed with this driver
-    outside       why no GPU can be listed in a PID namespace of a process's own
+    outside       why no GPU can be listed in a PID namespace of a process's own; the namespace that it is outside of
     devices       list of fields of Device, each over the defaults below
     times         {"KERNEL" or "KERNEL@LAUNCH": µs}: the first digits of a kernel's id, launch values joined by commas
     noise, seed   standard deviation of a time as a share of it; what decides the noise
@@ -88,7 +88,10 @@ def configure(path: Path, **fields: Any) -> str:
 def list_devices() -> list[Device]:
     if words := _configuration().get("too_old"):
         raise DriverTooOld(words)
-    if (words := _configuration().get("outside")) and Path("/proc/self").readlink().name != str(os.getpid()):
+    if Path("/proc/self").readlink().name != str(os.getpid()):
+        raise GpuMissing("CUDA does not start in a PID namespace whose numbers /proc does not have")  # seen on an H100
+    words, namespace = _configuration().get("outside", ("", ""))
+    if words and str(Path("/proc/self/ns/pid").readlink()) != namespace:
         raise GpuMissing(words)
     return [Device.from_dict({**DEFAULT_DEVICE, **one}) for one in _configuration().get("devices", [{}])]
 
@@ -243,10 +246,14 @@ class FakeGpu:
             "temperature_c": 40,
             "power_w": 300.0,
             "throttle": throttle,
+            "held_back": {"sw_power_cap": {"us": 3379242, "at_us": AT_US + 1000 * self._states}},
         }
 
     def ceilings(self) -> dict[str, float]:
         return {"simulated": 1.0, "copy_gb_s": 100.0, "tflops_float32": 1.0, "tflops_float16": 2.0}
+
+
+AT_US = 1795829140534834  # as an H100's driver said it
 
 
 class Recorded(NamedTuple):

@@ -28,7 +28,7 @@ class CachingProcesses(Processes):
     def run(self, argv: Sequence[str], *, cwd: Path, limits: Limits, **options: Any) -> Finished:
         cancel = options.get("cancel")
         is_other = Path(argv[0]).name not in TOOLS or bool(self._only and self._only.isdisjoint(argv))
-        if is_other or set(options) - {"cancel", "env"} or (cancel and cancel.is_set()):
+        if is_other or set(options) - {"cancel", "env", "reads"} or (cancel and cancel.is_set()):
             return super().run(argv, cwd=cwd, limits=limits, **options)
         before = _files(cwd)
         # What runs kernels is compiled beside files of a kernel, and reads none of them.

@@ -28,6 +28,8 @@ from workers.processes.process_tree import sweep
 
 FAILED = 128 + signal.SIGKILL
 """Exit status of what could not be fenced in: the machine's failure, never a verdict on the work."""
+LEADER = "CUKILN_LEADER"
+"""The variable in which a child that uses a GPU has its leader's number: its own says nothing outside its namespace."""
 _PR_SET_CHILD_SUBREAPER, _PR_CAPBSET_DROP = 36, 24  # linux/prctl.h
 _PR_CAP_AMBIENT, _PR_CAP_AMBIENT_CLEAR_ALL = 47, 4
 _CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
@@ -56,8 +58,10 @@ class Fence:
     def read(cls, data: Mapping[str, object]) -> "Fence":
         return cls(**{**data, "means": Means(**data["means"])})  # type: ignore[arg-type]
 
-    def enter(self) -> None:
-        """Returns in the child alone: the calling process becomes the leader."""
+    def enter(self) -> int:
+        """Returns in the child alone: the calling process becomes the leader. It ends with the child, and its number,
+        which is answered, means the same outside of the child's namespace."""
+        leader = os.getpid()
         try:
             for limit, most in (
                 (resource.RLIMIT_CORE, 0),
@@ -70,6 +74,7 @@ class Fence:
         except OSError as error:
             os.write(2, f"cannot be fenced in: {error}\n".encode())
             os._exit(FAILED)
+        return leader
 
     def _enter_namespace(self) -> None:
         leave_namespaces(user=self.means.namespaces == "user", network=self.means.network)
@@ -88,7 +93,7 @@ class Fence:
         for folder, shown in self.covers.items():
             cover(folder, shown)
         os.umask(before)
-        if self.means.proc and not (self.device and self.means.landlock):  # a GPU's lease names its holder for all
+        if self.means.proc:
             own_proc()
         # Process 1 of a namespace ignores signals that it has no handler for, abort() included: the child is another.
         child = os.fork()
