@@ -26,6 +26,9 @@ __device__ __forceinline__ float middle_of(float a, float b, float c) {
 
 // Variances that the square of the origin's distance from the mean may be: so much is lost of the sums.
 constexpr float furthest = 8.0f;
+// Vectors whose sum begins anew: distances of bfloat16 lie on a coarse grid, so that roundings of a long sum, many of them
+// ties, add up to more than roundings of either sign would (a row of 131,073 by one thread: twice the bound).
+constexpr int most_at_once = 256;
 
 template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
@@ -43,9 +46,15 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
     mean = variance = 0.0f;
 #pragma unroll 1
     for (int pass = 0; pass < 2; ++pass) {
-      Distances::State own = {0.0f, 0.0f};
+      Distances::State own = {0.0f, 0.0f}, some = {0.0f, 0.0f};
+      int vectors = 0;
       if (again) {
         part.each([&](Values& values, unsigned) {
+          if (vectors++ == most_at_once) {
+            Distances::merge(own, some);
+            some = {0.0f, 0.0f};
+            vectors = 1;
+          }
           Values squares;
 #pragma unroll
           for (int i = 0; i < C::vector; ++i) {
@@ -53,10 +62,11 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
             squares.data[i] = values.data[i] * values.data[i];
             CUKILN_COUNT("multiply", 1);
           }
-          own.sum += fold::added(values);
-          own.squares += fold::added(squares);
+          some.sum += fold::added(values);
+          some.squares += fold::added(squares);
         });
       }
+      Distances::merge(own, some);
       own = rows::of_row<C, Distances>(own, pass);
       if (again) {
         const float distance = own.sum / columns;
