@@ -280,7 +280,7 @@ def require_right(proofs: Sequence[Proof], extents: int | None = None) -> None:
     """Equal on integers, within the bound on normals, on the draw's own extents; `extents`: of the launch ABI's, how
     many tell problems apart (default: all)."""
     wrong = [proof.words() for proof in proofs if proof.verdict.verdict != "ok"]
-    assert wrong == [], f"{len(wrong)} of {len(proofs)}"
+    assert wrong == [], f"{len(wrong)} of {len(proofs)}: {wrong[:5]}"
     for proof in proofs:
         problem = proof.candidate.problem
         own = operator(problem.operator).extents(problem)[:extents]
