@@ -88,7 +88,8 @@ def test_each_fault_gets_its_own_verdict_and_the_right_candidate_wins(client: Cl
     }  # fmt: skip
     assert mixed.rejected == {"fault": 1}
     assert mixed.winner.schedule == {"fault": RIGHT}
-    assert (mixed.winner.verified, mixed.winner.ranked_by) == ("cpu-unconfirmed", "predicted")
+    assert mixed.winner.verified in ("cpu", "cpu-unconfirmed")  # as `codegen/device/confirmed.json` has its primitives
+    assert mixed.winner.ranked_by == "predicted"
     assert mixed.winner.predicted_us > 0
     assert mixed.winner.measured_us is None
 
