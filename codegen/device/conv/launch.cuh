@@ -29,7 +29,8 @@ inline int padded_extent(int64_t extent, int64_t before, int64_t behind) {
   return first < 0 || last < 0 ? 0 : gemm::as_extent(extent + first + last);
 }
 
-// The geometry's members of an operator's Arguments; `channels` are those of a group.
+// The geometry's members of an operator's Arguments; `channels` are those of a group, 0 where all of them do not fit or
+// groups do not divide them.
 template <class Arguments>
 void bind_geometry(const int64_t* extents, Arguments& arguments) {
   const Shape shape(extents);
@@ -42,7 +43,8 @@ void bind_geometry(const int64_t* extents, Arguments& arguments) {
   arguments.out_height = gemm::as_extent(shape.out_height);
   arguments.out_width = gemm::as_extent(shape.out_width);
   arguments.groups = gemm::as_extent(shape.groups);
-  arguments.channels = gemm::as_extent(shape.channels / shape.groups);
+  const bool divided = gemm::as_extent(shape.channels) && shape.channels % shape.groups == 0;
+  arguments.channels = divided ? gemm::as_extent(shape.channels / shape.groups) : 0;
   arguments.stride_h = as_distance(extents[stride_h]);
   arguments.stride_w = as_distance(extents[stride_w]);
   arguments.padding_h = as_distance(extents[top]);

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from codegen.alignment import needs_cuda_cores
+from codegen.call_limits import EdgeCall
 from codegen.counts import LaunchCounts, added
 from codegen.dtypes import dtype
 from codegen.epilogue import Bias, structures, tensor_nodes, words_of_mask
@@ -120,6 +121,10 @@ class ConvolutionOperator(ProductOperator):
     @abstractmethod
     def multiply(self, p: Any, first: Float64, second: Float64) -> Float64:
         """The result of the two tensors that are read; channels are last in all three."""
+
+    def edge_calls(self, kernel: Kernel) -> list[EdgeCall]:
+        """Channels beyond 32 bits, though those of a group are within them; a number that groups do not divide."""
+        return [EdgeCall({"groups": 8, "k": 8, "c": channels}, False) for channels in (2**32 + 8, 9)]
 
     def signature(self, problem: Problem) -> dict[str, Any]:
         p = self.own(problem)

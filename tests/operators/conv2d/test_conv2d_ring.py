@@ -245,6 +245,20 @@ def searches(name: str) -> declare.Searches:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("place", ["once", "tile", "product"])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("name", NAMES)
+def test_each_problem_of_a_plan_allows_what_its_kernel_truncates_and_no_more(
+    name: str, stride: int, place: str
+) -> None:
+    op, schedule = operator(name), {**IMAD, "truncate": place}
+    own = problem(name, **{**TOLERANT, "stride": stride, "truncation": {"policy": "tolerance", "ulp": 4000}})
+    (candidate,) = lower(own, SM_90A, Search(schedules=[schedule])).candidates
+    problems = [*op.test_problems(candidate.kernel), *(once.problem for once in op.run_once(candidate.kernel))]
+    policy = "exact_once" if place == "once" else "tolerance"
+    assert {each.canonical()["truncation"]["policy"] for each in problems} == {policy}
+
+
 def problem(name: str, **fields: Any) -> Convolution:
     return convolution(name, **{**LAYER, **fields})
 
