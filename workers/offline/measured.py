@@ -184,11 +184,12 @@ def _judged(candidate: str, built: Built, problem: WorkProblem, journal: Journal
 
 
 def in_short(details: Mapping[str, Any]) -> dict[str, Any]:
-    """A verification's details with two of its cases: the largest error, and what was wrong. The seed gives all."""
+    """A verification's details with a few of its cases: the largest error, what was wrong, and those whose output's
+    SHA-256 a service compares with what it promises. The seed gives all."""
     cases = details.get("cases", [])
     judged = [case for case in cases if not case.get("exact") and case.get("max_error") is not None]
     worst = max(judged, key=lambda case: float(case["max_error"]), default=None)
-    shown = [case for case in cases if case is worst or "wrong" in case]
+    shown = [case for case in cases if case is worst or "wrong" in case or "sha256" in case]
     # One that never came to an end, such as that of an illegal access, is the last one and has no error.
     shown += [case for case in cases[-1:] if "max_error" not in case and case not in shown]
     return {**details, "cases": shown} if cases else dict(details)

@@ -1,5 +1,5 @@
 """Attention in float64 by its definition, and how far a kernel may be from it. Shares nothing with the kernel: all
-scores of some queries of a head exist at once, and their greatest is found before anything is weighted.
+scores of some queries of heads exist at once, and their greatest is found before anything is weighted.
 
 With u = 2^-24, gamma(x) = x / (1 - x), n keys, scores t, their greatest T, weights w = e^(t - T) and W = Σw, a kernel
 that goes over the keys in tiles has these errors:
@@ -86,17 +86,12 @@ def _ragged(p: AttentionProblem, inputs: Mapping[str, Array], exact: bool) -> tu
 
 def _from_pages(
     p: AttentionProblem, inputs: Mapping[str, Array], name: str, first: int, end: int, number: int
-) -> Float64:
+) -> Array:
     """Keys or values of sequence `number`, whose pages are the entries from `first` to before `end`."""
     cache, size = inputs[name], p.page_size or 1
     keys = (end - first - 1) * size + int(inputs["kv_last_page_len"][number])
-    gathered = namespace_of(cache).zeros((1, keys, p.heads_kv, cache.shape[3]))
-    for entry in range(first, end):
-        begin, page = (entry - first) * size, int(inputs["kv_indices"][entry])
-        count = min(size, keys - begin)
-        at = (slice(None), slice(begin, begin + count), slice(None), slice(None))
-        gathered[at] = as_float64(cache[page : page + 1, :count, :, :], p.dtype)
-    return gathered
+    pages = namespace_of(cache).take(cache, inputs["kv_indices"][first:end], 0)
+    return pages.reshape(1, (end - first) * size, p.heads_kv, cache.shape[3])[:, :keys, :, :]
 
 
 def _positions(table: Array, batch: int) -> list[tuple[int, int]]:
@@ -113,20 +108,23 @@ def dense(p: AttentionProblem, inputs: Mapping[str, Array], exact: bool) -> tupl
     lse, lse_error = xp.zeros((*shape, 1)), xp.zeros((*shape, 1))
     shift = whole_after(finite(v))
     for first, end in _chunks(p):
-        seen = _seen(p, first, end, q)
+        # The heads that share keys and values are more queries of these.
+        seen, queries = _seen(p, first, end, q), p.group * (end - first)
+        seen = xp.broadcast_to(seen.reshape(1, end - first, p.seq_kv), (p.group, end - first, p.seq_kv))
+        seen = seen.reshape(queries, p.seq_kv)
         for batch in range(p.batch):
-            for head in range(p.heads_q):
-                of_kv = slice(head // p.group, head // p.group + 1)
-                of_batch, rows = slice(batch, batch + 1), slice(first, end)
+            for head in range(p.heads_kv):
+                heads = slice(head * p.group, (head + 1) * p.group)
+                of_batch, of_kv, rows = slice(batch, batch + 1), slice(head, head + 1), slice(first, end)
                 head_q, head_k, head_v = (
-                    q[of_batch, head : head + 1, rows, :].reshape(end - first, p.head_dim_qk),
+                    q[of_batch, heads, rows, :].reshape(queries, p.head_dim_qk),
                     k[of_batch, of_kv, :, :].reshape(p.seq_kv, p.head_dim_qk),
                     v[of_batch, of_kv, :, :].reshape(p.seq_kv, p.head_dim_vo),
                 )
                 scores = _scores(p, head_q, head_k, exact)
                 of_out, of_lse = _of_rows(p, scores, seen, head_v, shift)
-                at = (of_batch, slice(head, head + 1), rows, slice(None))
-                whole = (1, 1, end - first)
+                at = (of_batch, heads, rows, slice(None))
+                whole = (1, p.group, end - first)
                 out[at], error[at] = (part.reshape(*whole, p.head_dim_vo) for part in (of_out.value, of_out.error))
                 lse[at], lse_error[at] = (part.reshape(*whole, 1) for part in (of_lse.value, of_lse.error))
     final = stored_or_none(p.dtype, Bounded(out, error))
@@ -140,7 +138,7 @@ def _heads_first(p: AttentionProblem, tensor: Array) -> Array:
 
 
 def _chunks(p: AttentionProblem) -> Iterator[tuple[int, int]]:
-    step = max(1, LARGEST_CHUNK // p.seq_kv)
+    step = max(1, LARGEST_CHUNK // (p.seq_kv * p.group))
     for first in range(0, p.seq_q, step):
         yield first, min(first + step, p.seq_q)
 

@@ -7,13 +7,13 @@ it meets a value. Where several warps share a row their greatest scores are comp
 totals are added, which is an order of the sum of weights like any other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from codegen.arrays import Array, Float64, as_float64, joined, namespace_of
 from codegen.operators.attention.reference import dense
-from codegen.operators.mla.problem import CACHES, HEAD_DIM, HEAD_DIM_CKV, QUERIES, MlaProblem, Tensor
+from codegen.operators.mla.problem import CACHES, HEAD_DIM, HEAD_DIM_CKV, QUERIES, MlaProblem
 
 
 def reference(p: MlaProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
@@ -28,7 +28,7 @@ def reference(p: MlaProblem, inputs: Mapping[str, Array], exact: bool = False) -
         if end == first or not count:  # no query, or none that sees a key
             continue
         own = p.sequence(end - first, count)
-        q = _side_by_side(p, inputs, QUERIES, slice(first, end), (end - first, p.heads_q))
+        q = _side_by_side(p, [inputs[name][first:end, :, :] for name in QUERIES], (end - first, p.heads_q))
         of_out, of_lse = dense(own, {"q": q, "k": keys, "v": keys[:, :, :, :HEAD_DIM_CKV]}, exact)
         at, whole = (slice(first, end), slice(None)), (own.seq_q, p.heads_q)
         out[at], error[at] = (part.reshape(*whole, HEAD_DIM_CKV) for part in (of_out.value, of_out.error))
@@ -49,23 +49,17 @@ def _keys(p: MlaProblem, inputs: Mapping[str, Array], number: int) -> Float64:
     size = p.page_size
     last = int(inputs["kv_last_page_len"][number]) if size > 1 else 1
     count = (end - first - 1) * size + last if end > first else 0
-    keys = namespace_of(inputs["ckv_cache"]).zeros((1, count, 1, HEAD_DIM))
-    for entry in range(first, end):
-        begin, page = (entry - first) * size, int(inputs["kv_indices"][entry])
-        there = min(size, count - begin)
-        of_page = _side_by_side(p, inputs, CACHES, slice(page, page + 1), (there, 1))
-        keys[(slice(None), slice(begin, begin + there), slice(None), slice(None))] = of_page
-    return keys
+    pages = inputs["kv_indices"][first:end]
+    caches = (namespace_of(pages).take(inputs[name], pages, 0) for name in CACHES)
+    return _side_by_side(
+        p, [cache.reshape((end - first) * size, cache.shape[2])[:count, :] for cache in caches], (count, 1)
+    )
 
 
-def _side_by_side(
-    p: MlaProblem, inputs: Mapping[str, Array], names: tuple[Tensor, ...], first: slice, shape: tuple[int, int]
-) -> Float64:
-    """Of two tensors these indices of the first axis, and of a page its first positions: (1, *shape, elements)."""
-    whole = namespace_of(inputs[names[0]]).zeros((1, *shape, HEAD_DIM))
-    cached = names == CACHES
-    for name, columns in zip(names, (slice(0, HEAD_DIM_CKV), slice(HEAD_DIM_CKV, HEAD_DIM)), strict=True):
-        part = as_float64(inputs[name][first, : shape[0] if cached else shape[1], :], p.dtype)
-        width = columns.stop - columns.start
-        whole[(slice(None), slice(None), slice(None), columns)] = part.reshape(1, *shape, width)
+def _side_by_side(p: MlaProblem, parts: Sequence[Array], shape: tuple[int, int]) -> Float64:
+    """Two tensors as one: (1, *shape, elements)."""
+    whole = namespace_of(parts[0]).zeros((1, *shape, HEAD_DIM))
+    for part, columns in zip(parts, (slice(0, HEAD_DIM_CKV), slice(HEAD_DIM_CKV, HEAD_DIM)), strict=True):
+        values = as_float64(part, p.dtype).reshape(1, *shape, columns.stop - columns.start)
+        whole[(slice(None), slice(None), slice(None), columns)] = values
     return whole

@@ -376,4 +376,6 @@ def test_results_keep_the_worst_error_of_a_verification_and_what_was_wrong() -> 
     assert in_short({"seed": 7, "cases": [*cases, wrong]})["cases"] == [cases[2], wrong]
     faulted = {"kind": "integer", "exact": True}
     assert in_short({"seed": 7, "cases": [*cases, faulted]})["cases"] == [cases[2], faulted]
+    promised = {**cases[0], "sha256": "5e", "inputs_sha256": "f4"}
+    assert in_short({"cases": [*cases, promised]})["cases"] == [cases[2], promised]
     assert in_short({}) == {}

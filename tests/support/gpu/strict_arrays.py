@@ -25,8 +25,8 @@ NAME = "strict"
 # What `strict` has. The first operand is an array, but of `where` one of those to choose from is one too.
 FUNCTIONS = (
     "abs", "all", "argmax", "argmin", "broadcast_to", "clip", "count_nonzero", "exp", "frexp", "isfinite", "isposinf",
-    "log", "matmul", "max", "maximum", "min", "minimum", "nan_to_num", "rint", "signbit", "sqrt", "tanh", "where",
-    "zeros_like",
+    "log", "matmul", "max", "maximum", "min", "minimum", "nan_to_num", "rint", "signbit", "sqrt", "take", "tanh",
+    "where", "zeros_like",
 )  # fmt: skip
 SCALARS = (bool, int, float)
 TYPES = ("bool", "float16", "float32", "float64", "int8", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
