@@ -29,8 +29,12 @@ inline int padded_extent(int64_t extent, int64_t before, int64_t behind) {
   return first < 0 || last < 0 ? 0 : gemm::as_extent(extent + first + last);
 }
 
-// The geometry's members of an operator's Arguments; `channels` are those of a group, 0 where all of them do not fit or
-// groups do not divide them.
+// Channels of a group; 0 where all of them do not fit, or groups do not divide them.
+inline int of_group(int64_t channels, int64_t groups) {
+  return gemm::as_extent(channels) && channels % groups == 0 ? gemm::as_extent(channels / groups) : 0;
+}
+
+// The geometry's members of an operator's Arguments; `channels` are those of a group.
 template <class Arguments>
 void bind_geometry(const int64_t* extents, Arguments& arguments) {
   const Shape shape(extents);
@@ -43,8 +47,7 @@ void bind_geometry(const int64_t* extents, Arguments& arguments) {
   arguments.out_height = gemm::as_extent(shape.out_height);
   arguments.out_width = gemm::as_extent(shape.out_width);
   arguments.groups = gemm::as_extent(shape.groups);
-  const bool divided = gemm::as_extent(shape.channels) && shape.channels % shape.groups == 0;
-  arguments.channels = divided ? gemm::as_extent(shape.channels / shape.groups) : 0;
+  arguments.channels = of_group(shape.channels, shape.groups);
   arguments.stride_h = as_distance(extents[stride_h]);
   arguments.stride_w = as_distance(extents[stride_w]);
   arguments.padding_h = as_distance(extents[top]);

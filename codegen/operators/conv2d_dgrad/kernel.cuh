@@ -229,7 +229,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.width = gemm::as_extent(shape.out_width);
   arguments.filters = gemm::as_extent(shape.channels);
   arguments.groups = gemm::as_extent(shape.groups);
-  arguments.channels = gemm::as_extent(filters);
+  arguments.channels = conv::of_group(shape.filters, shape.groups);
   // `plan` refuses what does not fit 32 bits.
   arguments.image_pitch = static_cast<int>(shape.filters * dy_pixels);
   arguments.row_pitch = static_cast<int>(last ? shape.out_width * shape.filters : shape.out_width);

@@ -123,8 +123,9 @@ class ConvolutionOperator(ProductOperator):
         """The result of the two tensors that are read; channels are last in all three."""
 
     def edge_calls(self, kernel: Kernel) -> list[EdgeCall]:
-        """Channels beyond 32 bits, though those of a group are within them; a number that groups do not divide."""
-        return [EdgeCall({"groups": 8, "k": 8, "c": channels}, False) for channels in (2**32 + 8, 9)]
+        """Channels or filters beyond 32 bits, of which a group has few enough; as many as groups do not divide."""
+        eight = {"groups": 8, "k": 8, "c": 8}
+        return [EdgeCall({**eight, name: number}, False) for name in "ck" for number in (2**32 + 8, 9)]
 
     def signature(self, problem: Problem) -> dict[str, Any]:
         p = self.own(problem)
