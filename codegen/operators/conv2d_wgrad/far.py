@@ -9,7 +9,7 @@ from typing import Any
 from codegen.operators.matmul import far
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
-from codegen.run_once import FAR, RunOnce
+from codegen.run_once import FAR, RunOnce, indexable
 
 # Filters ahead of the last ones are a multiple: alignment classes stay, and words of a packed mask begin with the last.
 WHOLE = 64
@@ -28,7 +28,9 @@ def last_filters(
         filters = -(-FAR // (least * unit)) * unit + problem.k
         if filters > LARGEST_EXTENT:
             continue
-        many = type(problem).model_validate({**problem.canonical(), "k": filters})
+        many = indexable(type(problem), {**problem.canonical(), "k": filters})
+        if many is None:
+            continue
         part, whole = product(problem), product(many)
         if not far.has_slots(t, whole):
             continue

@@ -15,7 +15,7 @@ from codegen.operators.matmul import far
 from codegen.operators.matmul.grid import tiles
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
-from codegen.run_once import FAR, LastBlocks, RunOnce
+from codegen.run_once import FAR, LastBlocks, RunOnce, indexable
 
 # Of images: words of a packed mask then begin with the first of the last ones.
 IMAGES, WORD = 2, 32
@@ -111,12 +111,14 @@ def _pairs(p: Convolution, reach: Reach) -> Iterator[tuple[Convolution, Convolut
         changed = {written: getattr(p, written) * factor}
         if written == "c":  # so that all phases have as many pixels
             changed |= {name: -(-getattr(p, name) // step) * step for name, step in zip("hw", p.stride, strict=True)}
-        wide = type(p).model_validate({**p.canonical(), **changed})
+        wide = indexable(type(p), {**p.canonical(), **changed})
+        if wide is None:
+            continue
         sizes = {"x": wide.h * wide.w * wide.c, "dy": wide.p * wide.q * wide.k}
         least = sizes["dy" if written == "k" else "x"] if reach.whole and not reach.stored else min(sizes.values())
         images = -(-FAR // (least * WORD)) * WORD + IMAGES
         if images * max(wide.h * wide.w, wide.p * wide.q) * wide.groups > LARGEST_EXTENT:
             continue
-        few, many = (type(p).model_validate({**wide.canonical(), "n": count}) for count in (IMAGES, images))
-        if reach.stored or reach.within(many):
+        few, many = (indexable(type(p), {**wide.canonical(), "n": count}) for count in (IMAGES, images))
+        if few and many and (reach.stored or reach.within(many)):
             yield few, many

@@ -7,7 +7,7 @@ from codegen.operators.matmul import limb_planes, split
 from codegen.operators.matmul.grid import k_steps, tiles
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import LARGEST_EXTENT
-from codegen.run_once import FAR, LastBlocks, RunOnce
+from codegen.run_once import FAR, LastBlocks, RunOnce, indexable
 
 Fields = Mapping[str, Any]
 SLICES = 3
@@ -27,8 +27,8 @@ def last_rows(problems: Iterable[MatmulProblem], t: Fields, width: int) -> list[
         if problem.batch > 1 or rows > LARGEST_EXTENT:
             continue
         packed = {name: value for name, value in problem.canonical().items() if name not in PITCHES}
-        few, many = (MatmulProblem.model_validate({**packed, "m": m}) for m in (problem.m, rows))
-        if not has_slots(t, many):
+        few, many = (indexable(MatmulProblem, {**packed, "m": m}) for m in (problem.m, rows))
+        if few is None or many is None or not has_slots(t, many):
             continue
         return [RunOnce("far", many, launch(t, many), few, of_rows(t, few, many, width))]
     return []

@@ -11,16 +11,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from benchmarks.shapes import shapes_of
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
+from codegen.operators.conv2d_wgrad.far import last_filters
 from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.convolution.operator import ConvolutionOperator
 from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.split import workspace_pitch
 from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT
+from codegen.run_once import indexable
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from tests.operators.conv2d import convolutions
@@ -601,3 +604,17 @@ DECLARED = (
     ),
 )  # fmt: skip
 add_checks(globals())
+
+
+def test_filters_of_which_the_gradients_would_be_too_many_make_no_problem() -> None:
+    """Two pixels take 2^30 filters for offsets beyond 32 bits: of 400 channels those have 2.6e12 gradients."""
+    own = operator("conv2d_wgrad")
+    assert isinstance(own, ConvolutionOperator)
+    fields = {"n": 1, "h": 3, "w": 3, "c": 400, "k": 8, "r": 2, "s": 3}
+    problem = own.own(own.parse({"operator": "conv2d_wgrad", **fields}))
+    assert isinstance(problem, Conv2dWgradProblem)
+    tunables = {"tile_m": 16, "tile_n": 16, "tile_k": 16, "split": "none", "split_k": 1, "raster": 0}
+    assert (problem.pixels, last_filters([problem], tunables, own.product, 1)) == (2, [])
+    assert indexable(type(problem), problem.canonical()) == problem
+    with pytest.raises(ValidationError):
+        indexable(type(problem), {**problem.canonical(), "r": 0})
