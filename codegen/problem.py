@@ -1,10 +1,19 @@
 """The base of all problems, and the checked field types that problems share."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StrictBool, ValidationInfo
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StrictBool,
+    ValidationError,
+    ValidationInfo,
+)
 from pydantic_core import PydanticCustomError, PydanticKnownError
 
 from codegen.canonical import as_integer
@@ -125,3 +134,13 @@ class Problem(BaseModel):
     @cached_property
     def digest(self) -> str:
         return problem_digest(self.canonical())
+
+
+def indexable(kind: type[Problem], fields: Mapping[str, Any]) -> Any:
+    """The problem; None where one of its operands would have more elements than any index is meant for."""
+    try:
+        return kind.model_validate(dict(fields))
+    except ValidationError as error:
+        if {each["type"] for each in error.errors()} != {"too_many_elements"}:
+            raise
+        return None

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:  # the plan of a recorded kernel is checked where no operator is known
     from codegen.problem import Problem
@@ -42,16 +40,6 @@ class RunOnce:
     def kind(self) -> Literal["integer", "positive", "special"]:
         """Of its inputs."""
         return self.purpose if self.purpose in ("positive", "special") else "integer"
-
-
-def indexable(kind: type[Problem], fields: Mapping[str, Any]) -> Any:
-    """The problem; None where one of its operands would have more elements than any index is meant for."""
-    try:
-        return kind.model_validate(dict(fields))
-    except ValidationError as error:
-        if {each["type"] for each in error.errors()} != {"too_many_elements"}:
-            raise
-        return None
 
 
 def of_purpose(every: Iterable[RunOnce], purpose: Purpose) -> list[RunOnce]:

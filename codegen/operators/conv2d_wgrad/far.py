@@ -8,8 +8,8 @@ from typing import Any
 
 from codegen.operators.matmul import far
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.problem import LARGEST_EXTENT
-from codegen.run_once import FAR, RunOnce, indexable
+from codegen.problem import LARGEST_EXTENT, indexable
+from codegen.run_once import FAR, RunOnce
 
 # Filters ahead of the last ones are a multiple: alignment classes stay, and words of a packed mask begin with the last.
 WHOLE = 64

@@ -14,8 +14,8 @@ from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import far
 from codegen.operators.matmul.grid import tiles
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.problem import LARGEST_EXTENT
-from codegen.run_once import FAR, LastBlocks, RunOnce, indexable
+from codegen.problem import LARGEST_EXTENT, indexable
+from codegen.run_once import FAR, LastBlocks, RunOnce
 
 # Of images: words of a packed mask then begin with the first of the last ones.
 IMAGES, WORD = 2, 32

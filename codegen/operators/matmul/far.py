@@ -6,8 +6,8 @@ from typing import Any
 from codegen.operators.matmul import limb_planes, split
 from codegen.operators.matmul.grid import k_steps, tiles
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.problem import LARGEST_EXTENT
-from codegen.run_once import FAR, LastBlocks, RunOnce, indexable
+from codegen.problem import LARGEST_EXTENT, indexable
+from codegen.run_once import FAR, LastBlocks, RunOnce
 
 Fields = Mapping[str, Any]
 SLICES = 3

@@ -22,8 +22,7 @@ from codegen.operators.conv2d_wgrad.problem import Conv2dWgradProblem
 from codegen.operators.convolution.operator import ConvolutionOperator
 from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.split import workspace_pitch
-from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT
-from codegen.run_once import indexable
+from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT, indexable
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from tests.operators.conv2d import convolutions
