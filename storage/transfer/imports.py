@@ -244,7 +244,7 @@ def _insert_candidates(
         compiled = candidate.verdict not in COMPILE_FAILURES
         proof = _proof(session, new.plans[problem.operator], candidate) if candidate.verdict in PROOFS else None
         if build in builds:  # of two candidates of one kernel a run may have verified one alone
-            builds[build]["imported"] = builds[build]["imported"] or proof
+            builds[build]["imported"] = proof or builds[build]["imported"]
         elif candidate.toolchain is not None and (candidate.code_digest is not None or not compiled):
             builds[build] = {
                 "id": build,

@@ -9,12 +9,14 @@ from typing import Any, get_args
 
 import pytest
 
+from codegen.text.render_group import verified_label
 from cukiln.client import Client
 from cukiln.job_request import encode
 from cukiln.transport import Call
 from cukiln.types import CandidatePage, GroupReport, Job, PhaseName, Rejections, WinnerRecord
 from storage.config.settings import load_settings
 from tests.support.fixtures.service import Started
+from tests.support.kernels.cpu_helpers import loaded
 from tests.support.run.places import FAULTY
 from tests.support.service.chrome_traces import checked, covered, slices
 
@@ -88,8 +90,8 @@ def test_each_fault_gets_its_own_verdict_and_the_right_candidate_wins(client: Cl
     }  # fmt: skip
     assert mixed.rejected == {"fault": 1}
     assert mixed.winner.schedule == {"fault": RIGHT}
-    assert mixed.winner.verified in ("cpu", "cpu-unconfirmed")  # as `codegen/device/confirmed.json` has its primitives
-    assert mixed.winner.ranked_by == "predicted"
+    with loaded([FAULTY]):
+        assert (mixed.winner.verified, mixed.winner.ranked_by) == (verified_label("faulty"), "predicted")
     assert mixed.winner.predicted_us > 0
     assert mixed.winner.measured_us is None
 

@@ -27,7 +27,7 @@ __device__ __forceinline__ float middle_of(float a, float b, float c) {
 // Variances that the square of the origin's distance from the mean may be: so much is lost of the sums.
 constexpr float furthest = 8.0f;
 // Vectors whose sum begins anew: distances of bfloat16 lie on a coarse grid, so that roundings of a long sum, many of them
-// ties, add up to more than roundings of either sign would (a row of 131,073 by one thread: twice the bound).
+// ties, add up to more than roundings of either sign would (a row of 131,073 by one thread: up to 3.1 times the bound).
 constexpr int most_at_once = 256;
 
 template <class C>

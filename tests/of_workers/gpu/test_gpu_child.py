@@ -96,7 +96,7 @@ def test_real_libraries_are_verified_and_measured(gpu: Gpu, group: tuple[list[Ca
             fake_gpu.UUID,
             "simulated-1",
         )
-        assert measurement.cold and measurement.before["sm_mhz"] == measurement.after["sm_mhz"] == 1000
+        assert measurement.cold and measurement.before == measurement.after != {}
         assert measurement.median_us * measurement.launches_per_sample >= 0.9 * SAMPLE_US
         assert result.verify_cpu > 0 and result.measure_wall > 0
 

@@ -55,6 +55,7 @@ from workers.gpu.interface import Device, DriverTooOld, GpuFault, GpuMissing, La
 VARIABLE = "NVIDIA_SIMULATED_GPU"
 NAME = "Simulated GPU"
 UUID = "GPU-51011a7e-d000-0000-0000-000000000000"
+AT_US = 1795829140534834  # as an H100's driver said it
 DEFAULT_DEVICE: dict[str, Any] = {
     "name": NAME, "uuid": UUID, "capability": [9, 0], "driver": "simulated-1", "multiprocessors": 4,
     "l2_bytes": 64 << 10, "memory_bytes": 4 << 30,
@@ -246,14 +247,11 @@ class FakeGpu:
             "temperature_c": 40,
             "power_w": 300.0,
             "throttle": throttle,
-            "held_back": {"sw_power_cap": {"us": 3379242, "at_us": AT_US + 1000 * self._states}},
+            "held_back": {"sw_power_cap": {"us": 3379242, "at_us": AT_US}},
         }
 
     def ceilings(self) -> dict[str, float]:
         return {"simulated": 1.0, "copy_gb_s": 100.0, "tflops_float32": 1.0, "tflops_float16": 2.0}
-
-
-AT_US = 1795829140534834  # as an H100's driver said it
 
 
 class Recorded(NamedTuple):
