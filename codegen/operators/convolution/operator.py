@@ -160,8 +160,8 @@ class ConvolutionOperator(ProductOperator):
         p = self.own(problem)
         admit = partial(self.rules, p, target=target)
         if over_ring(p):
-            others, stored = self.ring_kinds(p, target), self.splits_ahead
-            return ring_space.space(self.product(p), target, search, admit, others, stored=stored)
+            others, lacking = self.ring_kinds(p, target), self.ring_tunables_lacking(p, target)
+            return ring_space.space(self.product(p), target, search, admit, others, lacking, stored=self.splits_ahead)
         kinds = self.kinds(p, target, search)
         make = {"direct": self.direct_default, "implicit_gemm": self.product_default}
         order = [name for name in sorted(make, reverse=not self.direct_first(p)) if name in kinds]
@@ -171,6 +171,10 @@ class ConvolutionOperator(ProductOperator):
 
     def ring_kinds(self, p: Any, target: Target) -> dict[Value, Kind]:
         """What searches over a ring try beside implicit products."""
+        return {}
+
+    def ring_tunables_lacking(self, p: Any, target: Target) -> dict[Value, tuple[Tunable, ...]]:
+        """The tunables of algorithms over a ring that do not compute the problem."""
         return {}
 
     def every_kind(self, p: Any, target: Target) -> dict[Value, tuple[Tunable, ...]]:

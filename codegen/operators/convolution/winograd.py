@@ -48,6 +48,11 @@ OWN_TUNABLES = (
         "neighbouring channels, or filters, that a thread of Winograd's transforms has at most", 2, constant=False,
     ),
 )  # fmt: skip
+# By what multiplies over a ring: the name of the algorithm, and its own tunables.
+_RING_WAYS = {
+    way: (str(algorithm.default), (algorithm, *OWN_TUNABLES[1:]))
+    for way, algorithm in zip(("imad", "limbs"), _RING_ALGORITHMS, strict=True)
+}
 # The products are many already: nothing divides their sums, whose length is a run-time argument.
 _UNDIVIDED: dict[str, Any] = {"split": "none", "split_k": 1, "stream_blocks": 0, "static_k": 0}
 TENSOR_TUNABLES = (*OWN_TUNABLES, *(t for t in tensor_space.TUNABLES if t.name not in _UNDIVIDED))
@@ -189,13 +194,17 @@ def ring_kinds(problem: AllowsWinograd, target: Target) -> dict[Value, Kind]:
     most = max(_widths(problem, MOST_WIDTH))
     widths_tried = tuple(width for width in (1, 2) if width <= most)
     own = {
-        way: (
-            (_algorithm(name), *OWN_TUNABLES[1:]),
-            {"algorithm": (name,), "output_tile": (2, 4), "transform_width": widths_tried},
-        )
-        for way, name in (("imad", BY_IMAD), ("limbs", BY_LIMBS))
+        way: (tunables, {"algorithm": (name,), "output_tile": (2, 4), "transform_width": widths_tried})
+        for way, (name, tunables) in _RING_WAYS.items()
     }
     return ring_space.undivided_kinds([product(problem, outputs) for outputs in (2, 4)], target, own)
+
+
+def ring_tunables(target: Target) -> dict[Value, tuple[Tunable, ...]]:
+    """Of both, also where they do not compute a problem."""
+    none: ring_space.Lists = {}
+    own = {way: (tunables, none) for way, (_, tunables) in _RING_WAYS.items()}
+    return {value: kind.tunables for value, kind in ring_space.undivided_kinds((), target, own).items()}
 
 
 def _undivided(lists: Mapping[str, tuple[Value, ...]]) -> dict[str, tuple[Value, ...]]:

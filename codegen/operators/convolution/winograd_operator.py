@@ -11,6 +11,7 @@ import numpy as np
 
 from codegen.arrays import Float64, namespace_of
 from codegen.counts import LaunchCounts, Openings, RingForm
+from codegen.errors import InvalidSearch
 from codegen.fixed_point import over_ring
 from codegen.kernel import Kernel
 from codegen.operator import Array, Config, Cost, InputKind, LaunchBounds, Work
@@ -37,7 +38,7 @@ from codegen.search.joined_space import Kind
 from codegen.search.rules import Accepted, Rejected
 from codegen.search.schedule import Schedule, Value
 from codegen.search.search import Search
-from codegen.search.space import Tunable
+from codegen.search.space import SearchSpace, Tunable
 from codegen.targets import Target
 
 # What `ring_forms` compares a schedule with: no more of one than tells how it truncates.
@@ -89,6 +90,16 @@ class WinogradOperator(ConvolutionOperator):
 
     # ---- search
 
+    def space(self, problem: Problem, target: Target, search: Search) -> SearchSpace:
+        """Raises InvalidSearch also where all that a search lists is Winograd's, which does not compute the problem."""
+        p, space = self.own(problem), super().space(problem, target, search)
+        listed = [schedule.as_dict() for schedule in space.schedules or ()]
+        if listed and not p.fits_winograd and all(map(winograd.computes, listed)):
+            others = self._others(p, target)
+            broken = winograd.does_not_fit(p, int(listed[0]["output_tile"]), others)
+            raise InvalidSearch(broken.message, field="search.schedules", allowed=others)
+        return space
+
     def every_kind(self, p: Any, target: Target) -> dict[Value, tuple[Tunable, ...]]:
         every = {**super().every_kind(p, target), winograd.NAME: winograd.tunables(p, target)}
         return {**every, winograd_fused.NAME: winograd_fused.TUNABLES}
@@ -97,6 +108,11 @@ class WinogradOperator(ConvolutionOperator):
         if not p.fits_winograd:
             return {}
         return {**winograd.ring_kinds(self.layer(p), target), winograd_fused.NAME: winograd_fused.ring_kind()}
+
+    def ring_tunables_lacking(self, p: Any, target: Target) -> dict[Value, tuple[Tunable, ...]]:
+        if p.fits_winograd:
+            return {}
+        return {**winograd.ring_tunables(target), winograd_fused.NAME: winograd_fused.RING_TUNABLES}
 
     def kinds(self, p: Any, target: Target, search: Search) -> dict[Value, Kind]:
         kinds = super().kinds(p, target, search)

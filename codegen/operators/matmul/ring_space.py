@@ -99,12 +99,13 @@ def space(
     search: Search,
     admit: Callable[[Schedule], Accepted | Rejected],
     others: Mapping[Value, Kind] | None = None,
+    lacking: Mapping[Value, Sequence[Tunable]] | None = None,
     *,
     stored: bool = False,
 ) -> SearchSpace:
-    """The schedules of a search; `others`: of a convolution, those that are no implicit products; `stored`: whether
-    both operands lie in memory as matrices, which are then split into limbs ahead too. Raises InvalidSearch, also where
-    it names what no schedule of the problem may do."""
+    """The schedules of a search; `others`: of a convolution, those that are no implicit products; `lacking`: those that
+    compute other problems of the operator; `stored`: whether both operands lie in memory as matrices, which are then
+    split into limbs ahead too. Raises InvalidSearch, also where it names what no schedule of the problem may do."""
     every: dict[Value, tuple[Tunable, ...]] = {"imad": IMAD, "limbs": limb_tunables(stored=stored)}
     every |= {value: kind.tunables for value, kind in (others or {}).items()}
     _require_meaning(search, problem, every)
@@ -112,7 +113,7 @@ def space(
     if target.capability >= AMPERE:
         kinds["limbs"] = _limbs(problem, target, search, stored=stored)
     default = _default(problem, target, admit)
-    joined = build_joined(search, "algorithm", every, {**kinds, **(others or {})}, default)
+    joined = build_joined(search, "algorithm", {**every, **(lacking or {})}, {**kinds, **(others or {})}, default)
     if search.level != 2:
         return joined
     return replace(joined, parts=(*joined.parts, *_early(problem, kinds, default)))
@@ -166,7 +167,7 @@ def _require_place(problem: MatmulProblem, place: Value, allowed: Sequence[Place
     error = largest_error(count, problem.rounding or "floor")
     if problem.fraction_bits == 0:
         why = "truncates nothing with fraction_bits = 0"
-    elif not isinstance(problem.truncation, Tolerance):
+    elif error == 0 or not isinstance(problem.truncation, Tolerance):
         why = "truncates parts of a sum, and the problem's policy the whole sum alone"
     else:
         why = f"is off by up to {error} units of the last bit at k = {problem.k}; {_policy(problem)}"

@@ -236,8 +236,15 @@ def searches(name: str) -> declare.Searches:
             (LAYER, {"tunables": {"algorithm": ["direct"]}}, "search.tunables.algorithm", "allowed: imad, limbs"),
             *(
                 ({**LAYER, **change}, {"tunables": {"algorithm": ["winograd_limbs"]}}, "search.tunables.algorithm",
-                 "'winograd_limbs' is not allowed; allowed: imad, limbs")
+                 "'winograd_limbs' is not allowed; allowed: imad, limbs" if name == "conv2d_wgrad" else
+                 "winograd_limbs does not compute this problem: algorithm = imad and algorithm = limbs can")
                 for change in ({"r": 5, "s": 5, "padding": 2}, {"stride": 2}, {"dilation": [1, 2]})
+            ),
+            *(
+                ({**LAYER, **change}, {"schedules": [{"algorithm": way}]}, "search.schedules",
+                 "and 1 groups: imad or limbs computes them")
+                for change in ({"r": 5, "s": 5, "padding": 2}, {"stride": 2}) for way in WINOGRAD
+                if name != "conv2d_wgrad"
             ),
             ({**LAYER, "dtype": "float16", "fraction_bits": 0}, {"tunables": {"truncate": ["once"]}},
              "search.tunables.truncate", "unknown tunable"),

@@ -33,6 +33,7 @@ from tests.operators.harness import machine_code as claim
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Fields, Inputs, Rejection
 from tests.support.fixtures.library import Built, Child, calls, launches
+from tests.support.kernels import ring_runs
 from tests.support.run.places import ROOT
 from workers.processes.processes import Processes
 
@@ -151,6 +152,9 @@ SEARCHES = declare.Searches(
              "algorithm = winograd does not compute this problem: algorithm = implicit_gemm can"),
             ({"stride": 2}, {"tunables": {"algorithm": ["winograd"]}}, "search.tunables.algorithm",
              "algorithm = winograd does not compute this problem: algorithm = implicit_gemm can"),
+            ({"r": 5, "s": 5, "padding": 2}, {"schedules": [TENSOR, {**TENSOR, **F4}]}, "search.schedules",
+             "here are 5 x 5, stride 1 x 1, dilation 1 x 1, padding (2, 2) and (2, 2) and 1 groups: implicit_gemm"),
+            ({"groups": 128}, {"schedules": [TENSOR]}, "search.schedules", "128 groups: direct computes them"),
             ({"winograd": "f2"}, {"tunables": {"output_tile": [3]}}, "search.tunables.output_tile", "allowed: 2, 4"),
             ({}, {"schedules": [{"algorithm": "winograd", "split_k": 2}]}, "search.schedules.0.split_k",
              "unknown tunable 'split_k'"),
@@ -165,6 +169,17 @@ def test_a_search_for_winograd_alone_says_what_the_problem_would_have_to_allow()
     assert "whose winograd is none: f2 would allow it" in lowered.why_empty
     with pytest.raises(InvalidSearch):
         lower(conv2d(**LAYER), SM_90A, Search(tunables={"output_tile": [2]}))
+
+
+@pytest.mark.parametrize("ring", [{}, {"dtype": "int64"}])
+def test_of_a_list_for_several_layers_winograds_schedules_are_rejected_where_another_is_left(ring: Fields) -> None:
+    other = {"algorithm": "imad"} if ring else {"algorithm": "implicit_gemm"}
+    first = {"algorithm": "winograd_imad" if ring else "winograd"}
+    strided = conv2d(**{**LAYER, **ring, "stride": 2})
+    lowered = lower(strided, SM_90A, Search(schedules=[first, other]))
+    assert [candidate.schedule.get("algorithm") for candidate in lowered.candidates] == list(other.values())
+    assert lowered.rejections["winograd"].count == 1
+    assert "stride 2 x 2" in lowered.rejections["winograd"].message
 
 
 def test_winograd_is_never_the_first_guess_and_every_level_has_the_forms_that_are_allowed() -> None:
@@ -396,6 +411,26 @@ def test_the_largest_values_of_float16_do_not_overflow() -> None:
     w = np.ones(problem.shape_of("w"), np.float16)
     expected, bound = OP.reference(problem, {"x": x, "w": w})
     assert np.isfinite(bound).all() and np.isfinite(expected).all()
+
+
+def test_kernels_do_not_overflow_on_the_largest_values_of_float16(tmp_path: Path) -> None:
+    """Each tile has the signs of which B^T d B grows most: 100 times as large as x."""
+    made: dict[str, Candidate] = {}
+    for layout, outputs in product(LAYOUTS, (2, 4)):
+        problem = conv2d(n=1, h=26, w=26, c=8, k=8, dtype="float16", out_dtype="float32", winograd="f4", layout=layout)
+        schedule = tensor_schedule("float16", output_tile=outputs, transform_width=1, raster=0)
+        made[f"{layout} F({outputs})"] = OP.candidate(problem, Schedule.of(schedule))
+    built = ring_runs.built({name: each.kernel for name, each in made.items()}, tmp_path)
+    signs = 65504.0 * np.resize(np.array([1, 0, -1, 0], np.float16), 26)
+    image = np.outer(signs, np.sign(signs))
+    for name, each in made.items():
+        shape = each.problem.shape_of("x")  # type: ignore[attr-defined]
+        last = name.startswith("nhwc")
+        x = np.broadcast_to(image[None, :, :, None] if last else image[None, None], shape).astype(np.float16)
+        w = np.random.default_rng(4).standard_normal(each.problem.shape_of("w")).astype(np.float16)  # type: ignore[attr-defined]
+        expected, bound = OP.reference(each.problem, {"x": x, "w": w})
+        out = built.call(each, {"x": x, "w": w})
+        assert np.isfinite(out).all() and (np.abs(out - expected) <= bound).all(), name
 
 
 def mutated(called: str) -> dict[str, Kernel]:

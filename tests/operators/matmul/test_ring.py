@@ -198,6 +198,8 @@ SEARCHES = declare.Searches(
         ({**CUBE, "fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 0}},
          {"tunables": {"truncate": ["product"]}},
          "search.tunables.truncate", "is off by up to 1023 units of the last bit at k = 1024"),
+        ({**CUBE, "k": 64, "fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 0}},
+         {"tunables": {"truncate": ["tile"]}}, "search.tunables.truncate", "the problem's policy the whole sum alone"),
         ({**CUBE, "fraction_bits": 4}, {"schedules": [IMAD, {**IMAD, "truncate": "tile"}]},
          "search.schedules.1.truncate", "the problem's policy the whole sum alone; allowed: once"),
         (CUBE, {"tunables": {"truncate": ["tile"]}}, "search.tunables.truncate", "truncates nothing"),
