@@ -112,7 +112,8 @@ class WinogradOperator(ConvolutionOperator):
     def ring_tunables_lacking(self, p: Any, target: Target) -> dict[Value, tuple[Tunable, ...]]:
         if p.fits_winograd:
             return {}
-        return {**winograd.ring_tunables(target), winograd_fused.NAME: winograd_fused.RING_TUNABLES}
+        of_floats = {winograd.NAME: winograd.SIMT_TUNABLES}
+        return winograd.ring_tunables(target) | {winograd_fused.NAME: winograd_fused.RING_TUNABLES, **of_floats}
 
     def kinds(self, p: Any, target: Target, search: Search) -> dict[Value, Kind]:
         kinds = super().kinds(p, target, search)

@@ -235,10 +235,13 @@ def searches(name: str) -> declare.Searches:
              f"hold a k of 16512, not {length}"),
             (LAYER, {"tunables": {"algorithm": ["direct"]}}, "search.tunables.algorithm", "allowed: imad, limbs"),
             *(
-                ({**LAYER, **change}, {"tunables": {"algorithm": ["winograd_limbs"]}}, "search.tunables.algorithm",
-                 "'winograd_limbs' is not allowed; allowed: imad, limbs" if name == "conv2d_wgrad" else
-                 "winograd_limbs does not compute this problem: algorithm = imad and algorithm = limbs can")
-                for change in ({"r": 5, "s": 5, "padding": 2}, {"stride": 2}, {"dilation": [1, 2]})
+                ({**LAYER, **change}, {"tunables": {"algorithm": [way]}}, "search.tunables.algorithm",
+                 f"{way!r} is not allowed; allowed: imad, limbs" if name == "conv2d_wgrad" else
+                 f"{way} does not compute this problem: algorithm = imad and algorithm = limbs can")
+                for change, way in (
+                    ({"r": 5, "s": 5, "padding": 2}, "winograd_limbs"), ({"stride": 2}, "winograd_fused"),
+                    ({"dilation": [1, 2]}, "winograd"), ({"groups": 2}, "winograd_imad"),
+                )
             ),
             *(
                 ({**LAYER, **change}, {"schedules": [{"algorithm": way}]}, "search.schedules",
