@@ -238,6 +238,17 @@ def test_the_page_leads_to_the_next_problems_and_says_what_its_sums_are_of(
     assert shown == [["dense", "f2"], ["plain"]]
 
 
+def test_the_page_leads_to_what_else_a_two_party_evaluation_may_open(service: str, job: str) -> None:
+    text, shown = asked(service, f"/jobs/{job}/profile").text, {}
+    for path, query in re.findall(r'href="(/jobs/\w+/profile)\?([^"]+)"', text):
+        parameters = dict(httpx.QueryParams(html.unescape(query)))
+        page = asked(service, path, **parameters).raise_for_status().text
+        (first, *_) = re.findall(r'data-count="ring_bytes"[^>]*><data value="(\d+)"', page)
+        shown[tuple(parameters.values())] = int(first)
+    truncated, opened = 8 * 16 * 24, 8 * (16 * 40 + 40 * 24)
+    assert shown == {("public", "multiplied"): truncated, ("secret", "inputs"): truncated + opened}
+
+
 def test_reading_it_takes_a_key_where_keys_are_needed(tmp_path: Path) -> None:
     with serving(tmp_path, api_key=KEY) as guarded:
         for path in (f"/v1/jobs/{'0' * 32}/profile", f"/jobs/{'0' * 32}/profile"):
