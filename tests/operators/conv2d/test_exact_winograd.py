@@ -22,12 +22,15 @@ from codegen.targets import target
 from tests.operators.conv2d import convolutions
 from tests.operators.conv2d.kernels import EXACT_FUSED, convolution
 from tests.support.kernels import ring_runs
+from tests.support.kernels.cpu_helpers import SMALL_LIMBS
 from tests.support.kernels.random_cases import EACH_RUN, seed_of_this_run
 from tests.support.kernels.ring_integers import each
 
 # Outputs of a tile: bits by which the ring is larger, and what is left of the scale.
 FORMS = {2: (2, 1), 4: (6, 9)}
 CHANNELS = 5
+# Channels whose products of nine limbs the accumulators hold without a carry.
+LONGEST = 13_210
 
 
 def drawn(rng: random.Random, bits: int, *shape: int) -> Any:
@@ -126,3 +129,41 @@ def require_bits_of_integers(cases: Sequence[tuple[str, int, int, str]], tmp_pat
 @pytest.mark.parametrize("outputs", FORMS)
 def test_of_five_thousand_none_is_wrong(outputs: int, bits: int) -> None:
     assert wrong(5000, seed_of_this_run(), outputs, bits, FORMS[outputs][0]) == 0
+
+
+# ---- nine limbs at the ends of their accumulators
+
+
+def nine_limbs(channels: int, **tunables: Any) -> Candidate:
+    """F(2 x 2) of one tile and one filter."""
+    problem = convolution("conv2d", n=1, h=4, w=4, c=channels, k=1, dtype="int64")
+    own = {"algorithm": "winograd_limbs", "output_tile": 2, "transform_width": 1, "raster": 0}
+    small = {name: value for name, value in SMALL_LIMBS.items() if name != "split"}
+    tile = {"tile_m": 16, "tile_n": 16, "warps_m": 1, "warps_n": 1}
+    return operator("conv2d").candidate(problem, Schedule.of({**small, **tile, **own, **tunables}))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("split", ["fused", "ahead"])
+def test_nine_limbs_hold_the_longest_sum_and_carry_longer_ones(split: str, tmp_path: Path) -> None:
+    """At a place of the tile every transformed number is -1, whose limbs are all 255."""
+    tunables = {"limb_split": split} if split == "ahead" else {}
+    chains = {0: LONGEST // 8 * 8, 512: LONGEST + 90, 8192: 2 * 8192 + 100}
+    made = {chain: nine_limbs(channels, chain_k=chain, **tunables) for chain, channels in chains.items()}
+    built = ring_runs.built({str(chain): each.kernel for chain, each in made.items()}, tmp_path)
+
+    def run(candidate: Candidate, channels: int) -> Any:
+        inputs = {"x": np.zeros((1, 4, 4, channels), np.int64), "w": np.zeros((1, 3, 3, channels), np.int64)}
+        for values in inputs.values():
+            values[:, 1, 1] = -1
+        return built.call(candidate, inputs).ravel().tolist()
+
+    for chain, channels in chains.items():
+        assert isinstance(
+            operator("conv2d").rules(made[chain].problem, made[chain].schedule, target("sm_80")), Accepted
+        )
+        assert run(made[chain], channels) == [channels, 0, 0, 0]
+    longer = nine_limbs(LONGEST + 6, chain_k=0, **tunables)
+    assert longer.kernel == made[0].kernel
+    with pytest.raises(AssertionError, match="the number of launches is 0"):
+        run(longer, LONGEST + 6)
