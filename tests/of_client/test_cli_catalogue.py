@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 
 import cukiln as package
 from cukiln.cli.main import main
@@ -67,6 +69,24 @@ def test_jobs_are_listed_with_as_many_digits_as_other_commands_take(cukiln: Run,
     assert len(scripted.seen) == 1  # no page more than is shown
     _, out, _ = cukiln("jobs", "--limit", "1", "--json")
     assert json.loads(out)["jobs"][0]["problem_count"] == 1204
+
+
+def test_jobs_are_listed_by_name_and_labels_and_show_their_names(cukiln: Run, scripted: ScriptedService) -> None:
+    asked: list[list[tuple[str, str]]] = []
+
+    def answer(request: Request) -> JSONResponse:
+        asked.append(request.query_params.multi_items())
+        return JSONResponse({"jobs": [summary(name="nightly run"), summary()], "next_cursor": None})
+
+    scripted.on("GET", "/v1/jobs", answer)
+    code, out, _ = cukiln("jobs", "--name", "nightly run", "--label", "team=nlp", "--label", "rev=1=2")
+    assert code == 0
+    assert [line.split()[-2:] for line in out.splitlines()] == [["took", "name"], ["nightly", "run"], ["s", "-"]]
+    assert asked == [[("limit", "1000"), ("name", "nightly run"), ("label", "team=nlp"), ("label", "rev=1=2")]]
+    for labels in (["team"], ["=nlp"], ["team="], ["team=nlp", "team=vision"]):
+        code, _, err = cukiln("jobs", *(word for label in labels for word in ("--label", label)))
+        assert (code, err.count("\n")) == (2, 1) and f"--label '{labels[-1]}'" in err
+    assert len(asked) == 1
 
 
 def test_a_job_is_cancelled_and_one_that_is_over_is_said_to_be(cukiln: Run, scripted: ScriptedService) -> None:

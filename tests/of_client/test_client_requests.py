@@ -252,10 +252,12 @@ def test_tune_sends_what_was_asked_for_and_nothing_else(scripted: ScriptedServic
     client.tune([MATMUL], target="sm_80", search={"level": 2}, budget=9.5, workspace_limit_bytes=0, wait=False)
     client.tune([MATMUL], wait=False)
     client.tune([MATMUL], deterministic=True, wait=False)
+    client.tune([MATMUL], name="nightly", labels={"team": "nlp"}, wait=False)
     whole = {"problems": [MATMUL], "target": "sm_80", "search": {"level": 2}, "budget": {"seconds": 9.5}}
     assert scripted.seen[0].json == whole | {"workspace_limit_bytes": 0}
     assert scripted.seen[1].json == {"problems": [MATMUL]}
     assert scripted.seen[2].json == {"problems": [MATMUL], "deterministic": True}
+    assert scripted.seen[3].json == {"problems": [MATMUL], "name": "nightly", "labels": {"team": "nlp"}}
 
 
 @pytest.mark.parametrize("value", [float("nan"), {1, 2}, b"bytes"])

@@ -2,6 +2,7 @@
 
 import json
 import time
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -25,13 +26,17 @@ jobs_app = typer.Typer()
 @jobs_app.command("jobs")
 def list_jobs(
     state: Annotated[JobState | None, typer.Option(help="Of this state only.")] = None,
+    name: Annotated[str | None, typer.Option(help="Of this name only.")] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="With this label only; may be repeated.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="So many at most.")] = 20,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Show jobs, the newest first. Other commands take the digits that are shown of an id."""
     with find_client(url) as client:
-        jobs = list(islice(client.jobs(state=state), limit))
+        jobs = list(islice(client.jobs(state=state, name=name, labels=_labels(label or ())), limit))
     if as_json:
         typer.echo(json.dumps({"jobs": [job.model_dump(mode="json") for job in jobs]}))
         return
@@ -41,10 +46,24 @@ def list_jobs(
     table = plain_table()
     for heading in ("job", "state", "problems", "made", "took"):
         table.add_column(heading, no_wrap=True, justify="right" if heading in ("problems", "took") else "left")
+    named = any(job.name for job in jobs)
+    if named:
+        table.add_column("name", overflow="fold")
     for job in jobs:
-        cells = (job.job[:SHOWN_DIGITS], job.state, f"{job.problem_count:,}", day(job.created_at), _took(job))
-        table.add_row(*map(Text, cells))
+        cells = [job.job[:SHOWN_DIGITS], job.state, f"{job.problem_count:,}", day(job.created_at), _took(job)]
+        table.add_row(*map(Text, [*cells, *([job.name or "-"] if named else [])]))
     make_console().print(table)
+
+
+def _labels(given: Sequence[str]) -> dict[str, str]:
+    """Of `key=value` each. Raises `UsageError`."""
+    labels: dict[str, str] = {}
+    for text in given:
+        key, equals, value = text.partition("=")
+        if not (key and equals and value) or labels.get(key, value) != value:
+            raise UsageError(f"--label {text!r} is none that a job may have; expected KEY=VALUE, one value of each key")
+        labels[key] = value
+    return labels
 
 
 def _took(job: JobSummary) -> str:

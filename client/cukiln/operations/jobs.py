@@ -51,6 +51,8 @@ class JobOperations:
         deterministic: bool = False,
         device_class: str | None = None,
         ptx: PtxAsked | None = None,
+        name: str | None = None,
+        labels: Mapping[str, str] | None = None,
         progress: ProgressCallback | None = None,
         wait: bool = True,
         timeout: float | None = None,
@@ -59,9 +61,9 @@ class JobOperations:
 
         `target`: an architecture such as `sm_90a`; default: that of this machine's GPU. `budget`: seconds the service
         may spend; `timeout`: seconds to wait here. `workspace_limit_bytes` and `deterministic` (equal bits in every
-        run) say which kernels may win; `ptx="all"` runs every candidate from its PTX before, not the winners alone. A
-        job that ends `partial` or `failed` is an answer, not an exception: look at `job.state` and each problem's
-        `error`.
+        run) say which kernels may win; `ptx="all"` runs every candidate from its PTX before, not the winners alone.
+        `name` and `labels`: of the job, which `jobs` lists by them. A job that ends `partial` or `failed` is an answer,
+        not an exception: look at `job.state` and each problem's `error`.
         Raises `BadRequest` when the request is wrong, `WaitTimeout` when the time is over.
         """
         options = {
@@ -73,6 +75,8 @@ class JobOperations:
             "deterministic": deterministic or None,
             "device_class": device_class,
             "ptx": ptx,
+            "name": name,
+            "labels": dict(labels) if labels is not None else None,
         }
         request = {name: value for name, value in options.items() if value is not None}
         if timeout is not None:
@@ -97,9 +101,12 @@ class JobOperations:
         several begin so."""
         return parse((yield Call("GET", job_path(job_id))), Job)
 
-    def _jobs(self, *, state: JobState | None = None) -> Listing[JobPage, JobSummary]:
-        """Yield jobs, the newest first."""
-        return Listing("/v1/jobs", JobPage, lambda page: page.jobs, {"state": state})
+    def _jobs(
+        self, *, state: JobState | None = None, name: str | None = None, labels: Mapping[str, str] | None = None
+    ) -> Listing[JobPage, JobSummary]:
+        """Yield jobs, the newest first; of one state, of one name, with all of `labels` where given."""
+        label = [f"{key}={value}" for key, value in (labels or {}).items()]
+        return Listing("/v1/jobs", JobPage, lambda page: page.jobs, {"state": state, "name": name, "label": label})
 
     def _candidates(
         self, job_id: str, *, problem: str | None = None, verdict: str | None = None

@@ -62,7 +62,7 @@ class Listing(Generic[_Page, _Item]):
     def read(self, cursor: str | None) -> Operation[_Page]:
         """The page at `cursor`, None: the first."""
         parameters = {"limit": LARGEST_PAGE, **self.options, "cursor": cursor}
-        query = urlencode({name: value for name, value in parameters.items() if value is not None})
+        query = urlencode({name: value for name, value in parameters.items() if value is not None}, doseq=True)
         response = yield Call("GET", f"{self.path}?{query}")
         page = parse(response, self.page)
         if cursor is not None:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from cukiln.torch.dispatch import Operator, run
-from cukiln.torch.modes import forward_mode, ordinary, single_precision, transformed
+from cukiln.torch.modes import forward_mode, of_own_operators, ordinary, single_precision, transformed
 from cukiln.torch.modes import recorded as may_be_recorded
 
 DEFINED: dict[str, Operator] = {}  # by name
@@ -48,10 +48,11 @@ def call(
     """By way of PyTorch's dispatcher where something traces or casts, `recorded` where gradients are asked for, else at
     once."""
     if torch.compiler.is_compiling():
-        return by_dispatcher(*arguments)
+        return operator.own(*operator.pack(*arguments)) if of_own_operators(arguments) else by_dispatcher(*arguments)
     tensors, options = operator.pack(*arguments)
     if not ordinary(tensors):
-        return operator.own(tensors, options) if transformed() else by_dispatcher(*arguments)
+        own = transformed() or of_own_operators(tensors)
+        return operator.own(tensors, options) if own else by_dispatcher(*arguments)
     return recorded(*arguments, direct=True) if may_be_recorded(tensors) else run(operator, tensors, options)
 
 

@@ -3,12 +3,15 @@
 from typing import TYPE_CHECKING
 
 import torch
+from torch._subclasses import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.autograd import forward_ad
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+_TRACED = (FakeTensor, FunctionalTensor)  # which take every operator
 _modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
 _autocast, _tracing = torch._C._is_any_autocast_enabled, torch._C._get_tracing_state
 
@@ -39,6 +42,17 @@ def transformed() -> bool:
     return not torch.compiler.is_compiling() and (_transforms() or forward_mode())
 
 
+def of_own_operators(arguments: "Iterable[object]") -> bool:
+    """Whether one is a tensor of a class that computes PyTorch's operators itself, and knows no others: a nested or a
+    distributed one."""
+    return any(
+        isinstance(argument, torch.Tensor)
+        and not isinstance(argument, _TRACED)
+        and type(argument).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        for argument in arguments
+    )
+
+
 def forward_mode() -> bool:
     """Whether tensors may carry tangents, which no kernel computes."""
     level: int = forward_ad._current_level
@@ -47,7 +61,9 @@ def forward_mode() -> bool:
 
 def uses_tf32(operation: str) -> bool:
     """Whether PyTorch's own `matmul` or `conv` of float32 may, on GPUs. It says so in a microsecond where its settings
-    are asked by their public names."""
+    are asked by their public names. What Dynamo traces does not depend on it."""
+    if torch.compiler.is_dynamo_compiling():
+        return False
     precision: str = torch._C._get_fp32_precision_getter("cuda", operation)
     return precision == "tf32"
 

@@ -204,3 +204,64 @@ def test_gradients_of_reductions_of_nothing_are_empty(op: Any, service: PlayedSe
     (dx,) = torch.autograd.grad(ck.reduce(x, 0, op).sum(), x)
     assert dx.shape == (0, 4)
     assert service.calls == 0
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_tensors_of_classes_with_operators_of_their_own_are_pytorchs(compiled: bool, service: PlayedService) -> None:
+    import torch
+
+    import cukiln.torch as ck
+
+    functional = torch.nn.functional
+    rows = [torch.randn(n, 8) for n in (2, 3)]
+    w, image = torch.randn(8, 6), torch.randn(1, 2, 4, 8)
+    filters, mask = torch.randn(3, 2, 3, 3), torch.rand(1, 2, 4, 8) > 0.5
+
+    class Wrapper(torch.Tensor):
+        """Computes what it wraps does, and knows PyTorch's operators alone."""
+
+        of: torch.Tensor
+
+        @classmethod
+        def __torch_dispatch__(cls, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            assert function.namespace == "aten", function
+            plain = [a.of if isinstance(a, Wrapper) else a for a in arguments]
+            return function(*plain, **(options or {}))
+
+    def wrapped() -> Any:
+        made = torch.Tensor._make_wrapper_subclass(Wrapper, image.shape, dtype=image.dtype)
+        made.of = image
+        return made
+
+    def nested() -> Any:
+        return torch.nested.nested_tensor(rows, layout=torch.jagged)
+
+    of_nested: list[tuple[Callable[[Any], Any], Callable[[Any], Any]]] = [
+        (lambda x: ck.matmul(x, w), lambda x: x @ w),
+        (lambda x: ck.softmax(x), lambda x: torch.softmax(x, -1)),
+        (lambda x: ck.rms_norm(x, (8,)), lambda x: functional.rms_norm(x, (8,))),
+    ]
+    for call, own in of_nested:
+        call = torch.compile(call, fullgraph=True, backend="aot_eager") if compiled else call
+        torch.testing.assert_close(call(nested()).unbind(), own(nested()).unbind())
+    calls: list[Callable[[Any], Any]] = [
+        lambda x: ck.conv2d(x, filters),
+        lambda x: ck.layer_norm(x, (8,)),
+        lambda x: ck.reduce(x, (0, 2), "logsumexp"),
+        lambda x: ck.masked_activation(x, mask),
+        lambda x: ck.attention(x, image, image),
+    ]
+    for call in [] if compiled else calls:
+        torch.testing.assert_close(call(wrapped()), call(image))
+    assert service.calls == (0 if compiled else 4)  # of the plain images; attention has no kernels of float32
+
+
+def test_a_product_of_a_vector_is_compiled_whole_as_of_a_gpu(service: PlayedService) -> None:
+    import torch
+
+    import cukiln.torch as ck
+
+    a, b = torch.randn(8, requires_grad=True), torch.randn(8, 6)
+    with ck.record():  # calls on CPU tensors are those of a GPU, where float32 may be multiplied as tf32
+        call = torch.compile(lambda a, b: ck.matmul(a, b, activation="relu"), fullgraph=True, backend="aot_eager")
+        torch.testing.assert_close(call(a, b), torch.relu(a @ b))
