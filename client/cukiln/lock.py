@@ -12,18 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from cukiln.errors import NotLocked, UsageError
 from cukiln.job_request import encode
 from cukiln.json_file import read_json_object
 from cukiln.local_cache import verify, write_atomically
-from cukiln.operations.record_memory import record_bytes
+from cukiln.operations.record_memory import record_bytes, record_of
 from cukiln.settings import own_path
 from cukiln.types import FrontEntry, WinnerRecord
 
 LOCK_FILE = "cukiln.lock"  # in the current folder, unless CUKILN_LOCK names another
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Lock:
             )
         try:
             return cls(file, tuple(_problem(entry, file) for entry in read["records"]))
-        except (KeyError, TypeError, AttributeError, ValidationError) as error:
+        except (LookupError, TypeError, AttributeError, ValueError) as error:
             raise UsageError(f"{file} is not a whole lock file; write it again with `cukiln lock`") from error
 
     def write(self) -> None:
@@ -148,4 +146,4 @@ def _problem(entry: Mapping[str, Any], file: Path) -> LockedProblem:
         raise TypeError("a record's name, problem or digest is of a wrong type")
     data = encode(entry["record"])
     verify(data, sha256, f"the record of {name} in {file}")
-    return LockedProblem(name, problem, sha256, WinnerRecord.model_validate_json(data))
+    return LockedProblem(name, problem, sha256, record_of(entry["record"]))

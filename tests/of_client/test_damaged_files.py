@@ -48,7 +48,7 @@ def test_a_damaged_lock_file_is_named_with_what_to_do(data: bytes, tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "is a lock file of version 2, and this release reads 1"),
+        ({"version": 1}, "is a lock file of version 1, and this release reads 2"),
         ({"records": 5}, "is not a whole lock file"),
         ({"records": ["text"]}, "is not a whole lock file"),
         ({"name": 5}, "is not a whole lock file"),

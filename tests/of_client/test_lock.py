@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,54 @@ def test_a_problem_is_found_as_asked_and_as_the_service_writes_it(tmp_path: Path
         lock.record(PROBLEM, "sm_75")
 
 
+def test_numbers_of_a_call_keep_their_order_in_a_lock_and_in_the_cache(
+    run: Any, scripted: ScriptedService, library: bytes, digest: str
+) -> None:
+    """They are those of a library's arrays, where `n` may stand before `k`."""
+    record = record_json(digest)
+    numbers = {
+        "extents": {"n": 1, "k": 2, "h": 3},
+        "attributes": {"stride": 2, "padding": 1},
+        "launch": {"z": 1, "a": 2},
+    }
+    record["front"][0]["launch"] |= numbers
+    result = {"name": "conv", "key": "a" * 64, "record": record}
+    scripted.on("POST", "/v1/lookups", {"results": [result], "hits": 1, "misses": 0})
+    for _ in range(2):  # the second client has it from the cache
+        with cukiln.Client(scripted.url) as client:
+            (found,) = client.lookup([PROBLEM], target="sm_90a")
+    assert len(scripted.seen) == 1 and found.record is not None
+    make_lock(Path("cukiln.lock"), [PROBLEM], [found.record]).write()
+    resorted = json.dumps(json.loads(Path("cukiln.lock").read_text()), sort_keys=True)
+    Path("cukiln.lock").write_text(resorted)
+    cukiln.load(library, sha256=digest)
+    locked = load(PROBLEM, locked=True).entry
+    assert locked is not None
+    for launch in (found.record.front[0].launch, locked.launch):
+        written = launch.model_dump()
+        assert {name: list(written[name].items()) for name in numbers} == {
+            name: list(of_name.items()) for name, of_name in numbers.items()
+        }
+
+
+def test_a_record_of_the_cache_whose_numbers_have_lost_their_order_is_asked_for_again(
+    run: Any, scripted: ScriptedService, digest: str
+) -> None:
+    result = {"name": "mm", "key": "a" * 64, "record": record_json(digest)}
+    scripted.on("POST", "/v1/lookups", {"results": [result], "hits": 1, "misses": 0})
+    with cukiln.Client(scripted.url) as client:
+        (found,) = client.lookup([PROBLEM], target="sm_90a")
+        assert found.record is not None
+        sorted_names = json.dumps(found.record.model_dump(mode="json"), sort_keys=True).encode()
+        ((answer, path),) = ((client.cache.answer(p.stem), p) for p in (client.cache.folder / "answers").iterdir())
+        assert answer is not None
+        kept = replace(answer, record=hashlib.sha256(sorted_names).hexdigest())
+        client.cache.keep_answer(path.stem, kept, sorted_names)
+    with cukiln.Client(scripted.url) as client:
+        (found,) = client.lookup([PROBLEM], target="sm_90a")
+    assert found.record is not None and len(scripted.seen) == 2
+
+
 def test_a_lock_that_was_changed_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     make_lock(path, [PROBLEM], [record_of("d" * 64)]).write()
@@ -138,7 +187,7 @@ def test_a_lock_that_was_changed_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "[]", '{"version": 2}', '{"version": 1}', '{"version": 1, "records": [{}]}']
+    "text", [None, "", "[]", '{"version": 1}', '{"version": 2}', '{"version": 2, "records": [{}]}']
 )
 def test_what_is_no_lock_file_says_so(text: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUKILN_LOCK", str(tmp_path / "lock"))

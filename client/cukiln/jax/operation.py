@@ -60,7 +60,7 @@ def _function(operation: Operation) -> Any:
         return compute(*arrays)
 
     differentiable.defvjp(
-        lambda *arrays: (compute(*arrays), arrays),
+        lambda *arrays: (differentiable(*arrays), arrays),  # not `compute`: it has a gradient, too
         lambda arrays, cotangent: tuple(operation.gradients(cotangent, arrays)),
     )
     return differentiable

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from itertools import islice
+from typing import Any
 
 from pydantic_core import from_json
 
@@ -14,6 +15,7 @@ from cukiln.local_cache import RECORD, CachedAnswer, LocalCache
 from cukiln.types import LookedUp, WinnerRecord
 
 REMEMBERED_LOOKUPS = 100_000  # of a client; the least recently used are dropped first
+_IN_ORDER = ("extents", "attributes", "launch")  # of a launch: numbers by name, in the order of the library's arrays
 
 
 class RecordMemory:
@@ -96,7 +98,7 @@ def cached_record(cache: LocalCache, answer: CachedAnswer) -> WinnerRecord | Non
     data = cache.get(answer.record, RECORD)
     try:
         # A fifth less time than reading and checking at once takes: most of a record is free-form.
-        return None if data is None else WinnerRecord.model_validate(from_json(data, cache_strings="keys"))
+        return None if data is None else record_of(from_json(data, cache_strings="keys"))
     except ValueError:  # of another release
         return None
 
@@ -112,5 +114,26 @@ def keep_record(
 
 def record_bytes(record: WinnerRecord) -> bytes:
     """The record as JSON, one way to write it: its SHA-256 is what a lock file pins. What has its default value is left
-    out, so that a later release's fields change nothing."""
-    return encode(record.model_dump(mode="json", exclude_defaults=True))
+    out, so that a later release's fields change nothing. Names are sorted; where their order means something, they are
+    pairs."""
+    written = record.model_dump(mode="json", exclude_defaults=True)
+    for entry in written["front"]:
+        launch = entry["launch"]
+        entry["launch"] = {**launch, **{name: list(launch[name].items()) for name in _IN_ORDER if name in launch}}
+    return encode(written)
+
+
+def record_of(written: Any) -> WinnerRecord:
+    """The record of which `record_bytes` wrote this JSON. Raises `ValueError`."""
+    try:
+        front = [{**entry, "launch": _with_names(entry["launch"])} for entry in written["front"]]
+    except (LookupError, TypeError) as error:
+        raise ValueError("it is no record, or one of another release") from error
+    return WinnerRecord.model_validate({**written, "front": front})
+
+
+def _with_names(launch: Mapping[str, Any]) -> dict[str, Any]:
+    pairs = {name: launch[name] for name in _IN_ORDER if name in launch}
+    if not all(isinstance(value, list) for value in pairs.values()):
+        raise TypeError("its numbers are in no order")
+    return {**launch, **{name: dict(value) for name, value in pairs.items()}}

@@ -153,6 +153,37 @@ def test_attention_and_its_gradients_are_those_of_wide_operands_to_their_roundin
         close(made, expected, dtype)
 
 
+def test_gradients_have_gradients() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    import cukiln.jax as cj
+
+    x, w = random(3, 6, dtype="float32"), random(6, 5, dtype="float32", seed=2)
+    image, filters = random(1, 5, 5, 2, dtype="float32"), random(2, 3, 3, 2, dtype="float32", seed=2)
+    axes = ("NHWC", "OHWI", "NHWC")
+    pairs: list[tuple[Any, Any, Any]] = [
+        (x, lambda x: cj.matmul(x, w, activation="tanh"), lambda x: jnp.tanh(x @ w)),
+        (x, cj.softmax, lambda x: jax.nn.softmax(x, -1)),
+        (
+            image,
+            lambda x: cj.conv2d(x, filters, padding=1, activation="silu"),
+            lambda x: jax.nn.silu(
+                jax.lax.conv_general_dilated(x, filters, (1, 1), [(1, 1)] * 2, dimension_numbers=axes)
+            ),
+        ),
+    ]
+
+    def twice(function: Any) -> Any:
+        def slopes(x: Any) -> Any:
+            return (jax.grad(lambda x: (function(x) ** 3).sum())(x) ** 2).sum()
+
+        return jax.jit(jax.grad(slopes))
+
+    for array, ours, theirs in pairs:
+        close(twice(ours)(array), twice(theirs)(array), "float16")
+
+
 def test_what_is_empty_is_empty_or_zero() -> None:
     import jax
 
