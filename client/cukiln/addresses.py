@@ -15,6 +15,7 @@ from cukiln.errors import ServiceUnreachable, UsageError
 _UNUSABLE = (ExceptionGroup, ImportError, OSError, OverflowError, ValueError, httpx2.InvalidURL)
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY")
 _VARIABLES = (*_PROXIES, *(name.lower() for name in _PROXIES), "SSL_CERT_FILE", "SSL_CERT_DIR", "SSLKEYLOGFILE")
+_GIVEN_BY = "--url, CUKILN_URL, or `url` in the configuration file"
 _SHOWN = 80  # characters of a path that is too long
 _LONGEST_LABEL = 63  # of a host's name (RFC 1035, 2.3.4)
 
@@ -25,7 +26,7 @@ def parse_url(url: str) -> httpx2.URL:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
         raise UsageError(
-            f"the service address {url!r} (--url, CUKILN_URL) is not a URL ({error}); expected http://host:port"
+            f"the service address {url!r} ({_GIVEN_BY}) is not a URL ({error}); expected http://host:port"
         ) from error
     labels = parsed.raw_host.removesuffix(b".").split(b".")
     if parsed.scheme not in ("http", "https") or not parsed.host:
@@ -36,7 +37,7 @@ def parse_url(url: str) -> httpx2.URL:
         wrong = f"has the port {parsed.port}, and the last one is 65535"
     else:
         return parsed
-    raise UsageError(f"the service address {url!r} (--url, CUKILN_URL) {wrong}; expected http://host:port")
+    raise UsageError(f"the service address {url!r} ({_GIVEN_BY}) {wrong}; expected http://host:port")
 
 
 def build_request(

@@ -57,7 +57,7 @@ class ClientSettings:
             cache_dir=own_path(named["cache"])
             if named["cache"]
             else _home(values, "XDG_CACHE_HOME", ".cache") / "cukiln",
-            cache_bytes=_bytes(named["cache_bytes"]),
+            cache_bytes=_bytes(named["cache_bytes"], config),
             offline=_flag(named["offline"]),
         )
 
@@ -103,7 +103,7 @@ def _read_config(path: Path, *, is_named: bool) -> dict[str, Any]:
     return read
 
 
-def _bytes(value: str | int | None) -> int:
+def _bytes(value: str | int | None, config: Path) -> int:
     if value is None:
         return DEFAULT_BYTES
     try:
@@ -111,7 +111,8 @@ def _bytes(value: str | int | None) -> int:
     except ValueError:
         number = -1
     if number < 0:
-        raise UsageError(f"CUKILN_CACHE_BYTES is {value!r}; expected a whole number of bytes")
+        name = f"{config}: cache_bytes" if isinstance(value, int) else "CUKILN_CACHE_BYTES"
+        raise UsageError(f"{name} is {value!r}; expected a whole number of bytes")
     return number
 
 

@@ -131,6 +131,16 @@ def test_a_damaged_configuration_is_named(data: bytes, tmp_path: Path) -> None:
         ClientSettings.from_environment({"CUKILN_CONFIG": str(tmp_path / "config.toml")})
 
 
+def test_a_wrong_number_of_the_configuration_is_named_as_its_own(tmp_path: Path) -> None:
+    config = tmp_path / "config.toml"
+    config.write_text("cache_bytes = -1")
+    variables = {"CUKILN_CONFIG": str(config)}
+    with pytest.raises(UsageError, match=rf"^{re.escape(str(config))}: cache_bytes is -1; expected a whole number"):
+        ClientSettings.from_environment(variables)
+    with pytest.raises(UsageError, match=r"^CUKILN_CACHE_BYTES is '-2'; expected a whole number"):
+        ClientSettings.from_environment({**variables, "CUKILN_CACHE_BYTES": "-2"})
+
+
 def test_a_configuration_that_is_named_and_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"CUKILN_CONFIG names .*confg\.toml, where there is no file"):
         ClientSettings.from_environment({"CUKILN_CONFIG": str(tmp_path / "confg.toml")})
