@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,28 @@ def test_a_secret_that_is_handed_over_is_found(tmp_path: Path, folder: Path, mon
         answers, _ = opened(processes, "compiler", home, folder / "probe", {"CUKILN_API_KEY": home.secret})
         processes.close()
     assert "environment" in answers
+
+
+def test_a_link_that_leads_into_the_data_folder_opens_nothing_of_it(tmp_path: Path) -> None:
+    if not machine().landlock:
+        pytest.skip("this kernel has no Landlock")
+    kept, root = tmp_path / "data" / "kept", tmp_path / "root"
+    kept.mkdir(parents=True)
+    root.mkdir()
+    (kept / "file").write_text("secret")
+    (tmp_path / "own").write_text("own")
+    for name, leads_to in (("link", kept), ("back", tmp_path), ("nowhere", tmp_path / "none")):
+        (tmp_path / name).symlink_to(leads_to)
+    processes = processes_with(root, (tmp_path / "data",), **NO_NAMESPACES)
+    with closing(processes), processes.private_folder() as made:
+        command = [
+            "cat",
+            *(str(tmp_path / way / "file") for way in ("data/kept", "link", "back/link")),
+            f"{tmp_path}/own",
+        ]
+        said = processes.run(command, cwd=made, limits=LIMITS, device=True).text()
+    assert "secret" not in said
+    assert said.count("Permission denied") == 3 and said.startswith("own")
 
 
 # ---- what a child writes

@@ -120,15 +120,26 @@ def homes_of(program: Path) -> Iterator[Path]:
 
 
 def without(folder: Path, secrets: Sequence[Path]) -> Iterator[Path]:
-    """`folder`, or where secrets lie in it those parts of it that hold none."""
-    if not folder.exists() or any(folder.is_relative_to(secret) for secret in secrets):
-        return
-    resolved = folder.resolve()
-    if not any(secret.resolve().is_relative_to(resolved) for secret in secrets):
-        yield folder
-        return
-    for entry in resolved.iterdir():
-        yield from without(entry, [secret.resolve() for secret in secrets])
+    """`folder`, or where secrets lie in it those parts of it that hold none, and no link that leads into one."""
+    kept = [secret.resolve() for secret in secrets]
+    above = {parent for secret in kept for parent in secret.parents}
+    walked: set[Path] = set()
+
+    def parts(path: Path, real: Path) -> Iterator[Path]:
+        if any(real.is_relative_to(secret) for secret in kept):
+            return
+        if real not in above:
+            yield path
+        elif real not in walked:  # a link may lead back
+            walked.add(real)
+            for entry in real.iterdir():
+                if not entry.is_symlink():
+                    yield from parts(entry, entry)
+                elif entry.exists():
+                    yield from parts(entry, entry.resolve())
+
+    if folder.exists():
+        yield from parts(folder, folder.resolve())
 
 
 def outermost_closed(path: Path) -> Path | None:
