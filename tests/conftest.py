@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.support.run.longest_first import place_of
 from tests.support.run.shared_statements import share_certificates, share_statements
@@ -36,6 +37,11 @@ os.environ["CUKILN_TEST_SEED"] = os.environ.get("CUKILN_TEST_SEED") or str(rando
 gc.disable()  # until all tests are there: each process of the run makes all of them
 share_statements()
 share_certificates()
+# However slow the machine is; and each example leaves a fixture of its test as it found it.
+settings.register_profile(
+    "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]
+)
+settings.load_profile("untimed")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -52,14 +58,18 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
-def umask() -> str:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(line for line in lines if line.startswith("Umask:"))
+def umask() -> int:
+    with Path("/proc/self/status").open() as status:
+        return int(next(line for line in status if line.startswith("Umask:")).split()[1], 8)
+
+
+UMASK = umask()
 
 
 @pytest.fixture(autouse=True)
 def _same_umask() -> Iterator[None]:
     """Where a test left another, later ones of its process would fail instead of it."""
-    before = umask()
     yield
-    assert umask() == before, "this test changed the umask of its process"
+    left = umask()
+    os.umask(UMASK)
+    assert left == UMASK, "this test changed the umask of its process"

@@ -100,7 +100,7 @@ def test_zeros_alone_give_an_exact_zero() -> None:
 SHAPES = {"m": st.integers(1, 9), "n": st.integers(1, 9), "k": st.integers(1, 70), "batch": st.integers(1, 2)}
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(
     st.fixed_dictionaries(SHAPES), st.sampled_from(list(TYPES.values())),
     st.lists(st.sampled_from(EVERY_NODE), max_size=5), st.sampled_from(["integer", "normal"]), st.booleans(),

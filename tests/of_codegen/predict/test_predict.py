@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from codegen.lower import lower
@@ -61,7 +61,6 @@ def test_occupancy_is_the_calculator_s(
     assert occupied.fraction == pytest.approx(blocks * math.ceil(threads / 32) * 32 / target(arch).max_threads_per_sm)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 32), st.integers(1, 254), st.integers(0, 60000), st.sampled_from(sorted(targets())))
 def test_more_resources_never_raise_occupancy(warps: int, registers: int, shared: int, arch: str) -> None:
     sheet = target(arch)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from codegen.operators import operators
@@ -427,7 +427,7 @@ bodies = values | st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(body=bodies)
 def test_no_json_makes_the_service_fail(shared_api: Api, body: Any) -> None:
     # Lookups read what jobs read and write nothing, so that what happens to be valid leaves no row.
@@ -437,7 +437,7 @@ def test_no_json_makes_the_service_fail(shared_api: Api, body: Any) -> None:
         problem(answer)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150)
 @given(body=st.binary(max_size=200) | st.text(alphabet='{}[]",:\\u0d8ntrue 1.-e', max_size=60).map(str.encode))
 def test_no_bytes_make_the_service_fail(shared_api: Api, body: bytes) -> None:
     answer = shared_api.client.post("/v1/jobs", content=body, headers=JSON)

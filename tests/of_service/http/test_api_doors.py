@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cukiln.types import JobPage
@@ -318,7 +318,6 @@ VALUES = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(VALUES, st.booleans(), st.integers(1, 20))
 def test_what_a_body_holds_is_counted_in_its_bytes(value: Any, ascii: bool, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:

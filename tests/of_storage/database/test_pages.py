@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from storage.database.pages import make_cursor, read_cursor
@@ -39,7 +39,6 @@ def statuses(api: Api, cursor: str) -> set[int]:
     return {api.client.get(path, params={"cursor": cursor}).status_code for path in paths}
 
 
-@settings(deadline=None)
 @given(st.lists(PARTS, max_size=3))
 @example([1.0, "\ud800"])
 @example([10**30, "x"])

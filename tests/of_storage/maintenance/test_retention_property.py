@@ -241,7 +241,6 @@ def test_winners_keep_their_files_and_jobs_end_whatever_is_removed(
     chosen = settings(
         max_examples=examples,
         stateful_step_count=40,
-        deadline=None,
         suppress_health_check=list(HealthCheck),
         database=None,
     )

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy import select, text, update
 
@@ -552,7 +552,7 @@ def play(world: World, done: Sequence[Any], only: set[str] | None) -> set[str]:
     return standing
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12)
 @given(st.lists(steps, min_size=2, max_size=8))
 def test_what_was_withdrawn_leaves_nothing(
     tmp_path_factory: pytest.TempPathFactory,

@@ -478,7 +478,5 @@ def test_every_job_ends_whatever_happens(
         monkeypatch.setattr(losses, name, most)
     examples = int(os.environ.get("CUKILN_TEST_JOB_ORDERS", orders))
     quiet = list(HealthCheck)
-    chosen = settings(
-        max_examples=examples, stateful_step_count=40, deadline=None, suppress_health_check=quiet, database=None
-    )
+    chosen = settings(max_examples=examples, stateful_step_count=40, suppress_health_check=quiet, database=None)
     run_state_machine_as_test(Jobs, settings=chosen)

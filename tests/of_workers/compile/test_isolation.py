@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, example, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from codegen.kernel import Kernel
@@ -98,10 +98,8 @@ def found_of(outcomes: Sequence[GroupOutcome]) -> dict[str, KernelOutcome]:
 
 
 @settings(
-    deadline=None,
     max_examples=2,
     phases=(Phase.explicit, Phase.generate),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.lists(st.sampled_from(["none", "none", CRASH, HANG, *NAMED]), min_size=1, max_size=5))
 @example(["none", CRASH, "ptxas_line", HANG, "none"])

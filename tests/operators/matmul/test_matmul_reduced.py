@@ -179,7 +179,7 @@ def test_the_problems_of_a_large_tile_stay_cheap(types: tuple[str, str, bool]) -
             assert sum(cost(problem, t) for problem in problems) < 7 * MANY_BUDGET
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.sampled_from(TYPES), st.lists(st.sampled_from(STRUCTURES), max_size=8), st.integers(0, 2**32),
     st.sampled_from([(16, 16, 32, 1), (32, 16, 64, 2), (16, 64, 128, 3)]), st.sampled_from(["none", "workspace"]),

@@ -48,7 +48,7 @@ PROBLEMS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(PROBLEMS, st.integers(0, 2**32))
 def test_a_kernel_is_within_the_bound_on_normal_inputs(fields: dict[str, Any], seed: int) -> None:
     problem = matmul(**fields)
@@ -61,7 +61,7 @@ def test_a_kernel_is_within_the_bound_on_normal_inputs(fields: dict[str, Any], s
     assert right_share(computed(problem, inputs), result, bound) == 1.0
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(PROBLEMS, st.integers(0, 2**32))
 def test_a_kernel_equals_the_exact_reference_on_integer_inputs(fields: dict[str, Any], seed: int) -> None:
     problem = matmul(**fields)
@@ -71,7 +71,7 @@ def test_a_kernel_equals_the_exact_reference_on_integer_inputs(fields: dict[str,
     assert np.array_equal(computed(problem, inputs, exact=True).astype(np.float64), result)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(PROBLEMS, st.integers(0, 2**32))
 def test_a_kernel_is_within_the_bound_on_integer_inputs_with_activations(fields: dict[str, Any], seed: int) -> None:
     problem = matmul(**fields)
