@@ -7,7 +7,7 @@ from typing import Any
 
 from codegen.dtypes import dtype
 from codegen.epilogue import node_of
-from codegen.operators.reduce.axes import WIDEST_BYTES, form_of
+from codegen.operators.reduce.axes import MAX_AXES, WIDEST_BYTES, form_of
 from codegen.operators.reduce.problem import ReduceProblem
 from codegen.problem import LARGEST_ELEMENTS
 from codegen.run_once import FAR
@@ -20,8 +20,8 @@ MOST_LONG_SLICES, LONG_THREADS = 4096, 2**17
 
 
 def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> list[ReduceProblem]:
-    """Whole blocks with more trips than one; tails in units and in steps; the smallest; few steps of many units; more
-    slices than a block of `combine` takes at once."""
+    """Whole blocks with more trips than one, of as many axes as there may be; tails in units and in steps; the
+    smallest; few steps of many units; more slices than a block of `combine` takes at once."""
     t = tunables
     by_rows, vector = t["algorithm"] == "row", int(t["vector"])
     depth = t["threads"] // t["lanes"]
@@ -34,7 +34,7 @@ def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) 
     for number, (outer, steps) in enumerate(wishes):
         outputs, count = (outer, steps * vector) if by_rows else (outer * vector, steps)
         problems.append(_granted(signature, outputs, count, number % 2 == 1))
-    return problems
+    return [_of_all_axes(problems[0]), *problems[1:]]
 
 
 def long_problem(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> tuple[ReduceProblem, list[int]]:
@@ -79,6 +79,18 @@ def _granted(s: Mapping[str, Any], outputs: int, count: int, apart: bool) -> Red
     names = ("dtype", "out_dtype", "fn", "map", "write_map")
     chain = [node_of(part).model_dump() for part in s["epilogue"]]
     return ReduceProblem.model_validate({**fields, **{name: s[name] for name in names}, "epilogue": chain})
+
+
+def _of_all_axes(problem: ReduceProblem) -> ReduceProblem:
+    """The same elements: axes of extent 1 behind the outermost."""
+    more = MAX_AXES - len(problem.shape)
+
+    def filled(values: tuple[int, ...]) -> tuple[int, ...]:
+        return (values[0], *[1] * more, *values[1:])
+
+    axes = tuple(axis + more if axis else 0 for axis in problem.axes)
+    changed = {"shape": filled(problem.shape), "strides": filled(problem.strides), "axes": axes}
+    return ReduceProblem.model_validate({**problem.canonical(), **changed})
 
 
 def _extents(s: Mapping[str, Any], kind: str, wish: int) -> list[int]:
