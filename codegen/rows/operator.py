@@ -178,12 +178,14 @@ class RowOperator(Operator):
         return once
 
     def edge_calls(self, kernel: Kernel) -> list[EdgeCall]:
-        """No rows or elements, as many as may be, one more, fewer than none."""
+        """No rows or elements, as many as may be, more, fewer than none; a part of a vector."""
         t, beyond = kernel.tunables.as_dict(), LARGEST_EXTENT + 1
         vector, room = int(t["vector"]), _capacity(t)
         most = {"rows": LARGEST_EXTENT, "columns": room or LARGEST_EXTENT // vector * vector}
+        parts, longer = [most["columns"] - 1] if vector > 1 else [], [room + vector] if room else []
+        refused = {"rows": [beyond, -1], "columns": [beyond, -1, *parts, *longer]}
         taken = [EdgeCall({name: number}, True) for name in most for number in (0, most[name])]
-        return [*taken, *(EdgeCall({name: number}, False) for name in most for number in (beyond, -1))]
+        return [*taken, *(EdgeCall({name: number}, False) for name, each in refused.items() for number in each)]
 
     def _of_class(self, s: Mapping[str, Any], rows: int, columns: int, downward: bool, number: int) -> RowProblem:
         """The problem whose rows are of about so many elements, at most where `downward`, and of the class."""

@@ -88,6 +88,8 @@ ARGUMENTS = (
         "comparison: .*",
         SAME_THERE,
     ),
+    # Of sums in one pass: where there are no outputs, that was said before.
+    Argument("reduce/kernel.cuh", "extents[at_outputs] < 1 ? 1 : extents[at_outputs];", "constant: 1 -> 0", UNUSED),
     Argument("reduce/kernel.cuh", "arguments.count = static_cast<float>(count);", "extent: .*", UNUSED),
     Argument("reduce/kernel.cuh", "kernel.along_rows ? count / kernel.vector", "case: .* -> false", SAME_THERE),
     Argument("reduce/kernel.cuh", "if (all) {", "case: .* -> false", SLOWER, rounds=True),
@@ -98,14 +100,40 @@ ARGUMENTS = (
     ),
     Argument("masked_activation/kernel.cuh", "unsigned bits = 0;", "(constant|initial value): .*", UNUSED),
     Argument("attention/block.cuh", "const int first_query = packs_heads<C> ?", ".*", MASKED),
+    Argument(
+        "attention/block.cuh",
+        "const int end = end_seen(rows, place.query(C::tile_q - 1));",
+        "(initial value|extent): .*",
+        MASKED,
+    ),
+    Argument("attention/kernel.cuh", "if (warp.needs_mask(rows, begin))", "case: .* -> true", MASKED),
+    # Of a single stage.
+    Argument("attention/kernel.cuh", "filling = reading;", "operand: .*", SAME_THERE),
+    # Sequences of a ragged batch have keys of their own.
+    Argument(
+        "attention/kernel.cuh", "arguments.first_key = static_cast<int>(left < 0 ? -seq_q", "statement: .*", UNUSED
+    ),
+    Argument("attention/kernel.cuh", "const int64_t heads = heads_of(kernel, integers[0], integers[3]", ".*", ORDER),
+    Argument("attention/kernel.cuh", "arguments.band = static_cast<int>(launch[0] > 0", ".*", ORDER),
     Argument("mla/block.cuh", "if (tile < tiles) {", "case: .* -> true", EMPTY),
     Argument("mla/block.cuh", "sequence.end_seen(arguments, last < sequence.rows ? last", ".*", MASKED),
     Argument("mla/block.cuh", "float most = scores[i][0][half * 2];", "initial value: .*", ORIGIN, rounds=True),
     Argument("mla/block.cuh", "most = maximum(most, scores[i][j][half * 2 + e]);", "element: .* 1", PAIR),
+    Argument("mla/block.cuh", "const int count = end > 0 ? (end - 1)", "constant: 1 -> 0", MASKED),
+    # Lanes of a row have the same value.
+    Argument("mla/block.cuh", "if (lane() % 4 == 0) store_shared<1>(exchange", "constant: 0 -> 1", SAME_THERE),
+    Argument("mla/kernel.cuh", "if (warp.needs_mask(begin)) warp.mask(begin);", "case: .* -> true", MASKED),
+    Argument("mla/kernel.cuh", "if (!sequence.has_row(sequence.first)) return;", "case: .* -> false", EMPTY),
+    Argument("mla/kernel.cuh", "splits(plan_of<C>, integers[3], launch[0])};", "element: .*", SHARES, rounds=True),
+    Argument("mla/kernel.cuh", "const int64_t tiles = keys < 1 ? 1 : ceil_div(keys,", "initial value: .*", EMPTY),
+    # It is -1 or more than 0.
+    Argument("mla/kernel.cuh", "const bool counted = arguments.batch > 0 &&", "extent: .*", SAME_THERE),
+    # Rows of partial sums are whole blocks.
+    Argument("attention/tile.cuh", "bool in_bounds(int64_t index, int64_t extent)", "comparison: < -> <=", OF_CLASS),
     Argument("mla/kernel.cuh", "asked < 1 ? 1 : asked < tiles ? asked : tiles", "comparison: < -> <=", SAME_THERE),
-    # Without elements there is no workspace, and there are no places.
+    # Without elements, and of a kernel without lists, there is no workspace, and there are no places.
     Argument(
-        "masked_activation/kernel.cuh", "kernel.gather_scatter && workspace != nullptr", ".* -> [|]{2}", SAME_THERE
+        "masked_activation/kernel.cuh", "kernel.gather_scatter && workspace != nullptr", ".* -> ([|]{2}|true)", UNUSED
     ),
     # Of a single slice the end is that of all steps.
     Argument(
@@ -116,10 +144,17 @@ ARGUMENTS = (
     ),
     # One of both says already that a call is refused.
     Argument(
-        "rows.cuh", "arguments.columns = fits ? static_cast<int>(extents[1]) : -1;", "(operator|case): .*", UNUSED
+        "rows.cuh",
+        "arguments.columns = fits ? static_cast<int>(extents[1]) : -1;",
+        "(operator|case|constant): .*",
+        UNUSED,
     ),
-    Argument("rows.cuh", "arguments.rows = fits ? static_cast<int>(extents[0]) : -1;", "(operator|case): .*", UNUSED),
+    Argument(
+        "rows.cuh", "arguments.rows = fits ? static_cast<int>(extents[0]) : -1;", "(operator|case|constant): .*", UNUSED
+    ),
     Argument("rows.cuh", "const bool fits = extents[0] >= 0 &&", "(element|constant): .*", UNUSED),
+    # A row without elements is not read.
+    Argument("layer_norm/kernel.cuh", "float origin = 0.0f;", "initial value: .*", UNUSED),
     Argument("rows.cuh", "for (int step = 0; step < C::steps; ++step)", "extent: .* [+] 1.", EMPTY),
     Argument("rows.cuh", "shared_memory<unsigned>() + which * state_words<C>", "operator: [*] -> [+]", ELSEWHERE),
     Argument("layer_norm/kernel.cuh", "return c < low ? low : c < high ? c : high;", ".*", SECOND_PASS, rounds=True),
@@ -201,11 +236,20 @@ class Open:
 OF_MERGES = "2^31 partial rows (batches, heads, queries, splits): the last heads of many, as a part"
 OPEN = (
     Open("reduce/kernel.cuh", "found > INT64_MAX / extent[i]", "extents whose product leaves 64 bits"),
-    Open("reduce/kernel.cuh", "for (int axis = 0; axis < max_axes; ++axis) {", "as many axes as launch code takes"),
     Open(
         "gemm/limbs.cuh",
         "diagonals[i][j][d][r] = 0;",
         "locals that begin with a pattern (-ftrivial-auto-var-init), which g++ 11 does not have",
+    ),
+    Open(
+        "attention/block.cuh",
+        "first_query = row / group;",
+        "products of a row and its group beyond 2^31, in a local that begins with a pattern",
+    ),
+    Open(
+        "attention/kernel.cuh",
+        "static_cast<int>(clipped(integers[",
+        "the result of a call whose window is longer than a problem's may be",
     ),
     Open("attention/merge.cuh", "const int64_t rows = int64_t(heads)", OF_MERGES),
     Open("gemm/split.cuh", "const int64_t row = index / per_row;", "2^31 rows of partial sums, in several matrices"),
@@ -220,6 +264,11 @@ OPEN = (
         "a candidate's seconds (8 kernels of six operators)",
     ),
     Open("attention/merge_rows.cuh", "const int64_t ", OF_MERGES),
+    Open(
+        "mla/kernel.cuh",
+        "return kernel.ragged ? rows / kernel.tile_q + batch",
+        "a ragged batch of more rows than any number that stands beside `rows`",
+    ),
     Open("attention/merge.cuh", "const int64_t head = int64_t(blockIdx.y)", OF_MERGES),
     Open("mla/kernel.cuh", "const int64_t first = blockIdx.y * rows", "2^31 partial rows of 512 floats, 4 TiB"),
     Open(

@@ -19,6 +19,7 @@ from codegen.operator import (
     Array,
     Config,
     Cost,
+    EdgeCall,
     Float64,
     InputKind,
     LaunchBounds,
@@ -187,6 +188,10 @@ class Reduce(Operator):
         if far := far_problem(s, t):
             once.append(RunOnce("far", far, tuple(self.test_launches(kernel, far)[0]), far))
         return once
+
+    def edge_calls(self, kernel: Kernel) -> list[EdgeCall]:
+        """Without outputs."""
+        return [EdgeCall({"outputs": 0}, False)]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = self.own(problem)
