@@ -228,7 +228,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.out = pointers[1 + kernel.scale + kernel.shift];
   const bool fits = extents[0] >= 0 && extents[0] <= largest_extent && extents[1] >= 0 && extents[1] <= largest_extent;
   arguments.rows = fits ? static_cast<int>(extents[0]) : -1;
-  arguments.columns = fits ? static_cast<int>(extents[1]) : -1;
+  arguments.columns = static_cast<int>(extents[1]);
   if (kernel.epsilon) arguments.epsilon = static_cast<float>(scalars[0]);
   return arguments;
 }

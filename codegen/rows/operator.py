@@ -73,6 +73,7 @@ EPSILONS = (12.0, 1e-5, 3.0, 48.0)
 SPECIAL_ROWS, SPECIAL_COLUMNS = 9, 2**13
 # Rows, two of them with an outlier for an origin, and as long as it takes until sums about it lose more than the dtype.
 LONG_ROWS, LONG_ROW = 5, {"float32": 2**15, "float16": 2**17, "bfloat16": 2**17}
+BELOW = -(2**32)  # whose last 32 bits are 0
 
 
 class RowOperator(Operator):
@@ -183,7 +184,7 @@ class RowOperator(Operator):
         vector, room = int(t["vector"]), _capacity(t)
         most = {"rows": LARGEST_EXTENT, "columns": room or LARGEST_EXTENT // vector * vector}
         parts, longer = [most["columns"] - 1] if vector > 1 else [], [room + vector] if room else []
-        refused = {"rows": [beyond, -1], "columns": [beyond, -1, *parts, *longer]}
+        refused = {"rows": [beyond, -1, BELOW], "columns": [beyond, -1, BELOW, *parts, *longer]}
         taken = [EdgeCall({name: number}, True) for name in most for number in (0, most[name])]
         return [*taken, *(EdgeCall({name: number}, False) for name, each in refused.items() for number in each)]
 

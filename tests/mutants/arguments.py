@@ -88,8 +88,6 @@ ARGUMENTS = (
         "comparison: .*",
         SAME_THERE,
     ),
-    # Of sums in one pass: where there are no outputs, that was said before.
-    Argument("reduce/kernel.cuh", "extents[at_outputs] < 1 ? 1 : extents[at_outputs];", "constant: 1 -> 0", UNUSED),
     Argument("reduce/kernel.cuh", "arguments.count = static_cast<float>(count);", "extent: .*", UNUSED),
     Argument("reduce/kernel.cuh", "kernel.along_rows ? count / kernel.vector", "case: .* -> false", SAME_THERE),
     Argument("reduce/kernel.cuh", "if (all) {", "case: .* -> false", SLOWER, rounds=True),
@@ -142,17 +140,8 @@ ARGUMENTS = (
         "case: begin < arguments.chunk -> true",
         SAME_THERE,
     ),
-    # One of both says already that a call is refused.
-    Argument(
-        "rows.cuh",
-        "arguments.columns = fits ? static_cast<int>(extents[1]) : -1;",
-        "(operator|case|constant): .*",
-        UNUSED,
-    ),
-    Argument(
-        "rows.cuh", "arguments.rows = fits ? static_cast<int>(extents[0]) : -1;", "(operator|case|constant): .*", UNUSED
-    ),
-    Argument("rows.cuh", "const bool fits = extents[0] >= 0 &&", "(element|constant): .*", UNUSED),
+    # Any number below 0 is refused.
+    Argument("rows.cuh", "arguments.rows = fits ? static_cast<int>(extents[0]) : -1;", "constant: 1 -> 2", UNUSED),
     # A row without elements is not read.
     Argument("layer_norm/kernel.cuh", "float origin = 0.0f;", "initial value: .*", UNUSED),
     Argument("rows.cuh", "for (int step = 0; step < C::steps; ++step)", "extent: .* [+] 1.", EMPTY),
@@ -192,6 +181,27 @@ ARGUMENTS = (
         FITS,
         refuses=lambda p: {"elements": MOST + 1},
     ),
+    Argument(
+        "masked_activation/kernel.cuh",
+        "const int64_t tile = int64_t(blockIdx.x) * (C::threads * word_bits), first",
+        NARROW,
+        FITS,
+        refuses=lambda p: {"elements": MOST + 1},
+    ),
+    Argument(
+        "mla/kernel.cuh",
+        "const int64_t token = sequence.first_q;",
+        NARROW,
+        FITS,
+        refuses=lambda p: {"tokens": MOST // p.heads_q + 1},
+    ),
+    Argument(
+        "mla/kernel.cuh",
+        "if (row >= int64_t(entry(arguments.qo_indptr, arguments.batch)) * arguments.heads) return;",
+        NARROW,
+        FITS,
+        refuses=lambda p: {"tokens": MOST // p.heads_q + 1},
+    ),
     # Rows of all images with channels last, each of at least a column.
     Argument(
         "conv/winograd.cuh",
@@ -203,6 +213,13 @@ ARGUMENTS = (
     Argument(
         "conv/winograd.cuh",
         "const int64_t pitch = C::channels_last ? arguments.ldb : arguments.lda;",
+        NARROW,
+        FITS,
+        refuses=lambda p: {"c": MOST, "k": MOST},
+    ),
+    Argument(
+        "conv/winograd.cuh",
+        "const int64_t pitch = C::channels_last ? arguments.lda : arguments.ldb;",
         NARROW,
         FITS,
         refuses=lambda p: {"c": MOST, "k": MOST},
@@ -234,6 +251,7 @@ class Open:
 
 
 OF_MERGES = "2^31 partial rows (batches, heads, queries, splits): the last heads of many, as a part"
+OF_SUMS = "2^31 rows of partial sums, in several matrices"
 OPEN = (
     Open("reduce/kernel.cuh", "found > INT64_MAX / extent[i]", "extents whose product leaves 64 bits"),
     Open(
@@ -252,11 +270,21 @@ OPEN = (
         "the result of a call whose window is longer than a problem's may be",
     ),
     Open("attention/merge.cuh", "const int64_t rows = int64_t(heads)", OF_MERGES),
-    Open("gemm/split.cuh", "const int64_t row = index / per_row;", "2^31 rows of partial sums, in several matrices"),
-    Open("gemm/tile.cuh", "(slice * rows + int64_t(matrix)", "2^31 rows of partial sums, in several matrices"),
+    Open("gemm/split.cuh", "const int64_t row = index / per_row;", OF_SUMS),
+    Open("gemm/tile.cuh", "(slice * rows + int64_t(matrix)", OF_SUMS),
+    Open("gemm/split.cuh", "const int64_t per_row = arguments.n / width, rows", OF_SUMS),
+    Open("gemm/tile.cuh", "arguments.workspace) + int64_t(slot) * (C::tile_m", "2^31 sums of stream-K's blocks, 8 GiB"),
+    Open("attention/sequence.cuh", "const int64_t head = int64_t(place.batch)", "2^31 rows of lse, as a part"),
+    Open("attention/sequence.cuh", "const int64_t query = sequence.first_q", "2^31 rows of lse, as a part"),
+    Open("conv/channel_planes.cuh", "const int64_t of_group = int64_t(group)", "planes of 2^31 bytes of other images"),
+    Open("conv/channel_planes.cuh", "first = planes + (int64_t(arguments.group_of", "2^31 rows of filters' planes"),
+    Open("conv/winograd.cuh", ": (int64_t(tile.image) * layer.filters + filter)", "2^31 rows of out, as a part"),
+    Open("conv2d_dgrad/phases.cuh", "const int64_t before = int64_t(image)", "2^31 pixels of images, as a part"),
+    Open("reduce/kernel.cuh", "int64_t elements = 1;", "2^31 elements, as a part"),
+    Open("reduce/kernel.cuh", "const int64_t outputs = kept.elements(), count", "2^31 outputs, which `check` refuses"),
+    Open("reduce/kernel.cuh", "int64_t found = 1;", "extents whose product leaves 32 bits, with outputs that agree"),
     Open("conv/winograd.cuh", "const int64_t tiles = int64_t(layer.images)", "2^31 tiles of many images, as a part"),
     Open("reduce/kernel.cuh", "const int64_t slices = asked < 1", "2^31 values of an output, which `check` refuses"),
-    Open("reduce/kernel.cuh", "const int64_t outputs = extents[at_outputs]", "2^31 outputs, which `check` refuses"),
     Open(
         "rows.cuh",
         "for (int i = 0; i < in_flight; ++i)",

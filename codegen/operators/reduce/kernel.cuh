@@ -457,11 +457,11 @@ inline Division divide(int64_t steps, int64_t asked) {
 // axes, as the sum of 2^(axes behind each).
 enum { at_strides = max_axes, at_outputs = 2 * max_axes, at_reduced };
 
+// Of a call with outputs.
 inline Division division(const Plan& kernel, const int64_t* extents, const int32_t* launch) {
   int64_t elements = 1;
   for (int i = 0; i < max_axes; ++i) elements = extents[i] > 0 && elements > INT64_MAX / extents[i] ? INT64_MAX : elements * extents[i];
-  const int64_t outputs = extents[at_outputs] < 1 ? 1 : extents[at_outputs];
-  return divide(elements / outputs / (kernel.along_rows ? kernel.vector : 1), launch[0]);
+  return divide(elements / extents[at_outputs] / (kernel.along_rows ? kernel.vector : 1), launch[0]);
 }
 
 // In vectors along the innermost one, where `vector` is not 1. False where an extent or a stride is not of so many elements.
@@ -531,7 +531,7 @@ Arguments bind(void* const* pointers, const int64_t* extents, const int32_t* lau
 
 template <class C>
 int64_t workspace_bytes(const int64_t* extents, const int32_t* launch) {
-  if constexpr (!C::two_pass) return 0;
+  if (!C::two_pass || extents[at_outputs] < 1) return 0;
   return 4 * plan_of<C>.words * division(plan_of<C>, extents, launch).slices * extents[at_outputs];
 }
 
