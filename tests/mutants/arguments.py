@@ -31,7 +31,6 @@ ALONG_K = "both factors' elements in another order along k"
 SHARES = "slices of other lengths, of which each element of k is in one"
 BARRIER = "a barrier where none is needed"
 PADDING = "more of a vector, in what lies between the rows of a workspace"
-NO_SCHEDULE = "launch values that no schedule has"
 FEW = "the same of two warps, of which only the first is before another"
 
 
@@ -64,7 +63,6 @@ ARGUMENTS = (
     Argument("gemm/limb_planes.cuh", "limb_words[word * 4 + limb][group] = turned[limb];", "element: .* 1", ALONG_K),
     # Of a kernel whose epilogue has as many tensors as there is room for, a check of array bounds shows it.
     Argument("gemm/launch.cuh", "epilogue.tensors[i] = tensors[i];", "comparison: < -> <=", UNUSED),
-    Argument("gemm/launch.cuh", "|| arguments.slices > 65535) return 0;", "comparison: > -> >=", NO_SCHEDULE),
     Argument("gemm/tile.cuh", "if constexpr (C::split == split_none) return Share{0, k};", "case: .* -> false", SLOWER),
     Argument("conv2d/gather.cuh", "return groups == batch ? matrix : matrix % groups;", "(extent|case): .*", SLOWER),
     Argument("conv2d/gather.cuh", "if (k_left > 0) {", "case: .* -> true", EMPTY),
@@ -272,6 +270,11 @@ OPEN = (
     Open("attention/merge.cuh", "const int64_t rows = int64_t(heads)", OF_MERGES),
     Open("gemm/split.cuh", "const int64_t row = index / per_row;", OF_SUMS),
     Open("gemm/tile.cuh", "(slice * rows + int64_t(matrix)", OF_SUMS),
+    Open(
+        "gemm/launch.cuh",
+        "|| arguments.slices > 65535) return 0;",
+        "a kernel that divides k, beside the one that was asked: those have to take as many slices",
+    ),
     Open("gemm/split.cuh", "const int64_t per_row = arguments.n / width, rows", OF_SUMS),
     Open("gemm/tile.cuh", "arguments.workspace) + int64_t(slot) * (C::tile_m", "2^31 sums of stream-K's blocks, 8 GiB"),
     Open("attention/sequence.cuh", "const int64_t head = int64_t(place.batch)", "2^31 rows of lse, as a part"),

@@ -48,9 +48,9 @@ class LaunchCode:
             if not said.startswith(REFUSED):
                 return f"its launch code takes {name} = {BEYOND}, which it cannot index; then: {said}"
         for call in self.operator.edge_calls(self.kernel):
-            said = self.said_of(library, case, tensors, call.numbers, NO_BLOCKS)
+            said = self.said_of(library, case, tensors, call.numbers, NO_BLOCKS, call.launch)
             if not (said == "ok" if call.taken else said.startswith(REFUSED)):
-                numbers = ", ".join(f"{name} = {number}" for name, number in call.numbers.items())
+                numbers = ", ".join(f"{name} = {number}" for name, number in {**call.numbers, **call.launch}.items())
                 must = "take" if call.taken else "refuse"
                 return f"its launch code must {must} a call with {numbers}; it says: {said}"
         return ""
@@ -62,14 +62,17 @@ class LaunchCode:
         tensors: Sequence[Tensor],
         changed: Mapping[str, int],
         blocks: LastBlocks = LAST_BLOCK,
+        chosen: Mapping[str, int] = {},
     ) -> str:
         """What becomes of those blocks of each launch of a call with these numbers."""
         names = (*self.operator.extent_names, *self.operator.attribute_names)
         numbers = zip(names, self.operator.integers(case.problem), strict=True)
+        launch = zip(self.operator.launch_tunables, case.runs[0].launch, strict=False)
         outcome = library.run(
             self.kernel.namespace, tensors, None,
             integers=[changed.get(name, own) for name, own in numbers],
-            launch=case.runs[0].launch, scalars=self.operator.scalars(case.problem), order="ascending", seed=0,
+            launch=[chosen.get(name, own) for name, own in launch],
+            scalars=self.operator.scalars(case.problem), order="ascending", seed=0,
             exact=case.exact, cpu_seconds=CPU_SECONDS, last=(blocks,),
         )  # fmt: skip
         return outcome.message or outcome.status

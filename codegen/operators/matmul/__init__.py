@@ -11,7 +11,7 @@ from codegen.dtypes import dtype
 from codegen.epilogue import structures, tensor_nodes, words_of_mask
 from codegen.fixed_point import shift_of
 from codegen.kernel import Kernel
-from codegen.operator import Array, Constants, Cost, Float64, InputKind, Operand, Work
+from codegen.operator import Array, Constants, Cost, EdgeCall, Float64, InputKind, Operand, Work
 from codegen.operators.matmul import (
     counts,
     inputs,
@@ -102,6 +102,14 @@ class Matmul(ProductOperator):
             launch = next((values for values in launches if values[1] != 1), launches[0])
             once.append(RunOnce("far", far, tuple(launch), far))
         return [*once, *last_rows(map(self.own, self.test_problems(kernel)), t, int(s["align_c"]))]
+
+    def edge_calls(self, kernel: Kernel) -> list[EdgeCall]:
+        """As many slices as a grid has rows of blocks, and one more."""
+        t, most = kernel.tunables.as_dict(), split.MOST_OF_A_CALL
+        is_bounded = t.get("static_k") or t.get("chain_k") == 0  # limbs whose accumulators hold so much
+        if t["split"] not in ("workspace", "atomic") or is_bounded:
+            return []
+        return [EdgeCall({"k": n * int(t["tile_k"])}, n == most, {"split_k": n}) for n in (most, most + 1)]
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         p = self.own(problem)

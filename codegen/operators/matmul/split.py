@@ -19,6 +19,7 @@ from codegen.search.space import Linked, Tunable
 from codegen.targets import Target
 
 MOST_SLICES, MOST_STREAM_BLOCKS = 1024, 4096
+MOST_OF_A_CALL = 65535  # slices; as many blocks as a launch has along y
 _WAYS = ("none", "workspace", "atomic")  # in the order of the numbers in gemm/tile.cuh
 _MEANING = "where partial sums of k go: nowhere, a part of the workspace for each slice, one part by atomic adds"
 SPLIT = Tunable("split", _WAYS, False, _MEANING, "none")
