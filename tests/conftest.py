@@ -63,13 +63,9 @@ def umask() -> int:
         return int(next(line for line in status if line.startswith("Umask:")).split()[1], 8)
 
 
-UMASK = umask()
-
-
 @pytest.fixture(autouse=True)
 def _same_umask() -> Iterator[None]:
     """Where a test left another, later ones of its process would fail instead of it."""
+    before = umask()
     yield
-    left = umask()
-    os.umask(UMASK)
-    assert left == UMASK, "this test changed the umask of its process"
+    assert umask() == before, "this test changed the umask of its process"
