@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:  # the plan of a recorded kernel is checked where no operator is known
     from codegen.problem import Problem
 
-# `long`: as many parts as candidates have, more steps than a pipeline remembers, extents that are too short for more.
+# `long`: as many parts as candidates have, more steps than a pipeline remembers, extents that are too short for more,
+# an end in each copy of an unrolled loop.
 # `positive`: numbers on which roundings in one direction add up. `special`: normals with NaN, infinities and
 # zeros. `far`: on the CPU
 # alone, elements that lie FAR and more apart, where an offset in 32 bits ends elsewhere.

@@ -170,20 +170,24 @@ class MaskedActivation(Operator):
     def test_problems(self, kernel: Kernel) -> list[Problem]:
         """Two whole blocks; those and a part of a vector, in the middle of a word; two words; one element."""
         s, t = kernel.signature_dict, _full(kernel.tunables.as_dict())
-        block = _block(t)
-        return [of_elements(s, elements) for elements in (2 * block, 2 * block + 37 + int(t["vector"]) - 1, 64, 1)]
+        block, tail = _block(t), WORD_BITS + 2 * int(t["vector"]) - 1
+        return [of_elements(s, elements) for elements in (2 * block, 2 * block + tail, 64, 1)]
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        """What is no number, zeros and a subnormal, which go through every function; far, the last block of many and a
-        part of one: not of lists, which hold places of 32 bits and refuse more."""
+        """What is no number, zeros and a subnormal, which go through every function; parts of a vector in each copy of
+        the loop over a thread's vectors that nvcc makes; far, the last block of many and a part of one: not of lists,
+        which hold places of 32 bits and refuse more."""
         s, t, once = kernel.signature_dict, _full(kernel.tunables.as_dict()), list[RunOnce]()
         *_, problem = map(self.own, self.test_problems(kernel)[:2])
         if not over_ring(problem):
             once.append(RunOnce("special", problem, tuple(self.test_launches(kernel, problem)[0])))
         if _is_vectorised(t):
-            block = _block(t)
+            block, vector = _block(t), int(t["vector"])
+            at_once = int(t["threads"]) * vector
+            ends = range(at_once + 2 * vector - 1, block, at_once) if vector > 1 else ()
+            once += [RunOnce("long", of_elements(s, elements)) for elements in ends]
             # So many that the number of a vector is beyond 32 bits, too.
-            elements, before = block + block // 2 + 3, -(-FAR * int(t["vector"]) // block) * block
+            elements, before = block + block // 2 + 3, -(-FAR * vector // block) * block
             part = of_elements(s, elements)
             once.append(RunOnce("far", of_elements(s, before + elements), part=part, last=(LastBlocks(2),)))
         return once
