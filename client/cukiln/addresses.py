@@ -1,6 +1,7 @@
 """Where the service is, and what keeps every connection to it from being made: wrong addresses, proxies, TLS files."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -25,9 +26,11 @@ def parse_url(url: str) -> httpx2.URL:
     try:
         parsed = httpx2.URL(url)
     except httpx2.InvalidURL as error:
+        # What it says may be a part of a password.
+        why = "the likes of / in a password are written as %2F" if "@" in url else str(error)
         raise UsageError(
-            f"the service address {url!r} ({_GIVEN_BY}) is not a URL ({error}); expected http://host:port"
-        ) from error
+            f"the service address {_shown(url)} ({_GIVEN_BY}) is not a URL ({why}); expected http://host:port"
+        ) from (None if "@" in url else error)
     labels = parsed.raw_host.removesuffix(b".").split(b".")
     if parsed.scheme not in ("http", "https") or not parsed.host:
         wrong = "is not an http or https URL"
@@ -37,7 +40,12 @@ def parse_url(url: str) -> httpx2.URL:
         wrong = f"has the port {parsed.port}, and the last one is 65535"
     else:
         return parsed
-    raise UsageError(f"the service address {url!r} ({_GIVEN_BY}) {wrong}; expected http://host:port")
+    raise UsageError(f"the service address {_shown(url)} ({_GIVEN_BY}) {wrong}; expected http://host:port")
+
+
+def _shown(url: str) -> str:
+    """Without what may be a password."""
+    return repr(re.sub(r"//.*@", "//...@", url, flags=re.DOTALL))
 
 
 def build_request(

@@ -101,8 +101,13 @@ class _Rules:
         if api_key is not None:
             if not api_key.isascii() or not api_key.isprintable():
                 raise UsageError("the API key (CUKILN_API_KEY) holds characters that no HTTP header can carry")
+            if parsed.userinfo:
+                raise UsageError(
+                    "the service address has a user, and there is an API key (CUKILN_API_KEY): a request has one "
+                    "Authorization header; leave out one of them"
+                )
             headers["Authorization"] = f"Bearer {api_key}"
-        self.url = str(parsed).rstrip("/")
+        self.url = str(parsed.copy_with(userinfo=b"")).rstrip("/")  # it is shown, and kept with what was answered
         self.timeout, self.connect_seconds = timeout, connect_seconds
         self.attempts, self.patience = attempts, patience
         self.offline = offline
@@ -110,6 +115,7 @@ class _Rules:
         # A proxy from the environment cannot reach this machine's own loopback.
         self._options: dict[str, Any] = {
             "base_url": self.url,
+            "auth": (parsed.username, parsed.password) if parsed.userinfo else None,
             "headers": headers,
             "timeout": timeout,
             "trust_env": parsed.host not in _LOOPBACK,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cukiln import ServiceUnreachable, UsageError
+from cukiln import NotFound, ServiceUnreachable, UsageError
 from cukiln.client import AsyncClient, Client
 from cukiln.types import LookedUp
+from tests.support.fixtures.client import ScriptedService, problem_json
 
 AWAY = "http://service.invalid:8765"  # a proxy is for others than this machine
 MATMUL: Any = {"operator": "matmul", "m": 64, "n": 4, "k": 4, "target": "sm_80"}
@@ -99,6 +101,28 @@ def test_a_proxy_whose_port_is_none_is_named_where_its_addresses_are_tried_side_
 def test_an_address_that_no_connection_can_be_made_to_is_refused(kind: Any, url: str, message: str) -> None:
     with pytest.raises(UsageError, match=message):
         kind(url)
+
+
+@pytest.mark.parametrize("url", ["ftp://me:hidden@host", "http://me:hidden@host:no", "http://me:hid/den@host:1"])
+def test_a_refused_address_is_shown_without_its_password(url: str) -> None:
+    with pytest.raises(UsageError, match="expected http://host:port") as refused:
+        Client(url)
+    assert "//...@host" in str(refused.value)
+    assert "hid" not in str(refused.value)
+
+
+def test_a_password_in_the_address_is_sent_and_nowhere_shown(scripted: ScriptedService, tmp_path: Path) -> None:
+    scripted.on("GET", "/v1/jobs/job1", problem_json(404, "not-found", "no such job"))
+    url = scripted.url.replace("//", "//me:hid%20den@")
+    with Client(url, cache_dir=tmp_path) as client:
+        assert client.url == scripted.url
+        with pytest.raises(NotFound) as missing:
+            client.job("job1")
+        assert "hid" not in f"{missing.value} {missing.value.url}"
+    (sent,) = scripted.seen
+    assert sent.headers["authorization"] == f"Basic {b64encode(b'me:hid den').decode()}"
+    with pytest.raises(UsageError, match="leave out one of them"):
+        Client(url, "a key")
 
 
 def test_a_host_may_end_with_a_dot(tmp_path: Path) -> None:

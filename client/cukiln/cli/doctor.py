@@ -138,13 +138,14 @@ def _service(settings: ClientSettings) -> tuple[Finding, set[int]]:
     """Where the client would look for one, and the CUDA releases that its kernels are of, where it says so. One that
     was named has to answer."""
     named = settings.url_from != BY_DEFAULT
-    where = f"{settings.url} ({settings.url_from})"
-    if settings.offline:
-        return Finding("service", "found", f"{where} is not asked: the client is offline"), set()
     if settings.url == PRIVATE:
-        return Finding("service", "found", f"{where}: each command runs its own"), set()
+        return Finding("service", "found", f"{PRIVATE} ({settings.url_from}): each command runs its own"), set()
+    where = settings.url_from
     try:
         transport = Transport(settings.url, settings.api_key, 5.0, attempts=1)
+        where = f"{transport.url} ({settings.url_from})"
+        if settings.offline:
+            return Finding("service", "found", f"{where} is not asked: the client is offline"), set()
         made_for = transport.send(Call("GET", "/v1/targets", read=_cudas_of))
     except CukilnError as error:
         return Finding("service", "missing" if named else "optional", where, str(error)), set()

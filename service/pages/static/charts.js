@@ -102,6 +102,7 @@ window.cukiln = (() => {
   function stages(job) {
     const parts = ["wall", "cpu"];
     const datasets = STAGES.map((stage) => bars(stage, stage, parts.map((part) => job.seconds[stage][part])));
+    if (!datasets.some(({ data }) => data.some((seconds) => seconds > 0))) return; // all of it was known before
     const settings = options("seconds", { horizontal: true });
     draw("chart-stages", { labels: ["wall", "CPU"], datasets }, settings);
   }

@@ -192,6 +192,17 @@ def test_the_time_axis_has_a_bar_for_each_wait_and_each_step(service: str, job: 
 
 
 @needs_chromium
+def test_a_job_that_took_no_time_has_no_chart_of_it(service: str, job: str, open_page: Open) -> None:
+    with cukiln.Client(service) as client:
+        known = client.wait(client.submit(REQUEST))
+        assert known.cached
+    page = drawn(open_page(f"{service}/jobs/{known.job}"))
+    assert page.evaluate("document.getElementById('chart-stages').checkVisibility()") is False
+    page = drawn(open_page(f"{service}/jobs/{job}"))
+    assert page.evaluate("document.getElementById('chart-stages').checkVisibility()") is True
+
+
+@needs_chromium
 def test_a_running_job_is_followed_without_a_reload(running: AtWork, service: str, job: str, open_page: Open) -> None:
     """Its kernels are those of `job`, for other extents."""
     with cukiln.Client(service) as client, running.without("finish"):
