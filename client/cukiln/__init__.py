@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cukiln.events import Event
     from cukiln.load_kernel import Kernel, choose, load
     from cukiln.lock import Lock
-    from cukiln.operations.lookups import Prepared
+    from cukiln.operations.steps import Prepared
     from cukiln.transport import AsyncTransport, Transport
     from cukiln.types import Job, LookedUp, Progress, WinnerRecord
     from cukiln.types.problems import Problem
@@ -44,7 +44,7 @@ _MODULES = {
     "cukiln.events": ["Event"],
     "cukiln.load_kernel": ["Kernel", "choose", "load"],
     "cukiln.lock": ["Lock"],
-    "cukiln.operations.lookups": ["Prepared"],
+    "cukiln.operations.steps": ["Prepared"],
     "cukiln.transport": ["AsyncTransport", "Transport"],
     "cukiln.types": ["Job", "LookedUp", "Progress", "WinnerRecord"],
     "cukiln.types.problems": ["Problem"],

@@ -13,10 +13,10 @@ from cukiln.events import Event, read_events, read_events_async
 from cukiln.operations.files import FileOperations
 from cukiln.operations.gathered import GatheredLookups
 from cukiln.operations.jobs import JobOperations, ProgressCallback
-from cukiln.operations.lookups import LookupOperations, OnMissTerms, Prepared
+from cukiln.operations.lookups import LookupOperations
 from cukiln.operations.service import ServiceOperations
 from cukiln.operations.state import FRESH_SECONDS
-from cukiln.operations.steps import Ask, Follow, Listing, Operation, Pause, Step, job_path
+from cukiln.operations.steps import Ask, Follow, Listing, OnMissTerms, Operation, Pause, Prepared, Step, job_path
 from cukiln.settings import ClientSettings
 from cukiln.tasks import cancel_all
 from cukiln.transport import ATTEMPTS, CALL_SECONDS, CONNECT_SECONDS, LOOKUP_SECONDS, AsyncTransport, Transport

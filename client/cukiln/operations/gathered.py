@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 from cukiln.errors import BadRequest
 from cukiln.job_request import encode
-from cukiln.operations.lookups import BUDGETED_PROBLEMS, OnMissTerms, Prepared
-from cukiln.operations.steps import Ask
+from cukiln.operations.lookups import BUDGETED_PROBLEMS
+from cukiln.operations.steps import Ask, OnMissTerms, Prepared
 from cukiln.tasks import cancel_all
 from cukiln.types import LookedUp
 

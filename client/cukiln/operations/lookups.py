@@ -3,7 +3,6 @@
 import hashlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,7 +16,7 @@ from cukiln.gpu import local_target
 from cukiln.job_request import check_problems, encode
 from cukiln.operations.answers import json_object, not_valid, parse, unexpected
 from cukiln.operations.state import NO_ANSWER, ClientState
-from cukiln.operations.steps import Ask, Operation
+from cukiln.operations.steps import Ask, OnMissTerms, Operation, Prepared
 from cukiln.seconds import MOST_WAITED
 from cukiln.transport import Call
 from cukiln.types import LookedUp, LookupResult, Lookups, OnMiss, PartialLookups, PartialResult, Priority
@@ -29,33 +28,6 @@ NEAREST_SECONDS = 5.0  # kernels of a neighbour are asked for again after: the p
 
 _T = TypeVar("_T")
 _Named = TypeVar("_Named", LookedUp, PartialResult)
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A problem with the options of its lookup, ready to be looked up many times: `Client.prepare`."""
-
-    digest: str  # of what is sent, and where
-    name: str | None
-    problem: Mapping[str, Any]
-    shared: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class OnMissTerms:
-    """What the service is to do about misses, and by which search."""
-
-    on_miss: OnMiss = "none"
-    search: Mapping[str, Any] | None = None
-    priority: Priority | None = None
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """Of the request."""
-        if self.on_miss == "none":
-            return {}
-        given = {"on_miss": self.on_miss, "search": self.search, "priority": self.priority}
-        return {name: value for name, value in given.items() if value is not None}
 
 
 class LookupOperations(ClientState):

@@ -3,17 +3,14 @@
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from urllib.parse import quote, urlencode
 
 from cukiln.errors import UsageError
 from cukiln.events import Event
 from cukiln.operations.answers import parse, unexpected
 from cukiln.transport import Call
-from cukiln.types import CandidatePage, ImportPage, JobPage, ProfilePage
-
-if TYPE_CHECKING:
-    from cukiln.operations.lookups import OnMissTerms, Prepared
+from cukiln.types import CandidatePage, ImportPage, JobPage, OnMiss, Priority, ProfilePage
 
 LARGEST_PAGE = 1_000  # candidates, or imports, in one answer
 
@@ -37,11 +34,38 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class Prepared:
+    """A problem with the options of its lookup, ready to be looked up many times: `Client.prepare`."""
+
+    digest: str  # of what is sent, and where
+    name: str | None
+    problem: Mapping[str, Any]
+    shared: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OnMissTerms:
+    """What the service is to do about misses, and by which search."""
+
+    on_miss: OnMiss = "none"
+    search: Mapping[str, Any] | None = None
+    priority: Priority | None = None
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Of the request."""
+        if self.on_miss == "none":
+            return {}
+        given = {"on_miss": self.on_miss, "search": self.search, "priority": self.priority}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """Ask the service for the winners of problems, within a lookup's budget."""
 
-    prepared: "Sequence[Prepared]"
-    missed: "OnMissTerms"
+    prepared: Sequence[Prepared]
+    missed: OnMissTerms
 
 
 Step = Call | Follow | Pause | Ask
