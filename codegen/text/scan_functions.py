@@ -50,12 +50,12 @@ class Function:
 
 def scan_functions(text: str) -> list[Function]:
     """Every function definition at namespace scope, in order, overloads one by one."""
-    scanner = _Scanner(_tokens(text))
+    scanner = _Scanner(tokens_of(text))
     scanner.run()
     return scanner.functions
 
 
-def _tokens(text: str) -> list[Token]:
+def tokens_of(text: str) -> list[Token]:
     """As `tokenize(text)`. Groups share their headers, whose tokens are most of the work, so those are kept. No token
     reaches over the end of a line, but for a comment (`tokenize` refuses one that does not end) and joined lines."""
     end = text.find(_FIRST_KERNEL) + 1
@@ -71,7 +71,7 @@ def _tokens(text: str) -> list[Token]:
 @lru_cache(maxsize=64)  # more than there are operators: turns through fewer would find each forgotten
 def read_headers(headers: str) -> tuple[Token, ...]:
     """The tokens of what many texts begin with; a worker reads those of every operator once, before its forks.
-    Operators share most of them: what stands in the same lines of two is read once. Cut as in `_tokens`."""
+    Operators share most of them: what stands in the same lines of two is read once. Cut as in `tokens_of`."""
     cuts = [0, *(match.start() for match in _PIECE.finditer(headers)), len(headers)]
     pieces = [headers[begin:end] for begin, end in pairwise(cuts)]
     if any(piece.rstrip(" \t\r\f\v\n").endswith("\\") for piece in pieces):

@@ -164,7 +164,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self.data_received(data[end:])
             return
         if not (self.is_running and self.cycle.more_body):
-            data, self._begun_line = _without_upgrade(self._begun_line + data)
+            data, self._begun_line = without_upgrade(self._begun_line + data)
             if not data:
                 self._all.note(self)
                 return
@@ -305,7 +305,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._all.note(self)
 
 
-def _without_upgrade(data: bytes) -> tuple[bytes, bytes]:
+def without_upgrade(data: bytes) -> tuple[bytes, bytes]:
     """The head, or some of it, with its field `Upgrade` renamed: it may be ignored (RFC 9110, 7.8), and the parser
     would take such a request for one without a body. Clients that can HTTP/2 send it with every request (`curl
     --http2`, Java's). Then the last bytes, where they may begin the field, or the head's end, once more have come."""

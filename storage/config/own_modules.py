@@ -94,13 +94,13 @@ def _text_and_imports(name: str) -> tuple[str, tuple[str, ...]] | None:
     if (path := source_of(name)) is None:
         return None
     text = path.read_text(encoding="utf-8")
-    return text, tuple(imports_of(name, _parsed_with_imports(text).body))
+    return text, tuple(imports_of(name, parsed_with_imports(text).body))
 
 
 _DEFINITION = re.compile(r"^(?:@|(?:async )?def |class )", re.MULTILINE)
 
 
-def _parsed_with_imports(text: str) -> ast.Module:
+def parsed_with_imports(text: str) -> ast.Module:
     """All of a module's imports, and where they are all before its first definition nothing else: parsing takes most of
     the time that a plan's version takes."""
     first = _DEFINITION.search(text)

@@ -25,7 +25,7 @@ MOST_LAUNCHES = 16  # of a call, as max_launches of harness.h
 POISON = 0xFF  # all bits set: NaN in every float type, -1 in every signed integer type
 
 
-class _Call(ctypes.Structure):
+class Call(ctypes.Structure):
     """`cukiln::cpu::Call` of harness.h."""
 
     _fields_ = (
@@ -218,7 +218,7 @@ class CpuLibrary:
         """Run every launch of the kernel's plan. `watch`: look for races on shared memory and count its bank conflicts.
         `last`: the blocks that alone run, of each launch, or the same of all; where there are none, all.
         Raises MemoryError where no memory could be mapped."""
-        call = _Call(
+        call = Call(
             pointers=(ctypes.c_void_p * len(tensors))(*(tensor.address for tensor in tensors)),
             integers=(ctypes.c_int64 * len(integers))(*integers),
             launch=(ctypes.c_int32 * len(launch))(*launch),

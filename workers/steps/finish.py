@@ -80,7 +80,7 @@ def finish(context: StepContext) -> None:
         _fail(context, problem, problem.error or _why_none(stored), runs)
         return
     stopwatch, before = Stopwatch(), runs.spent.wall
-    built, whole = _build_front(context, problem, ranked, runs)
+    built, whole = build_front(context, problem, ranked, runs)
     if not built:
         _fail(context, problem, _why_not_built(context, problem, ranked), runs)
         return
@@ -100,15 +100,15 @@ def finish(context: StepContext) -> None:
             measured=MeasuredUnder(best_on.driver, entries[0].verdict.get("plan_version")) if best_on else None,
         )
     ]
-    if _cut_short(problem, stored, measured):
+    if is_cut_short(problem, stored, measured):
         covered = []
-    lost = _lost_blobs(context, problem.key, imported)
+    lost = lost_blobs(context, problem.key, imported)
     context.check()
     # Writers take turns, so nothing comes between reading the record and replacing it.
     with context.database.write() as session:
         _refuse_found_wrong(session, problem, entries)
         _require_files(session, entries)
-        winner = _publish(context, session, problem, job, entries, covered, lost, imported, measured)
+        winner = publish_front(context, session, problem, job, entries, covered, lost, imported, measured)
         spent = {"compile": compiled, **runs.take_spent()}
         ended = finish_problem(session, context.lease, winner=winner, error=None, extra_seconds=spent, phases=phases)
     _tell(context, problem, ended)
@@ -145,7 +145,7 @@ def _require_files(session: Session, entries: Sequence[FrontEntry]) -> None:
         raise HandBack from error
 
 
-def _cut_short(problem: JobProblem, stored: Sequence[StoredCandidate], measured: Measured | None) -> bool:
+def is_cut_short(problem: JobProblem, stored: Sequence[StoredCandidate], measured: Measured | None) -> bool:
     """Whether a budget ended the search or its lowering, or its best were not compared: the next job does the rest."""
     not_compared = measured is not None and measured.comparison is None
     return problem.error is not None or any(candidate.verdict == "skipped" for candidate in stored) or not_compared
@@ -156,7 +156,7 @@ def _compared_whole(ranked: Sequence[Ranked], measured: Measured) -> bool:
     return is_whole(alone, measured.times)
 
 
-def _build_front(
+def build_front(
     context: StepContext, problem: JobProblem, ranked: Sequence[Ranked], runs: PtxRuns
 ) -> tuple[list[Built], bool]:
     """The candidates to publish, each built alone, fastest first; and whether they are the whole front.
@@ -258,7 +258,7 @@ def _entry(built: Built, imported: Imported | None) -> FrontEntry:
     )
 
 
-def _publish(
+def publish_front(
     context: StepContext,
     session: Session,
     problem: JobProblem,
@@ -339,7 +339,7 @@ def _beside(
     return second, previous.vendor if previous is not None else None
 
 
-def _lost_blobs(context: StepContext, key: str, imported: Imported | None) -> set[str]:
+def lost_blobs(context: StepContext, key: str, imported: Imported | None) -> set[str]:
     """What its front names and the store lacks; looked for before the write transaction, as it looks at files."""
     with context.database.read() as session:
         previous = own_part(session, key) if imported is None else imported_part(session, imported.id, key)

@@ -12,12 +12,7 @@ from codegen.errors import NotUnique, TextError, Unclassified
 from codegen.operators import operators
 from codegen.text.cxx_tokens import Token, tokenize
 from codegen.text.render_group import group_headers, render_device
-from codegen.text.scan_functions import (
-    _tokens,
-    assert_unique,
-    read_headers,
-    scan_functions,
-)
+from codegen.text.scan_functions import assert_unique, read_headers, scan_functions, tokens_of
 from tests.support.fixtures.codegen import kernels
 
 HEADER = """
@@ -293,7 +288,7 @@ def test_reading_the_headers_apart_changes_no_token(headers: list[str], kernels:
         except Unclassified as error:
             return str(error)
 
-    assert outcome(_tokens) == outcome(tokenize)
+    assert outcome(tokens_of) == outcome(tokenize)
 
 
 @pytest.mark.parametrize(

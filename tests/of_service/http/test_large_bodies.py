@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from service.http import large_bodies
-from service.http.connections import _without_upgrade
+from service.http.connections import without_upgrade
 from service.http.large_bodies import CONNECTIONS, OWN_BYTES, BodyProcess
 from service.keyring import WRONG_KEYS
 from storage.config.settings import Settings, load_settings
@@ -239,9 +239,9 @@ def test_pieces_of_a_head_are_what_the_whole_is(size: int, lines: str) -> None:
     sent = head(lines)
     passed = begun = b""
     for first in range(0, len(sent), size):
-        piece, begun = _without_upgrade(begun + sent[first : first + size])
+        piece, begun = without_upgrade(begun + sent[first : first + size])
         passed += piece
-    assert (passed, begun) == _without_upgrade(sent)
+    assert (passed, begun) == without_upgrade(sent)
     assert b"\r\nupgrade:" not in passed.lower() and len(passed) == len(sent)
 
 

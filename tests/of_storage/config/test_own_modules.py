@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from storage.config.own_modules import _parsed_with_imports, imports_of
+from storage.config.own_modules import imports_of, parsed_with_imports
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ from storage.config.own_modules import _parsed_with_imports, imports_of
 )
 def test_no_import_is_missed(text: str) -> None:
     whole = list(imports_of("m", ast.parse(text).body))
-    assert list(imports_of("m", _parsed_with_imports(text).body)) == whole != []
+    assert list(imports_of("m", parsed_with_imports(text).body)) == whole != []
 
 
 def test_what_follows_the_imports_is_not_parsed() -> None:
-    assert len(_parsed_with_imports("import a\n\n\ndef f():\n    pass\n").body) == 1
+    assert len(parsed_with_imports("import a\n\n\ndef f():\n    pass\n").body) == 1

@@ -47,7 +47,7 @@ from tests.support.fixtures.storage import (
     verify_next,
 )
 from tests.support.run.fake_clock import FakeClock
-from workers.steps.finish import _cut_short
+from workers.steps.finish import is_cut_short
 
 
 def verdicts_of(database: Database, job_id: str) -> list[dict[str, str | None]]:
@@ -541,7 +541,7 @@ def test_a_problem_of_which_a_budget_left_a_part_planned_is_not_covered(database
         cut, stored = load_problem(session, problem.id), candidates_of_problem(session, problem.id)
     assert cut is not None
     assert [row.verdict for row in stored] == ["ok"], "the others of its search were not even recorded"
-    assert _cut_short(cut, stored, None)
+    assert is_cut_short(cut, stored, None)
 
 
 def test_a_later_verdict_does_not_change_what_an_ended_job_was_verified_on(

@@ -23,7 +23,7 @@ from tests.support.fixtures.queue import QueueWorld
 from tests.support.fixtures.storage import new_problem, problem_ids, winner_record
 from workers.processes.processes import Processes
 from workers.steps.context import Cancel, StepContext, Workplace
-from workers.steps.finish import Ranked, _build_front, _lost_blobs, _publish
+from workers.steps.finish import Ranked, build_front, lost_blobs, publish_front
 from workers.steps.winner_library import WinnerNotBuilt
 
 finish_step = sys.modules["workers.steps.finish"]  # `workers.steps.finish` by name is the step function
@@ -51,11 +51,11 @@ def published(world: QueueWorld, *, keep_blobs: bool) -> WinnerRecord:
     assert lease is not None and problem is not None
     workplace = Workplace(world.settings, world.database, blobs, world.redis, Processes(), "w")
     context = StepContext(workplace, lease, Cancel())
-    lost = _lost_blobs(context, KEY, None)
+    lost = lost_blobs(context, KEY, None)
     with world.database.write() as session:
         status = job_state(session, job.id)
         assert status is not None
-        winner = _publish(context, session, problem, status, [slow], [NOW], lost, None)
+        winner = publish_front(context, session, problem, status, [slow], [NOW], lost, None)
     with world.database.read() as session:
         record = get_winners(session, [KEY])[KEY]
     assert winner == record.front[0].candidate
@@ -96,8 +96,8 @@ def test_a_candidate_that_cannot_be_published_as_it_was_verified_gives_way_to_th
     monkeypatch.setattr(finish_step, "plan_launch", lambda *_: "launch")
     monkeypatch.setattr(finish_step, "judge_winner", lambda *_: None)
     runs = SimpleNamespace()
-    built, whole = _build_front(context, problem, [first, second], runs)  # type: ignore[arg-type]
+    built, whole = build_front(context, problem, [first, second], runs)  # type: ignore[arg-type]
     assert [one.ranked for one in built] == [second]
     assert whole
     assert [one[:2] for one in refused] == ([(7, "first")] if fate == "other code" else [])
-    assert _build_front(context, problem, [first], runs) == ([], True)  # type: ignore[arg-type]
+    assert build_front(context, problem, [first], runs) == ([], True)  # type: ignore[arg-type]

@@ -48,7 +48,7 @@ from codegen.operators import operator
 from codegen.problem import Problem
 from codegen.text.render_cpu import render_cpu
 from workers.cpu.build import CPU_FLAGS
-from workers.cpu.library import STATUSES, _Call
+from workers.cpu.library import STATUSES, Call
 from workers.cuda.library_entries import LibraryEntries, load_failure
 from workers.gpu.interface import Device, DriverTooOld, GpuFault, GpuMissing, LaunchRefused
 
@@ -399,7 +399,7 @@ class EmulationLibrary(FakeLibrary):
             size = self._gpu.bytes_at(pointer)
             emulation.fake_announce(f"operand {number}".encode(), ctypes.c_void_p(pointer), ctypes.c_uint64(size))
         self._runs += 1
-        call = _Call(
+        call = Call(
             pointers=_array(ctypes.c_void_p, pointers),
             integers=_array(ctypes.c_int64, integers),
             launch=_array(ctypes.c_int32, launch),
