@@ -15,12 +15,12 @@ from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operator import Operator
 from codegen.operators import operator
+from codegen.operators.matmul import simt_space
 from codegen.problem import Problem
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.search.space import SearchSpace, Tunable, build_space
 from codegen.targets import target
-from codegen.text.render_group import render_config
 from tests.support.fixtures.codegen import matmul
 
 SM_90A = target("sm_90a")
@@ -97,7 +97,7 @@ def grown() -> Iterator[Operator]:
     yield Later().grown
 
 
-def test_a_later_tunable_at_its_default_leaves_ids_and_code(grown: Operator) -> None:
+def test_a_later_tunable_at_its_default_leaves_ids(grown: Operator) -> None:
     problem, own = matmul(m=256, n=256, k=256), operator("matmul")
     (before,) = own.space(problem, SM_90A, Search(level=0))
     by_hint = list(grown.space(problem, SM_90A, Search(tunables={"hint": [0, 1]})))
@@ -113,8 +113,20 @@ def test_a_later_tunable_at_its_default_leaves_ids_and_code(grown: Operator) -> 
 
     old = own.candidate(problem, before)
     assert (of(plain).id, of(plain).kernel.id) == (old.id, old.kernel.id)
-    assert render_config(of(plain).kernel) == render_config(old.kernel)
     assert len({old.id, of(hinted).id}) == len({old.kernel.id, of(hinted).kernel.id}) == 2
+
+
+def test_code_reads_a_later_tunable_at_its_default_and_all_else_as_before(
+    grown: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = matmul(m=256, n=256, k=256)
+    (before,) = operator("matmul").space(problem, SM_90A, Search(level=0))
+    plain = grown.candidate(problem, before).kernel
+    hinted = grown.candidate(problem, Schedule.of({**before.as_dict(), "hint": 1})).kernel
+    known = grown.config(plain).fields
+    monkeypatch.setattr(simt_space, "TUNABLES", (*simt_space.TUNABLES, Later.TUNABLE))
+    assert grown.config(plain).fields == {**known, "hint": 0}
+    assert grown.config(hinted).fields == {**known, "hint": 1}
 
 
 def test_a_space_finds_a_schedule_that_names_no_later_tunable() -> None:
