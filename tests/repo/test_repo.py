@@ -15,6 +15,7 @@ import zipfile
 from importlib import metadata
 from pathlib import Path
 
+import grimp
 import pytest
 import yaml
 from packaging.requirements import Requirement
@@ -26,6 +27,7 @@ from tests.support.run.places import ROOT
 from tests.support.run.run_here import run_here
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+PACKAGES = ("codegen", "storage", "workers", "service", "cukiln")
 FENCES = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
 # What a framework brings itself, in the release that it wants.
 UNPINNED = {"torch", "jax"}
@@ -300,6 +302,27 @@ def test_the_imports_are_the_allowed_ones() -> None:
 
 
 LINT_IMPORTS = "from importlinter.cli import lint_imports_command as main; main(['--no-cache'])"
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    graph = grimp.build_graph(*PACKAGES, cache_dir=None)
+    left = {module: graph.find_modules_directly_imported_by(module) for module in graph.modules}
+    while ends := [module for module, imported in left.items() if imported.isdisjoint(left)]:
+        for module in ends:
+            del left[module]
+    assert not left
+
+
+def test_tests_import_no_private_names() -> None:
+    private = [
+        f"{path.relative_to(ROOT)}: {node.module}.{alias.name}"
+        for path in sorted(ROOT.glob("tests/**/*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in PACKAGES
+        for alias in node.names
+        if alias.name.startswith("_") and not alias.name.startswith("__")
+    ]
+    assert private == []
 
 
 FORBIDDEN = [
