@@ -17,11 +17,11 @@ NEAR = 0.05  # of the best time: two runs of one kernel have been seen to differ
 
 @dataclass(frozen=True)
 class Timed:
-    """A measured candidate. `us`: its own time; `counts_as`: the time that it is chosen by, which is the best one's for
+    """A measured candidate. `us`: its own time; `tie_adjusted_us`: the time that it is chosen by, which is the best one's for
     all that tie with it. `compared`: whether it took part in the comparison. `measured_on`: where it comes from."""
 
     us: float
-    counts_as: float
+    tie_adjusted_us: float
     compared: bool
     measurement: Measurement | Contender | None
     measured_on: MeasuredOn | None = None
@@ -59,8 +59,10 @@ def timed(alone: Mapping[str, tuple[float, Measurement | None]], comparison: Com
     together, where = _together(comparison), measured_on(comparison)
     for contender in comparison.contenders:
         if contender.candidate in times:
-            counts_as = comparison.contenders[0].median_us if contender.candidate in together else contender.median_us
-            times[contender.candidate] = Timed(contender.median_us, counts_as, True, contender, where)
+            tie_adjusted_us = (
+                comparison.contenders[0].median_us if contender.candidate in together else contender.median_us
+            )
+            times[contender.candidate] = Timed(contender.median_us, tie_adjusted_us, True, contender, where)
     return times
 
 
@@ -81,7 +83,7 @@ def runner_up(winner: str, best: Timed, times: Mapping[str, Timed], comparison: 
     others = {name: entry for name, entry in others.items() if entry.compared and best.compared} or others
     if not others:
         return None
-    name = min(others, key=lambda name: (others[name].counts_as, others[name].us, name))
+    name = min(others, key=lambda name: (others[name].tie_adjusted_us, others[name].us, name))
     second = others[name]
     if best.compared and second.compared and comparison is not None:
         tie = {winner, name} <= _together(comparison)

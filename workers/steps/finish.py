@@ -277,7 +277,7 @@ def publish_front(
     """
     previous = own_part(session, problem.key) if imported is None else imported_part(session, imported.id, problem.key)
     reusable = _still_in_front(session, previous, entries, lost) if previous else []
-    front = merge_front(reusable, entries, measured.counts_as() if measured is not None else None)
+    front = merge_front(reusable, entries, measured.tie_adjusted_us() if measured is not None else None)
     second, vendor = _beside(front[0], previous, measured)
     # Without a point of the front its search's result is not known any more, whatever else it left.
     searches = previous.searches if previous and len(reusable) == len(previous.front) else []

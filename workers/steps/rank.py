@@ -43,8 +43,8 @@ class Measured:
     def vendor(self) -> VendorResult | None:
         return self.comparison.vendor if self.comparison else None
 
-    def counts_as(self) -> dict[str, float]:
-        return {candidate: entry.counts_as for candidate, entry in self.times.items()}
+    def tie_adjusted_us(self) -> dict[str, float]:
+        return {candidate: entry.tie_adjusted_us for candidate, entry in self.times.items()}
 
 
 def verdict_of(candidate: StoredCandidate) -> str | None:
@@ -68,7 +68,7 @@ def rank(problem: JobProblem, stored: Sequence[StoredCandidate]) -> tuple[list[R
             continue
         candidate = kind.candidate(parsed, Schedule.of(stored_candidate.schedule))
         prediction = predict(candidate, Resources.from_dict(stored_candidate.resources or {}), target)
-        point = point_of(kind, candidate, time.counts_as if time is not None else prediction.us)
+        point = point_of(kind, candidate, time.tie_adjusted_us if time is not None else prediction.us)
         ranked.append(Ranked(stored_candidate, candidate, prediction, point, time))
     return sorted(ranked, key=lambda entry: (entry.point.us, entry.candidate.id)), measured
 

@@ -90,7 +90,7 @@ def test_finalists_are_few_and_each_has_its_reason(points: list[Point]) -> None:
 
 def test_without_a_comparison_each_has_the_time_that_was_measured_alone() -> None:
     times = timed(alone(a=5.0, b=6.0), None)
-    assert [(time.us, time.counts_as, time.compared) for time in times.values()] == [
+    assert [(time.us, time.tie_adjusted_us, time.compared) for time in times.values()] == [
         (5.0, 5.0, False),
         (6.0, 6.0, False),
     ]
@@ -98,7 +98,7 @@ def test_without_a_comparison_each_has_the_time_that_was_measured_alone() -> Non
 
 def test_the_comparison_outweighs_what_was_measured_alone_and_a_tie_counts_as_the_best_time() -> None:
     times = timed(alone(a=5.0, b=6.0, c=7.0, d=8.0), comparison(("b", 5.5, True), ("a", 5.6, True), ("c", 7.5, False)))
-    assert {name: (one.us, one.counts_as) for name, one in times.items()} == {
+    assert {name: (one.us, one.tie_adjusted_us) for name, one in times.items()} == {
         "a": (5.6, 5.5), "b": (5.5, 5.5), "c": (7.5, 7.5), "d": (8.0, 8.0)
     }  # fmt: skip
     assert [name for name, one in times.items() if one.compared] == ["a", "b", "c"]
