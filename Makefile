@@ -92,7 +92,7 @@ test-long: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) $(VENDOR_STAMP) ## the 
 test-faults: host $(RUN_STAMP) $(DEV_STAMP) ## kill the processes of a real service at random: 300 of them over 20 jobs; the last line is JSON
 	@$(BIN)/python -m tests.faults
 
-test-gpu: host $(RUN_STAMP) ## on this machine's GPU: each primitive beside its CPU twin (writes codegen/device/confirmed.json), measuring, workspaces, promised outputs
+test-gpu: host $(RUN_STAMP) ## on this machine's GPU: each primitive beside its CPU emulation (writes codegen/device/confirmed.json), measuring, workspaces, promised outputs
 	@status=0; for script in confirm_primitives check_measuring check_workspaces check_promises; do \
 		$(BIN)/python -m tests.gpu.$$script || status=$$?; done; exit $$status
 

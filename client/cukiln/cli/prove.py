@@ -37,7 +37,7 @@ def prove(
     ] = None,
     sanitize: Annotated[bool, typer.Option("--sanitize", help="Build with g++'s sanitizers.")] = False,
     ptx: Annotated[
-        bool, typer.Option("--ptx", help="Run the PTX that nvcc makes of them, not the twins of their primitives.")
+        bool, typer.Option("--ptx", help="Run the PTX that nvcc makes of them, not the emulation of their primitives.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
