@@ -17,8 +17,9 @@ NEAR = 0.05  # of the best time: two runs of one kernel have been seen to differ
 
 @dataclass(frozen=True)
 class Timed:
-    """A measured candidate. `us`: its own time; `tie_adjusted_us`: the time that it is chosen by, which is the best one's for
-    all that tie with it. `compared`: whether it took part in the comparison. `measured_on`: where it comes from."""
+    """A measured candidate. `us`: its own time; `tie_adjusted_us`: the time that it is chosen by, which is the best
+    one's for all that tie with it. `compared`: whether it took part in the comparison. `measured_on`: where it comes
+    from."""
 
     us: float
     tie_adjusted_us: float
@@ -59,10 +60,8 @@ def timed(alone: Mapping[str, tuple[float, Measurement | None]], comparison: Com
     together, where = _together(comparison), measured_on(comparison)
     for contender in comparison.contenders:
         if contender.candidate in times:
-            tie_adjusted_us = (
-                comparison.contenders[0].median_us if contender.candidate in together else contender.median_us
-            )
-            times[contender.candidate] = Timed(contender.median_us, tie_adjusted_us, True, contender, where)
+            adjusted = comparison.contenders[0].median_us if contender.candidate in together else contender.median_us
+            times[contender.candidate] = Timed(contender.median_us, adjusted, True, contender, where)
     return times
 
 
