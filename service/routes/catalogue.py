@@ -1,4 +1,4 @@
-"""What the service knows: operators, targets, and the time that stages took."""
+"""The catalogue: operators, targets, and the time that stages took."""
 
 from functools import lru_cache
 from typing import Annotated, Literal

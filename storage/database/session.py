@@ -118,7 +118,7 @@ class Database:
             self.pause()
 
     def pause(self) -> None:
-        """Between two write transactions: SQLite keeps no queue, and a writer that goes on at once holds off others."""
+        """Between two write transactions: SQLite keeps no queue, and a writer that begins at once delays others."""
         time.sleep(PAUSE_SECONDS)
 
     @contextmanager

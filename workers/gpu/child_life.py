@@ -11,7 +11,7 @@ from workers.processes.processes import Finished, InfrastructureError
 
 @dataclass(frozen=True)
 class Listeners:
-    """What is told of a task at once: see `workers.gpu.measure_on_gpu.run_gpu_task`."""
+    """What is reported of a task at once: see `workers.gpu.measure_on_gpu.run_gpu_task`."""
 
     on_result: Callable[[CandidateResult], None] | None = None
     on_comparison: Callable[[str, dict[str, Any] | None], None] | None = None

@@ -63,7 +63,7 @@ def judge_candidates(
 
 
 def _judge(runs: PtxRuns, problem: JobProblem, by_build: Mapping[str, Sequence[Ranked]], text: str | None) -> None:
-    """All of these builds, and store what that showed and took: another attempt goes on behind them."""
+    """All of these builds, and store what that showed and took: another attempt continues behind them."""
     context = runs.context
     kernels = [entries[0].candidate.kernel for entries in by_build.values()]
     judged = dict(zip(by_build, runs.judge(kernels, text), strict=True))

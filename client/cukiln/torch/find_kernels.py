@@ -1,4 +1,4 @@
-"""Finds the kernels of problems on a thread of its own, so that no call waits for a service longer than it wants to."""
+"""Finds the kernels of problems on a thread of its own, so that no call waits for a service beyond its limit."""
 
 import logging
 import queue

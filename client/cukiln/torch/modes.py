@@ -43,8 +43,8 @@ def transformed() -> bool:
 
 
 def of_own_operators(arguments: "Iterable[object]") -> bool:
-    """Whether one is a tensor of a class that computes PyTorch's operators itself, and knows no others: a nested or a
-    distributed one."""
+    """Whether one is a tensor of a class that computes PyTorch's operators itself, and supports no others: a nested
+    or a distributed one."""
     return any(
         isinstance(argument, torch.Tensor)
         and not isinstance(argument, _TRACED)
