@@ -59,6 +59,16 @@ def test_code_does_not_know_its_namespace(compile_code: Compile) -> None:
         assert after[name.replace(kernel.namespace, renamed)] == before[name]
 
 
+def test_a_constant_that_nothing_reads_leaves_the_code(compile_code: Compile) -> None:
+    """As the Config has one for a tunable of a later release, at its default."""
+    kernel = matmul_candidates(1)[0].kernel
+    group = render_device([kernel])
+    start = f"namespace {kernel.namespace} {{\nstruct Config {{\n"
+    assert start in group.text
+    later = group.text.replace(start, f"{start}  static constexpr int hint = 0;\n")
+    assert read_cubin(compile_code.bytes(later, group.symbols)).kernels == compile_code.kernels(kernel).kernels
+
+
 TWINS = """
 namespace kernel_a {{ __global__ void run(float* x, int n) {{ {a} }} }}
 namespace a_longer_name {{ __global__ void run(float* x, int n) {{ {b} }} }}
