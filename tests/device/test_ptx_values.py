@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 
 import pytest
 
 from tests.support.kernels.ptx_float_cases import FLOAT_CASES
 from tests.support.kernels.ptx_integer_cases import INTEGER_CASES
-from tests.support.kernels.ptx_models import ANY_NAN, Case, is_nan
+from tests.support.kernels.ptx_models import ANY_NAN, CANONICAL_NAN, Case, is_nan
 from tests.support.kernels.ptx_snippets import THREADS, Snippet, Snippets
 
 CASES: dict[str, Case] = {**INTEGER_CASES, **FLOAT_CASES}
@@ -95,6 +96,20 @@ def test_an_instruction_gives_what_the_manual_says(results: dict[str, list[int]]
         if not right:
             wrong.append(f"{[hex(value) for value in values]}: {got:#x}, not {expected:#x}")
     assert not wrong, wrong[:5]
+
+
+# A kernel that rounds by integer arithmetic makes a zero of such a NaN where it does not look for one.
+def test_a_nan_that_exact_arithmetic_gives_has_all_bits(results: dict[str, list[int]]) -> None:
+    exact = re.compile(r"(add|sub|mul|fma|div\.rn|rcp\.rn|sqrt\.rn)[a-z.]*\.f32 ")
+    nans = [
+        got
+        for body, case in CASES.items()
+        if exact.match(body)
+        for values, got in zip(case.inputs, results[body], strict=True)
+        if case.model(*values) == ANY_NAN
+    ]
+    assert len(nans) > 100
+    assert set(nans) == {CANONICAL_NAN}
 
 
 def test_a_product_and_a_sum_that_ptxas_may_fuse_are_fused_in_the_runs_that_ask_for_it(snippets: Snippets) -> None:

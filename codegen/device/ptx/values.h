@@ -157,7 +157,8 @@ inline uint32_t permute_ecr(uint32_t a, uint32_t b, uint32_t s) {
 }
 inline uint32_t permute_rc16(uint32_t a, uint32_t b, uint32_t s) { return permute_bytes(a, b, s & 1 ? 0x3232 : 0x1010); }
 
-// Floats. The host rounds as .rn does; of a NaN only that it is one is the same.
+// Floats. The host rounds as .rn does. A NaN that comes out is always the same (CUDA C++ Programming Guide, "Floating-Point
+// Standard"): it has all bits, so that integer arithmetic on it may carry out of it.
 
 constexpr uint32_t canonical_nan = 0x7fffffffu;
 
@@ -176,14 +177,15 @@ CUKILN_INLINE uint32_t saturate(uint32_t a) {
   return value > 0.0f ? (value < 1.0f ? a : 0x3f800000u) : 0u;
 }
 
-CUKILN_INLINE uint32_t add_f32(uint32_t a, uint32_t b) { return bits_of(float_of(a) + float_of(b)); }
-CUKILN_INLINE uint32_t sub_f32(uint32_t a, uint32_t b) { return bits_of(float_of(a) - float_of(b)); }
-CUKILN_INLINE uint32_t mul_f32(uint32_t a, uint32_t b) { return bits_of(float_of(a) * float_of(b)); }
-CUKILN_INLINE uint32_t div_f32(uint32_t a, uint32_t b) { return bits_of(float_of(a) / float_of(b)); }
-CUKILN_INLINE uint32_t rcp_f32(uint32_t a) { return bits_of(1.0f / float_of(a)); }
-CUKILN_INLINE uint32_t sqrt_f32(uint32_t a) { return bits_of(__builtin_sqrtf(float_of(a))); }
+CUKILN_INLINE uint32_t result_of(float value) { return value == value ? bits_of(value) : canonical_nan; }
+CUKILN_INLINE uint32_t add_f32(uint32_t a, uint32_t b) { return result_of(float_of(a) + float_of(b)); }
+CUKILN_INLINE uint32_t sub_f32(uint32_t a, uint32_t b) { return result_of(float_of(a) - float_of(b)); }
+CUKILN_INLINE uint32_t mul_f32(uint32_t a, uint32_t b) { return result_of(float_of(a) * float_of(b)); }
+CUKILN_INLINE uint32_t div_f32(uint32_t a, uint32_t b) { return result_of(float_of(a) / float_of(b)); }
+CUKILN_INLINE uint32_t rcp_f32(uint32_t a) { return result_of(1.0f / float_of(a)); }
+CUKILN_INLINE uint32_t sqrt_f32(uint32_t a) { return result_of(__builtin_sqrtf(float_of(a))); }
 CUKILN_INLINE uint32_t fma_f32(uint32_t a, uint32_t b, uint32_t c) {
-  return bits_of(__builtin_fmaf(float_of(a), float_of(b), float_of(c)));
+  return result_of(__builtin_fmaf(float_of(a), float_of(b), float_of(c)));
 }
 CUKILN_INLINE uint32_t neg_f32(uint32_t a) { return a ^ 0x80000000u; }
 CUKILN_INLINE uint32_t abs_f32(uint32_t a) { return a & 0x7fffffffu; }
@@ -227,7 +229,9 @@ inline uint32_t fma_rm_f32(uint32_t a, uint32_t b, uint32_t c) {
   }
   return value > sum || (value == sum && error < 0.0) ? next_down(nearest) : nearest;
 }
-inline uint32_t fma_rp_f32(uint32_t a, uint32_t b, uint32_t c) { return neg_f32(fma_rm_f32(neg_f32(a), b, neg_f32(c))); }
+inline uint32_t fma_rp_f32(uint32_t a, uint32_t b, uint32_t c) {
+  return result_of(float_of(neg_f32(fma_rm_f32(neg_f32(a), b, neg_f32(c)))));
+}
 // Of unlike signs a sum of 0 is -0 when it is rounded down alone; what lies next to 0 becomes the zero of its sign.
 inline uint32_t fma_rz_f32(uint32_t a, uint32_t b, uint32_t c) {
   const uint32_t nearest = fma_f32(a, b, c);
