@@ -71,6 +71,17 @@ def reductions(fn: str, **changes: Any) -> dict[str, Kernel]:
     return kernels
 
 
+def a_block_for_a_row(fn: str, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Kernel]:
+    """Whose plans would have few outputs by the numbers of their threads."""
+    return {
+        f"{name}, a block for a row": Kernel.of(
+            "reduce", kernel.signature_dict, Schedule.of({**kernel.tunables.as_dict(), "lanes": 64})
+        )
+        for name, kernel in reductions(fn).items()
+        if name.startswith("reduced") and name.endswith(dtypes)
+    }
+
+
 def reaching_far(name: str, most: int, words: str = "") -> dict[str, Kernel]:
     """So many of the declared kernels whose plan reaches beyond 32 bits, with `words` in their names."""
     declared, own = DECLARED[name].proofs, operator(name)
@@ -121,6 +132,34 @@ CASES = {
             "return {greatest ? static_cast<T>(-1000) : Ends<T>::greatest()};",
         ),
         reductions("max"),
+    ),
+    "max begins at a number": Unstable(
+        "reduce",
+        (
+            FOLDS,
+            "return {greatest ? Ends<T>::least() : Ends<T>::greatest()};",
+            "return {greatest ? static_cast<T>(-3.0e38f) : Ends<T>::greatest()};",
+        ),
+        a_block_for_a_row("max", ("float32", "bfloat16")),
+    ),
+    "min begins at a number": Unstable(
+        "reduce",
+        (
+            FOLDS,
+            "return {greatest ? Ends<T>::least() : Ends<T>::greatest()};",
+            "return {greatest ? Ends<T>::least() : static_cast<T>(3.0e38f)};",
+        ),
+        a_block_for_a_row("min", ("float32", "bfloat16")),
+    ),
+    "logsumexp makes NaN of an infinity": Unstable(
+        "reduce",
+        (FOLDS, "power(distance(values.data[i], greatest))", "power(values.data[i] - greatest)"),
+        a_block_for_a_row("logsumexp"),
+    ),
+    "softmax's small weights are 0": Unstable(
+        "softmax",
+        (OWN, "values.data[i] = power * share;", "values.data[i] = power > 0.0f && power < 1e-26f ? 0.0f : power * share;"),
+        rows_of("softmax", (*IN_TWO_PASSES, *ONLINE), ("float32", "bfloat16")),
     ),
     "relu's gradient is a product": Unstable(
         "reduce",

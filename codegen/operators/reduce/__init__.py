@@ -31,7 +31,7 @@ from codegen.operator import (
 from codegen.operators.reduce import counts, inputs, space
 from codegen.operators.reduce.axes import MAX_AXES, WIDEST_BYTES, Merged
 from codegen.operators.reduce.problem import APPROXIMATE, FUNCTIONS, MAPS, OF_TWO, ReduceProblem, size_of
-from codegen.operators.reduce.reduced import MANY_SLICES, far_problem, long_problem, reduced_problems
+from codegen.operators.reduce.reduced import MANY_SLICES, far_problem, long_problem, reduced_problems, special_problem
 from codegen.operators.reduce.reference import reference
 from codegen.operators.reduce.space import SECTOR, form, geometry, most_in_flight
 from codegen.problem import Problem
@@ -183,7 +183,7 @@ class Reduce(Operator):
             problem, slices = long_problem(s, t)
             once.append(RunOnce("long", problem, tuple(slices)))
         if s["dtype"] not in ("int32", "int64") and s["map"] not in APPROXIMATE:
-            special = self.test_problems(kernel)[:2][-1]
+            special = special_problem(s, t)
             once.append(RunOnce("special", special, tuple(self.test_launches(kernel, special)[0])))
         if far := far_problem(s, t):
             once.append(RunOnce("far", far, tuple(self.test_launches(kernel, far)[0]), far))

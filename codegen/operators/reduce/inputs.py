@@ -70,11 +70,12 @@ def _special(problem: ReduceProblem, operand: Operand, values: Array, rng: np.ra
     values = with_special(values, few, NO_NUMBERS, rng)
     if problem.two_inputs or problem.fn == "variance" or problem.outputs < 3:
         return values
-    # What an extreme is sought from, and zeros that are all negative, are in one output each.
+    # What an extreme is sought from, and zeros that are all negative, are in one output each; of several either infinity.
     kinds = np.array([np.inf if problem.fn == "min" else -np.inf, -0.0, -np.inf, np.inf, 0.0], values.dtype)
     order, alone = rng.permutation(problem.outputs), rng.choice(kinds, problem.outputs)
     chosen = rng.random(problem.outputs) < 0.1
-    alone[order[:2]], chosen[order[:2]] = kinds[:2], True
+    certain = 2 if problem.outputs < 8 else 4
+    alone[order[:certain]], chosen[order[:certain]] = kinds[:certain], True
     shape = tuple(1 if axis in problem.axes else extent for axis, extent in enumerate(values.shape))
     return np.where(chosen.reshape(shape), alone.reshape(shape), values)
 

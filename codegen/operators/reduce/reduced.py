@@ -15,6 +15,8 @@ from codegen.run_once import FAR
 Level = tuple[str, int]  # list, extent
 # Outputs side by side of a block of `combine` that has as many rows of threads as it can, and more slices than those.
 COMBINE_COLUMNS, MANY_SLICES = 8, 70
+# Rows, or vectors of columns, of which some have what is no number.
+SPECIAL_UNITS = 12
 # Of the problem that is run once.
 MOST_LONG_SLICES, LONG_THREADS = 4096, 2**17
 
@@ -35,6 +37,16 @@ def reduced_problems(signature: Mapping[str, Any], tunables: Mapping[str, Any]) 
         outputs, count = (outer, steps * vector) if by_rows else (outer * vector, steps)
         problems.append(_granted(signature, outputs, count, number % 2 == 1))
     return [_of_all_axes(problems[0]), *problems[1:]]
+
+
+def special_problem(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> ReduceProblem:
+    """So many outputs that each kind of what is no number is in some of them, also where a block has a single one."""
+    t = tunables
+    by_rows, vector, depth = t["algorithm"] == "row", int(t["vector"]), t["threads"] // t["lanes"]
+    units, apart = (depth, t["lanes"]) if by_rows else (t["lanes"], depth)
+    outer, steps = max(units + 1 + units // 3, SPECIAL_UNITS), apart * t["unroll"] + apart // 2 + 1
+    outputs, count = (outer, steps * vector) if by_rows else (outer * vector, steps)
+    return _granted(signature, outputs, count, apart=True)
 
 
 def long_problem(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> tuple[ReduceProblem, list[int]]:

@@ -22,6 +22,8 @@ NOTHING = -104.0
 FAR = (-128.0, -256.0, -1024.0, -np.inf)
 # Of the rows' centres: where nothing is subtracted, e^x is infinite or all weights are 0, which no rounding hides.
 SHIFTS = (400.0, 0.0, -400.0)
+# Of a row's elements so many lie up to so far below the others: their weights are small numbers, and not 0.
+LOW, DEEPEST = 0.125, 100.0
 # Of the last rows, but for the first two.
 SPECIAL = (np.nan, np.inf, -np.inf)
 # Roundings of a term for each merge of two sums: two exponentials of at most 2 ulp, two products, an addition.
@@ -49,8 +51,8 @@ class Softmax(RowOperator):
 
     def make_inputs(self, problem: Problem, kind: InputKind, rng: np.random.Generator) -> dict[str, Array]:
         """`integer`: 2^k equal elements in a row, all others so far below that their weight is 0. `normal`: normals of
-        another mean and another spread in each row, two of three far above or below 0; the last rows have a NaN,
-        +infinity, or -infinity alone. `special`: see `_special_rows`."""
+        another mean and another spread in each row, two of three far above or below 0, with some elements far below the
+        rest; the last rows have a NaN, +infinity, or -infinity alone. `special`: see `_special_rows`."""
         p = self.own(problem)
         rows, columns = random_shape(p)
         if kind == "special":
@@ -59,6 +61,7 @@ class Softmax(RowOperator):
             centres, spreads = rng.normal(0.0, 4.0, (rows, 1)), rng.uniform(0.5, 6.0, (rows, 1))
             far = np.resize(SHIFTS, rows)[:, None]
             x = centres + far + spreads * rng.standard_normal((rows, columns), dtype=np.float32)
+            x -= np.where(rng.random(x.shape) < LOW, rng.uniform(0.0, DEEPEST, x.shape), 0.0)
             for row, special in zip(range(rows - 1, 1, -1), SPECIAL, strict=False):
                 x[row, rng.integers(0, columns)] = special
                 if special == -np.inf:
