@@ -21,6 +21,8 @@ from codegen.operator import InputKind
 from codegen.rows.problem import NormProblem, RowProblem
 from codegen.rows.special import all_finite, special_norm, special_rows, special_vector
 
+# Of beta so many are so large that every other whole number lies halfway between two outputs.
+OF_TIES, TIES = 0.25, {"float32": 1.0, "float16": 2.0**11, "bfloat16": 2.0**8}
 # Above so many elements rows are repeated.
 LARGEST_DRAWN = 2**22
 # Integers of a row of exact statistics are units times a power of two, the first of these with which fp32 rounds the
@@ -41,7 +43,7 @@ def make_inputs(
     `normal`: normals of another mean and another spread in each row; in every third the spread is about the root of
     epsilon, and the mean 0, so that epsilon counts; centred, in every third the first and the last are OUTLIERS spreads
     away: then no element of the three that are looked at is near the mean. `special`: with NaN and infinities
-    (`codegen/rows/special.py`), in gamma and beta, too."""
+    (`codegen/rows/special.py`), in gamma and beta, too. Integers lie halfway between two outputs of 16 bits, too."""
     rows, columns = random_shape(problem)
     if kind == "special":
         x = special_rows(problem, rng)
@@ -61,6 +63,8 @@ def make_inputs(
             values = special_vector(columns, rng)
         else:
             values = rng.integers(-4, 4, columns, endpoint=True) if kind == "integer" else rng.standard_normal(columns)
+            if kind == "integer" and name == "beta":
+                values = np.where(rng.random(columns) < OF_TIES, TIES[problem.out_dtype] * np.sign(values), values)
         made[name] = values.astype(made["x"].dtype)
     return made
 

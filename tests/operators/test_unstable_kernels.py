@@ -118,6 +118,17 @@ CASES = {
     "rms_norm forgets epsilon": Unstable(
         "rms_norm", (ROWS, "square + arguments.epsilon", "square"), rows_of("rms_norm", (*IN_TWO_PASSES, *ONLINE))
     ),
+    **{
+        f"{name} rounds what lies halfway away from 0": Unstable(
+            name,
+            (ROWS, "from_float<Out>(values.data[i + j])", "from_float<Out>(values.data[i + j] * 1.00000012f)"),
+            {
+                f"{schedule}, {dtype}": row_kernel(name, schedule, dtype)
+                for schedule, dtype in (("registers, a warp", "bfloat16"), ("online, a block", "float16"))
+            },
+        )
+        for name in ("layer_norm", "rms_norm")
+    },
     "max loses NaN": Unstable(
         "reduce", (FOLDS, "beyond || is_nan(other.value)", "beyond"), reductions("max")
     ),
