@@ -20,6 +20,7 @@ from codegen.plan.verification_plan import check_output
 from codegen.run_once import of_purpose
 from codegen.search.schedule import Schedule
 from tests.mutants.subjects import SUBJECTS
+from tests.operators.attention import kernels as attentions
 from tests.operators.harness.proofs import seconds
 from tests.operators.rows.kernels import kernel as row_kernel
 from tests.operators.test_every_operator import DECLARED
@@ -89,6 +90,14 @@ def reaching_far(name: str, most: int, words: str = "") -> dict[str, Kernel]:
     kernels = {called: kernel for called, kernel in declared.kernels().items() if words in called}
     far = {called: kernel for called, kernel in kernels.items() if of_purpose(own.run_once(kernel), "far")}
     return dict(list(far.items())[:: -(-len(far) // most)])
+
+
+def strided(most: int) -> dict[str, Kernel]:
+    """So many of the declared gradients of images with a stride, all of whose outputs a kernel computes."""
+    declared = DECLARED["conv2d_dgrad"].proofs
+    assert declared is not None
+    kernels = {called: kernel for called, kernel in declared.kernels().items() if kernel.signature_dict["strided"]}
+    return dict(list(kernels.items())[:: -(-len(kernels) // most)])
 
 
 (WINOGRAD,) = [subject.kernels() for subject in SUBJECTS if subject.name == "conv2d by Winograd"]
@@ -169,7 +178,11 @@ CASES = {
     ),
     "softmax's small weights are 0": Unstable(
         "softmax",
-        (OWN, "values.data[i] = power * share;", "values.data[i] = power > 0.0f && power < 1e-26f ? 0.0f : power * share;"),
+        (
+            OWN,
+            "values.data[i] = power * share;",
+            "values.data[i] = power > 0.0f && power < 1e-26f ? 0.0f : power * share;",
+        ),
         rows_of("softmax", (*IN_TWO_PASSES, *ONLINE), ("float32", "bfloat16")),
     ),
     "relu's gradient is a product": Unstable(
@@ -203,6 +216,20 @@ CASES = {
             for dtype in ("float16", "float32")
             for stages in (2, 4)
         },
+    ),
+    "attention weighs six tiles": Unstable(
+        "attention",
+        (OWN, "warp.weigh(arguments);", "if (tile < 6) warp.weigh(arguments);"),
+        {dtype: attentions.kernel(dtype) for dtype in ("float16", "bfloat16")},
+    ),
+    "a phase of the first tap alone begins with the first row": Unstable(
+        "conv2d_dgrad",
+        (
+            "phases.cuh",
+            "(last * along.dilation - along.padding - phase) / along.stride",
+            "(last == 0 ? 0 : (last * along.dilation - along.padding - phase) / along.stride)",
+        ),
+        strided(3),
     ),
     "matmul cuts off what it multiplies as tf32": Unstable(
         "matmul",

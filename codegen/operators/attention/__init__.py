@@ -156,8 +156,8 @@ class Attention(Operator):
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        """Many queries of a ragged batch; what is no number, where masks hide some of it from some queries; far, rows
-        beyond 32 bits."""
+        """Many queries of a ragged batch, many keys of another; what is no number, where masks hide some of it from
+        some queries; far, rows beyond 32 bits."""
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
 
         def first_launch(problem: Problem) -> tuple[int, ...]:

@@ -13,6 +13,7 @@ from codegen.operators.attention.split import splits
 MOST_POSITIONS = 320
 # Of keys of one query, where they are split.
 SPLIT_TILES, MOST_KEYS = 16, 2048
+LONG_ROUNDS = 3
 SOFTCAP = 3.0
 
 
@@ -45,10 +46,14 @@ def special_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProb
 
 
 def long_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProblem | None:
-    """Of ragged batches: a sequence of as many queries as there is no number of a tile left for (`Sequence` in
-    sequence.cuh): of shorter ones a tile that begins too early is made up for by the next."""
+    """So many tiles of keys that a pipeline has come round several times. Of ragged batches: a sequence of as many
+    queries as there is no number of a tile left for (`Sequence` in sequence.cuh): of shorter ones a tile that begins
+    too early is made up for by the next."""
     tile_q, keys = int(t["tile_q"]), int(t["tile_kv"]) // 2 + 1
-    if "lengths" not in s or packs(t):
+    if "lengths" not in s:
+        tiles = LONG_ROUNDS * int(t["stages"]) + 5
+        return None if splits(t) else _with_widths(s, {"seq_q": 5, "seq_kv": tiles * int(t["tile_kv"]), "heads_q": 1})
+    if packs(t):
         return None
     return _with_widths(s, {**lengths_of((tile_q, 1), (3 * tile_q - 1, keys)), "heads_q": 1})
 

@@ -32,11 +32,12 @@ GEOMETRIES = (
     Geometry(((1, 2),), padding=((0, 0), (1, 0))),
 )
 # Taps that the stride does not divide, a stride that has a divisor in common with the dilation (some phases then have
-# no taps), fewer taps than the stride, windows that lie in the padding altogether.
+# no taps), fewer taps than the stride, windows that lie in the padding altogether, a phase whose only tap is the first
+# one and begins with a later row of dy.
 STRIDED = (
     Geometry(((3, 3),), (2, 1), (1, 1), ((1, 1), (1, 1))),
     Geometry(((3, 4),), (1, 2), (2, 2), ((0, 1), (2, 2))),
-    Geometry(((4, 1),), (3, 2), (2, 1), ((3, 3), (0, 2))),
+    Geometry(((4, 1),), (3, 2), (2, 1), ((3, 3), (1, 1))),
     Geometry(((3, 3),), (2, 2), (1, 3), ((4, 4), (1, 0))),
 )
 

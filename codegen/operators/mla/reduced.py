@@ -34,7 +34,7 @@ def far_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> MlaProblem:
 
 def _one(tile_q: int, tile_kv: int, stages: int, tiles: int, page: int) -> list[dict[str, Any]]:
     return [
-        {**_keys((stages + 2) * tile_kv, tile_kv), "heads_q": tile_q},
+        {**_keys((stages + 4) * tile_kv, tile_kv), "heads_q": tile_q},
         {**_keys(tile_kv + 5, 0, 1, page, page + 1), "heads_q": 3, "scale": 0.25},
         {**_keys(tiles * tile_kv + 1, 2), "heads_q": tile_q + 5},
     ]

@@ -70,7 +70,8 @@ def _special(problem: ReduceProblem, operand: Operand, values: Array, rng: np.ra
     values = with_special(values, few, NO_NUMBERS, rng)
     if problem.two_inputs or problem.fn == "variance" or problem.outputs < 3:
         return values
-    # What an extreme is sought from, and zeros that are all negative, are in one output each; of several either infinity.
+    # What an extreme is sought from, and zeros that are all negative, are in one output each; of several outputs
+    # either infinity is.
     kinds = np.array([np.inf if problem.fn == "min" else -np.inf, -0.0, -np.inf, np.inf, 0.0], values.dtype)
     order, alone = rng.permutation(problem.outputs), rng.choice(kinds, problem.outputs)
     chosen = rng.random(problem.outputs) < 0.1
