@@ -22,6 +22,7 @@ from codegen.search.schedule import Schedule
 from tests.mutants.subjects import SUBJECTS
 from tests.operators.attention import kernels as attentions
 from tests.operators.harness.proofs import seconds
+from tests.operators.mla import kernels as latents
 from tests.operators.rows.kernels import kernel as row_kernel
 from tests.operators.test_every_operator import DECLARED
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
@@ -220,8 +221,32 @@ CASES = {
     "attention weighs six tiles": Unstable(
         "attention",
         (OWN, "warp.weigh(arguments);", "if (tile < 6) warp.weigh(arguments);"),
-        {dtype: attentions.kernel(dtype) for dtype in ("float16", "bfloat16")},
+        {
+            "dense": attentions.kernel("bfloat16"),
+            "ragged": attentions.kernel(ragged=True),
+            "pages, three stages": attentions.kernel(page_size=16, tile_kv=16, stages=3),
+        },
     ),
+    "mla weighs six tiles": Unstable(
+        "mla",
+        (OWN, "warp.weigh(arguments, exchange, weights);", "if (tile < 6) warp.weigh(arguments, exchange, weights);"),
+        {"one query": latents.kernel(page_size=1), "ragged": latents.kernel("bfloat16", ragged=True)},
+    ),
+    **{
+        f"{name} merges a hundred splits": Unstable(
+            name,
+            (
+                "attention/merge_rows.cuh",
+                "total = cukiln::fma(factor, own.data[1], total);",
+                "total = split < 100 ? cukiln::fma(factor, own.data[1], total) : total;",
+            ),
+            {
+                called: kernel(ragged=called == "ragged", split="workspace")
+                for called in ("one query" if name == "mla" else "dense", "ragged")
+            },
+        )
+        for name, kernel in (("attention", attentions.kernel), ("mla", latents.kernel))
+    },
     "a phase of the first tap alone begins with the first row": Unstable(
         "conv2d_dgrad",
         (

@@ -38,7 +38,7 @@ from codegen.operators.attention.problem import (
     Tensor,
     refuse_fields,
 )
-from codegen.operators.attention.reduced import far_problem, long_problem, reduced_problems, special_problem
+from codegen.operators.attention.reduced import far_problem, long_problems, reduced_problems, special_problem
 from codegen.operators.attention.reference import reference
 from codegen.problem import Problem
 from codegen.run_once import RunOnce
@@ -156,16 +156,15 @@ class Attention(Operator):
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        """Many queries of a ragged batch, many keys of another; what is no number, where masks hide some of it from
-        some queries; far, rows beyond 32 bits."""
+        """Many keys, in as many parts as there may be, and many queries of a ragged batch; what is no number, where
+        masks hide some of it from some queries; far, rows beyond 32 bits."""
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
-
-        def first_launch(problem: Problem) -> tuple[int, ...]:
-            return tuple(self.test_launches(kernel, problem)[0])
-
-        long, some, far = long_problem(s, t), special_problem(s, t), far_problem(s, t)
-        once = [RunOnce("special", some, first_launch(some)), RunOnce("far", far, first_launch(far), far)]
-        return [*([RunOnce("long", long, first_launch(long))] if long else []), *once]
+        some, far = special_problem(s, t), far_problem(s, t)
+        return [
+            *(RunOnce("long", long, tuple(self.test_launches(kernel, long)[-1])) for long in long_problems(s, t)),
+            RunOnce("special", some, tuple(self.test_launches(kernel, some)[0])),
+            RunOnce("far", far, tuple(self.test_launches(kernel, far)[0]), far),
+        ]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         """All heads side by side, one after the other, and some; where keys are split, into few parts and many."""

@@ -7,13 +7,14 @@ from codegen.operators.attention.far import far_rows, far_strides
 from codegen.operators.attention.packing import packs
 from codegen.operators.attention.problem import SMALLEST_HEAD_DIM, AttentionProblem, Tensor
 from codegen.operators.attention.space import PIECE
-from codegen.operators.attention.split import splits
+from codegen.operators.attention.split import SPLITS, splits
 
 # Queries and keys of a problem at most, in tiles of either; a large tile has fewer.
 MOST_POSITIONS = 320
 # Of keys of one query, where they are split.
 SPLIT_TILES, MOST_KEYS = 16, 2048
-LONG_ROUNDS = 3
+# Splits of a tile each, and keys of all of them, of a problem that is run once.
+MANY_SPLITS, MOST_LONG_KEYS = SPLITS[-1] + 2, 2**14
 SOFTCAP = 3.0
 
 
@@ -45,17 +46,23 @@ def special_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProb
     return _with_widths(s, {**lengths, **heads, "window_left": tile_kv // 2 + 2, "window_right": 3})
 
 
-def long_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProblem | None:
-    """So many tiles of keys that a pipeline has come round several times. Of ragged batches: a sequence of as many
-    queries as there is no number of a tile left for (`Sequence` in sequence.cuh): of shorter ones a tile that begins
-    too early is made up for by the next."""
-    tile_q, keys = int(t["tile_q"]), int(t["tile_kv"]) // 2 + 1
+def long_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[AttentionProblem]:
+    """So many tiles of keys that a pipeline has come round several times; where keys are split, a tile for each of as
+    many splits as searches have. Of ragged batches besides a sequence of as many queries as there is no number of a
+    tile left for (`Sequence` in sequence.cuh): of shorter ones a tile that begins too early is made up for by the
+    next."""
+    tile_q, tile_kv = int(t["tile_q"]), int(t["tile_kv"])
+    keys = tile_kv * (many_splits(tile_kv) if splits(t) else 3 * int(t["stages"]) + 5)
     if "lengths" not in s:
-        tiles = LONG_ROUNDS * int(t["stages"]) + 5
-        return None if splits(t) else _with_widths(s, {"seq_q": 5, "seq_kv": tiles * int(t["tile_kv"]), "heads_q": 1})
-    if packs(t):
-        return None
-    return _with_widths(s, {**lengths_of((tile_q, 1), (3 * tile_q - 1, keys)), "heads_q": 1})
+        return [_with_widths(s, {"seq_q": tile_q, "seq_kv": keys, "heads_q": 1})]
+    long = [lengths_of((1, 3), (tile_q, keys))]
+    if not packs(t):
+        long.append(lengths_of((tile_q, 1), (3 * tile_q - 1, tile_kv // 2 + 1)))
+    return [_with_widths(s, {**lengths, "heads_q": 1}) for lengths in long]
+
+
+def many_splits(tile_kv: int) -> int:
+    return min(MANY_SPLITS, MOST_LONG_KEYS // tile_kv)
 
 
 def far_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProblem:

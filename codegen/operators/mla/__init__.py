@@ -31,7 +31,7 @@ from codegen.operators.attention.problem import LARGEST_SCALE, LONGEST, SMALLEST
 from codegen.operators.attention.space import threads
 from codegen.operators.mla import inputs, space, work
 from codegen.operators.mla.problem import HEAD_DIM_CKV, TABLES, TENSORS, VECTOR, MlaProblem
-from codegen.operators.mla.reduced import far_problem, reduced_problems
+from codegen.operators.mla.reduced import far_problem, long_problem, reduced_problems
 from codegen.operators.mla.reference import reference
 from codegen.operators.mla.seen import most_tiles
 from codegen.problem import Problem
@@ -127,11 +127,15 @@ class Mla(Operator):
         return list(reduced_problems(kernel.signature_dict, kernel.tunables.as_dict()))
 
     def run_once(self, kernel: Kernel) -> list[RunOnce]:
-        """What is no number, and rows beyond 32 bits, in the problem that has gaps in memory."""
+        """Many keys, in as many parts as there may be; what is no number, and rows beyond 32 bits, in the problem that
+        has gaps in memory."""
         s, t = kernel.signature_dict, kernel.tunables.as_dict()
-        some, far = reduced_problems(s, t)[1], far_problem(s, t)
-        launches = [tuple(self.test_launches(kernel, problem)[0]) for problem in (some, far)]
-        return [RunOnce("special", some, launches[0]), RunOnce("far", far, launches[1], far)]
+        long, some, far = long_problem(s, t), reduced_problems(s, t)[1], far_problem(s, t)
+        return [
+            RunOnce("long", long, tuple(self.test_launches(kernel, long)[-1])),
+            RunOnce("special", some, tuple(self.test_launches(kernel, some)[0])),
+            RunOnce("far", far, tuple(self.test_launches(kernel, far)[0]), far),
+        ]
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
         """Where keys are split, into few parts and many: the first launch, which is race-checked, has more than a tile

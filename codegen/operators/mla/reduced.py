@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from codegen.operators.attention.far import far_strides
-from codegen.operators.attention.reduced import lengths_of
+from codegen.operators.attention.reduced import lengths_of, many_splits
 from codegen.operators.attention.split import splits
 from codegen.operators.mla.problem import CACHES, TENSORS, VECTOR, MlaProblem
 
@@ -25,6 +25,15 @@ def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[MlaProb
     return [_problem(s, own, gaps=number == 1) for number, own in enumerate(fields)]
 
 
+def long_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> MlaProblem:
+    """So many tiles of keys that a pipeline has come round several times; where keys are split, a tile for each of as
+    many splits as searches have."""
+    tile_kv = int(t["tile_kv"])
+    keys = (many_splits(tile_kv) if splits(t) else 3 * int(t["stages"]) + 5) * tile_kv
+    lengths = lengths_of((1, 3), (1, keys)) if s["queries"] == "ragged" else _keys(3, keys)
+    return _problem(s, {**lengths, "heads_q": int(t["tile_q"])}, gaps=False)
+
+
 def far_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> MlaProblem:
     """The one of them that has gaps in memory, with far larger ones."""
     near = reduced_problems(s, t)[1]
@@ -43,7 +52,7 @@ def _one(tile_q: int, tile_kv: int, stages: int, tiles: int, page: int) -> list[
 def _ragged(tile_q: int, tile_kv: int, stages: int, tiles: int, page: int) -> list[dict[str, Any]]:
     some = tile_q // 4 + 3
     return [
-        {**lengths_of((tile_q // 4, (stages + 1) * tile_kv), (0, 2), (tile_q // 8, tile_kv)), "heads_q": 8},
+        {**lengths_of((tile_q // 4, (stages + 4) * tile_kv), (0, 2), (tile_q // 8, tile_kv)), "heads_q": 8},
         {
             **lengths_of((0, 0), (some, some + tile_kv + 5), (1, 1), (tile_q // 2, 9), (7, 0), (0, 4)),
             "heads_q": 3, "causal": True, "scale": 0.25,
