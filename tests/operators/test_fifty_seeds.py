@@ -13,11 +13,8 @@ from workers.cpu.build import build_cpu
 from workers.cpu.library import CpuLibrary
 from workers.cpu.run import plan_test
 
-SEEDS, EACH, CPU_SECONDS = (
-    50,
-    12,
-    60.0,
-)  # of each module so many kernels, evenly from its operators, dtypes and algorithms
+# Of each module EACH kernels, evenly from its operators, dtypes and algorithms.
+SEEDS, EACH, CPU_SECONDS = 50, 12, 60.0
 
 
 @pytest.mark.long
