@@ -45,7 +45,7 @@ def parse_url(url: str) -> httpx2.URL:
 
 def _shown(url: str) -> str:
     """Without what may be a password."""
-    return repr(re.sub(r"//.*@", "//...@", url, flags=re.DOTALL))
+    return repr(re.sub(r"^((?:\w+:/+)?/*).*@", r"\1...@", url, flags=re.DOTALL))
 
 
 def build_request(
