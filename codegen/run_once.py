@@ -43,5 +43,10 @@ class RunOnce:
         return self.purpose if self.purpose in ("positive", "special") else "integer"
 
 
+def long_steps(stages: int) -> int:
+    """Of a loop that a pipeline of so many stages feeds: it has come round several times."""
+    return 3 * stages + 5
+
+
 def of_purpose(every: Iterable[RunOnce], purpose: Purpose) -> list[RunOnce]:
     return [each for each in every if each.purpose == purpose]

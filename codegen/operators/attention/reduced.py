@@ -8,6 +8,7 @@ from codegen.operators.attention.packing import packs
 from codegen.operators.attention.problem import SMALLEST_HEAD_DIM, AttentionProblem, Tensor
 from codegen.operators.attention.space import PIECE
 from codegen.operators.attention.split import SPLITS, splits
+from codegen.run_once import long_steps
 
 # Queries and keys of a problem at most, in tiles of either; a large tile has fewer.
 MOST_POSITIONS = 320
@@ -47,22 +48,22 @@ def special_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProb
 
 
 def long_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[AttentionProblem]:
-    """So many tiles of keys that a pipeline has come round several times; where keys are split, a tile for each of as
-    many splits as searches have. Of ragged batches besides a sequence of as many queries as there is no number of a
-    tile left for (`Sequence` in sequence.cuh): of shorter ones a tile that begins too early is made up for by the
-    next."""
-    tile_q, tile_kv = int(t["tile_q"]), int(t["tile_kv"])
-    keys = tile_kv * (many_splits(tile_kv) if splits(t) else 3 * int(t["stages"]) + 5)
+    """Of `long_keys`. Of ragged batches besides a sequence of as many queries as there is no number of a tile left for
+    (`Sequence` in sequence.cuh): of shorter ones a tile that begins too early is made up for by the next."""
+    tile_q, keys = int(t["tile_q"]), long_keys(t)
     if "lengths" not in s:
         return [_with_widths(s, {"seq_q": tile_q, "seq_kv": keys, "heads_q": 1})]
     long = [lengths_of((1, 3), (tile_q, keys))]
     if not packs(t):
-        long.append(lengths_of((tile_q, 1), (3 * tile_q - 1, tile_kv // 2 + 1)))
+        long.append(lengths_of((tile_q, 1), (3 * tile_q - 1, int(t["tile_kv"]) // 2 + 1)))
     return [_with_widths(s, {**lengths, "heads_q": 1}) for lengths in long]
 
 
-def many_splits(tile_kv: int) -> int:
-    return min(MANY_SPLITS, MOST_LONG_KEYS // tile_kv)
+def long_keys(t: Mapping[str, Any]) -> int:
+    """So many tiles that a pipeline has come round several times; where keys are split, one for each of as many splits
+    as searches have."""
+    tile_kv = int(t["tile_kv"])
+    return tile_kv * (min(MANY_SPLITS, MOST_LONG_KEYS // tile_kv) if splits(t) else long_steps(int(t["stages"])))
 
 
 def far_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> AttentionProblem:

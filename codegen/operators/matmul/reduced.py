@@ -13,7 +13,7 @@ from codegen.operators.matmul.kernel_family import is_limbs
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import SLICES
 from codegen.problem import LARGEST_ELEMENTS
-from codegen.run_once import FAR
+from codegen.run_once import FAR, long_steps
 
 # Multiply-adds (1 to 2 ns each on the CPU, padding of tiles included) up to which the even and the tail problem get
 # more tiles than they must have, and those of the problem of many tiles: a candidate stays well under 0.4 s. A kernel
@@ -22,7 +22,7 @@ BUDGET, TENSOR_BUDGET, MANY_BUDGET = 1_500_000, 4_000_000, 12_000_000
 # Of products by limbs the CPU makes 10 to 36 of bytes.
 LIMBS_BUDGET, LIMBS_MANY = 400_000, 1_000_000
 # Of the long problem, which is run once: 0.1 s at most.
-LONG_BUDGET, LONG_ROUNDS = 140_000_000, 3
+LONG_BUDGET = 140_000_000
 # Rows and columns of tiles: 5 rows make a full and a broken band of 4.
 WANTED = (("n", 2), ("m", 2), ("batch", 2), ("m", 3), ("n", 3), ("m", 5))
 # Of the problem of many tiles: matrices, rows and columns of tiles; the first that the budget allows.
@@ -53,7 +53,7 @@ def long_problem(signature: Mapping[str, Any], tunables: Mapping[str, Any]) -> M
     """One tile with so many steps along k that a pipeline has come round several times and, where k is split, as many
     slices as level 2 has; fewer as far as the budget goes, none where the even problem has as many."""
     kernel = _Reduced(signature, tunables)
-    steps = LONG_ROUNDS * int(tunables.get("stages", 1)) + 5
+    steps = long_steps(int(tunables.get("stages", 1)))
     if tunables.get("split") in ("workspace", "atomic"):
         steps = max(steps, SLICES[-1] + 1)
     steps = min(steps, kernel.long_budget // kernel.cost(1, 1, 1, 1))

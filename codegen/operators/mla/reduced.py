@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from codegen.operators.attention.far import far_strides
-from codegen.operators.attention.reduced import lengths_of, many_splits
+from codegen.operators.attention.reduced import lengths_of, long_keys
 from codegen.operators.attention.split import splits
 from codegen.operators.mla.problem import CACHES, TENSORS, VECTOR, MlaProblem
 
@@ -26,11 +26,8 @@ def reduced_problems(s: Mapping[str, Any], t: Mapping[str, Any]) -> list[MlaProb
 
 
 def long_problem(s: Mapping[str, Any], t: Mapping[str, Any]) -> MlaProblem:
-    """So many tiles of keys that a pipeline has come round several times; where keys are split, a tile for each of as
-    many splits as searches have."""
-    tile_kv = int(t["tile_kv"])
-    keys = (many_splits(tile_kv) if splits(t) else 3 * int(t["stages"]) + 5) * tile_kv
-    lengths = lengths_of((1, 3), (1, keys)) if s["queries"] == "ragged" else _keys(3, keys)
+    """Of `long_keys`."""
+    lengths = lengths_of((1, 3), (1, long_keys(t))) if s["queries"] == "ragged" else _keys(3, long_keys(t))
     return _problem(s, {**lengths, "heads_q": int(t["tile_q"])}, gaps=False)
 
 
