@@ -32,7 +32,6 @@ REASONS = {
 }
 """By words of obstore's error, which is of one kind for all of them."""
 LONGEST_REASON = 600
-FANOUT = [f"{number:02x}" for number in range(256)]
 
 
 @dataclass(frozen=True)
@@ -123,14 +122,16 @@ class RemoteObjects:
 
 
 class LocalObjects(RemoteObjects):
-    """A folder. It and its sub-folders are made and synced when it is opened, so that a put syncs one file and one
-    folder. A folder around it that is missing is never made: a data folder that was moved away may come back."""
+    """A folder, made and synced when it is opened; a sub-folder is when the first path in it is put, so that later puts
+    sync one file and one folder. A folder around it that is missing is never made: a data folder that was moved away
+    may come back."""
 
     def __init__(self, root: Path, prefix: str) -> None:
         self.root = root
-        for folder in (root, root / prefix, *(root / prefix / name for name in FANOUT)):
+        self._synced = set[Path]()
+        for folder in (root, root / prefix):
             folder.mkdir(exist_ok=True)
-        for folder in (root / prefix, root, root.parent):
+        for folder in (root, root.parent):
             sync(folder)
         super().__init__(LocalStore(root), root.absolute().as_uri())
 
@@ -143,6 +144,7 @@ class LocalObjects(RemoteObjects):
             raise OSError(errno.ESTALE, "the folder of the blobs is gone", str(self.root))
         if file.is_dir():  # the only thing that a rename does not replace
             file.rename(f"{file}#folder")
+        self._make(file.parent)
         super().put(path, data)
         sync(file)
         sync(file.parent)
@@ -180,14 +182,21 @@ class LocalObjects(RemoteObjects):
 
     def move(self, path: str, to: str) -> None:
         target = self.root / to
-        target.parent.mkdir(parents=True, exist_ok=True)
+        self._make(target.parent)
         with suppress(FileNotFoundError):
             (self.root / path).rename(target)
-        sync(target.parent)
-        sync((self.root / path).parent)
+            sync(target.parent)
+            sync((self.root / path).parent)
 
     def local_path(self, path: str) -> Path | None:
         return self.root / path
+
+    def _make(self, folder: Path) -> None:
+        """Durable when it returns, also where another process has just made it."""
+        if folder not in self._synced:
+            folder.mkdir(exist_ok=True)
+            sync(folder.parent)
+            self._synced.add(folder)
 
 
 def sync(path: Path) -> None:

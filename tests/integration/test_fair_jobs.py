@@ -71,7 +71,7 @@ def cancel(cluster: Cluster, job: str) -> None:
 
 
 def test_one_problem_behind_a_large_job_does_not_wait_for_it(cluster: Cluster) -> None:
-    large = cluster.submit(0, many(2, 1, kernels=16, threads=64))
+    large = cluster.submit(0, many(2, 1, kernels=12, threads=64))
     wait_for(lambda: progress(cluster, large)[0] > 0, 120, "the large job's first file")
     small = cluster.submit(1, many(1, 50, kernels=1, threads=64))
     assert end_of(cluster, small).state == "done", cluster.world.logs()[-3000:]

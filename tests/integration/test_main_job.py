@@ -21,7 +21,7 @@ from tests.support.run.places import FAULTY
 from tests.support.service.chrome_traces import checked, covered, slices
 
 RIGHT, UNWRITTEN, SPLIT_BARRIER, ENDLESS, DOES_NOT_COMPILE, HANGS_NVCC, REJECTED = 0, 14, 2, 12, 26, 31, 63
-COMPILE_CPU_SECONDS = 3.0
+COMPILE_CPU_SECONDS = 2.0
 PROBLEM = {"operator": "faulty", "rows": 8, "columns": 256, "pitch": 256}
 MATMUL = {"operator": "matmul", "m": 40, "n": 48, "k": 36, "layout": "nt", "dtype": "float32"}
 

@@ -141,7 +141,8 @@ def cluster(counted_world: tuple[QueueWorld, Path], tmp_path_factory: pytest.Tem
 @pytest.fixture
 def counted_world(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[tuple[QueueWorld, Path]]:
     """With the file in which its workers write down what nvcc is given."""
-    with make_world(tmp_path, valkey.url, workers=4, operator_path=f"{FAULTY}:{PROBE}", gpus="none") as world:
+    settings = {"workers": 4, "operator_path": f"{FAULTY}:{PROBE}", "gpus": "none", "verify_ptx": "none"}
+    with make_world(tmp_path, valkey.url, **settings) as world:
         yield world, tmp_path / "nvcc.txt"
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import cukiln
+from tests.support.run.each_run import some_each_run
 from tests.support.service.running_service import soon_running_service
 
 pytestmark = pytest.mark.skipif(
@@ -50,16 +51,16 @@ NAMES = (
     "attention",
     "gradients of attention",
 )
-# Each operator and each way to map and to differentiate; the others take the same ways to other kernels.
+ALWAYS = ("its gradients", "softmax")
+# Each operator and each way to map and to differentiate, of which each run has some; the others take the same ways to
+# other kernels.
 SHORT = (
     "dense",
-    "its gradients",
     "gradients of transposed",
     "mapped twice",
     "mapped gradients",
     "gradients of a convolution",
     "mapped images",
-    "softmax",
     "its gradient",
     "gradients of layer_norm",
     "rms_norm",
@@ -67,6 +68,7 @@ SHORT = (
     "gradient of masked_activation",
     "attention",
 )
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in NAMES if name not in ALWAYS + SHORT]
 os.environ.setdefault("XLA_FLAGS", "--xla_force_host_platform_device_count=2")  # read where JAX starts, for shard_map
 LEAST = {"level": 0, "limit": 1}
 SPLIT = {"schedules": [{"tile_m": 32, "tile_n": 32, "tile_k": 8, "split": "workspace", "split_k": 2}]}
@@ -119,7 +121,7 @@ def test_every_case_is_named() -> None:
     assert tuple(CASES) == NAMES
 
 
-@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n in SHORT else pytest.mark.long) for n in NAMES])
+@pytest.mark.parametrize("name", [*ALWAYS, *some_each_run(SHORT, 5), *LONG])
 def test_kernels_compute_what_xla_does(name: str, client: cukiln.Client, called: list[Any]) -> None:
     import jax
 

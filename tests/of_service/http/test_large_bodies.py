@@ -27,6 +27,7 @@ from service.keyring import WRONG_KEYS
 from storage.config.settings import Settings, load_settings
 from tests.support.fixtures.queue import wait_for
 from tests.support.processes.running import still_runs
+from tests.support.run.each_run import some_each_run
 from workers.processes.supervised_process import answers
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
@@ -313,7 +314,7 @@ def test_who_sends_too_much_reads_why(shared: RunningApi) -> None:
     assert answer.startswith(b"HTTP/1.1 413") and b"body-too-large" in answer
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("number", some_each_run([signal.SIGKILL, signal.SIGSTOP]))
 def test_requests_of_a_second_process_that_dies_end_and_later_ones_are_answered(api: RunningApi, number: int) -> None:
     body = large(PROBLEM)
     assert api.post("/v1/lookups", body).status_code == 200

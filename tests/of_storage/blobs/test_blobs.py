@@ -171,17 +171,34 @@ def test_file_and_folder_are_synced_before_the_row_is_committed(
 
     monkeypatch.setattr(os, "fsync", note)
     blobs.put(DATA, "-")
-    assert synced == [(str(file_of(folder)), False), (str(file_of(folder).parent), False)]
+    file, own = file_of(folder), file_of(folder).parent
+    assert synced == [(str(path), False) for path in (own.parent, file, own)], "the folder was made, too"
     assert blobs.head(DIGEST) is not None
 
 
-def test_the_folders_are_synced_when_the_store_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_opened_store_syncs_its_folders_before_their_first_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one may have made them, and not synced them yet."""
     synced: list[str] = []
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
     )
-    LocalObjects(tmp_path / "blobs", "sha256")
-    assert synced == [str(tmp_path / "blobs" / "sha256"), str(tmp_path / "blobs"), str(tmp_path)]
+    blobs, shared = tmp_path / "blobs", tmp_path / "blobs" / "sha256" / "ab"
+    for _ in range(2):
+        objects = LocalObjects(blobs, "sha256")
+        assert synced == [str(blobs), str(tmp_path)]
+        for name in ("first", "second"):
+            objects.put(f"sha256/ab/{name}", b"bytes")
+        first, second = shared / "first", shared / "second"
+        assert synced[2:] == [str(path) for path in (shared.parent, first, shared, second, shared)]
+        synced.clear()
+
+
+def test_nothing_is_moved_where_there_is_nothing(tmp_path: Path) -> None:
+    objects = LocalObjects(tmp_path / "blobs", "sha256")
+    objects.move("sha256/ab/none", "quarantine/none")
+    assert list(objects.list()) == []
 
 
 def test_a_data_folder_that_is_moved_away_is_not_made_a_second_time(blobs: BlobStore, folder: Path) -> None:
@@ -208,7 +225,9 @@ class FailingObjects:
         if self._fail == "before":
             raise OSError(28, "No space left on device")
         if self._fail == "half":
-            (self._real.root / f"{path}#1").write_bytes(data[: len(data) // 2])  # as obstore stages
+            staged = self._real.root / f"{path}#1"  # as obstore stages
+            staged.parent.mkdir()
+            staged.write_bytes(data[: len(data) // 2])
             raise OSError(28, "No space left on device")
         self._real.put(path, data)
         if self._fail == "after":
