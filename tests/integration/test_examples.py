@@ -14,6 +14,7 @@ import pytest
 
 from storage.config.settings import load_settings
 from tests.support.fixtures.service import Started
+from tests.support.run.each_run import every_other_run
 from tests.support.run.places import ROOT
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
@@ -52,6 +53,7 @@ def run(*argv: str, url: str, folder: Path) -> str:
         pytest.param("resnet_block.py --train", "1 conv2d + bias + residual + relu", 8, marks=pytest.mark.long),
     ],
 )
+@every_other_run
 def test_every_call_of_an_example_runs_a_kernel_and_the_result_is_that_of_eager(
     words: str, graph: str, calls: int, url: str, tmp_path: Path
 ) -> None:

@@ -20,6 +20,7 @@ from tests.support.fixtures.compile import compiled_in_this_run
 from tests.support.fixtures.queue import QueueWorld, make_world, wait_for
 from tests.support.processes import counting_worker
 from tests.support.processes.server_processes import start_process
+from tests.support.run.each_run import every_other_run
 from tests.support.run.places import FAULTY, PROBE
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
@@ -176,6 +177,7 @@ def _is_innocent_of_the_broken(more: Counter[str], files: list[tuple[str, ...]])
     return all(times == 1 for times in more.values()) and any(set(more) < set(file) for file in files)
 
 
+@every_other_run
 def test_small_jobs_that_wait_are_compiled_in_one_file(
     counted_world: tuple[QueueWorld, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

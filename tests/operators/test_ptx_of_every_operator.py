@@ -1,7 +1,8 @@
 """The PTX of every operator's kernels passes the plan on the CPU, and mutants of it do not.
 
-Each run has a random kernel of every operator; `make test-long` every class of those that are verified, and every
-operator, dtype and algorithm. What else `make test` runs of PTX stands in tests/of_workers/cpu/test_ptx.py.
+Each run has a random kernel of half of the operators; `make test-long` one of each, every class of those that are
+verified, and every operator, dtype and algorithm. What else `make test` runs of PTX stands in
+tests/of_workers/cpu/test_ptx.py.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from tests.operators.reduce import random_cases as reductions
 from tests.operators.test_every_operator import DECLARED
 from tests.support.kernels.ptx_mutants import Mutant, mutants_of, ptx_of, sample, verdict_of
 from tests.support.kernels.random_cases import seed_of_this_run
+from tests.support.run.each_run import some_each_run
 from tests.support.run.places import ARTIFACTS
 
 TOGETHER = 8  # kernels of one call of nvcc
@@ -52,7 +54,7 @@ def kernel_of_this_run(name: str) -> Kernel:
     return min((candidate.kernel for _, candidate in cases), key=seconds)
 
 
-@pytest.mark.parametrize("name", DECLARED)
+@pytest.mark.parametrize("name", some_each_run(list(DECLARED), 6))
 def test_the_ptx_of_a_random_kernel_passes_the_plan(name: str) -> None:
     kernel = kernel_of_this_run(name)
     verdict = verdict_of(kernel, ptx_of((kernel,)), cpu_seconds=OF_A_PLAN)

@@ -17,6 +17,7 @@ from codegen.text.render_group import slice_text
 from tests.support.fixtures.compile import LIMITS, probe
 from tests.support.kernels.compile_cache import CachingProcesses
 from tests.support.kernels.cpu_helpers import loaded
+from tests.support.run.each_run import some_each_run
 from tests.support.run.places import ROOT
 from tests.support.run.run_here import run_forked
 from workers.compile.toolchain import Toolchain
@@ -81,7 +82,7 @@ def runtime(
 
 
 @pytest.mark.parametrize(
-    "shown", shown_commands(), ids=lambda one: f"{one.section} {one.command.partition('.json')[2]}"
+    "shown", some_each_run(shown_commands(), 4), ids=lambda one: f"{one.section} {one.command.partition('.json')[2]}"
 )
 def test_a_command_prints_what_the_page_says(shown: Shown, tmp_path: Path, runtime: None) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "examples" / "rowsum", ignore=shutil.ignore_patterns("__pycache__"))

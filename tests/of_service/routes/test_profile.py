@@ -32,6 +32,7 @@ from tests.support.fixtures.api import MATMUL, Api, publish, serving, shared_api
 from tests.support.fixtures.browser import Open, browser, needs_chromium, numbers, open_page, screenshot
 from tests.support.fixtures.service import Started
 from tests.support.fixtures.storage import write_migrated
+from tests.support.run.each_run import some_each_run
 
 __all__ = ["browser", "open_page", "shared_api"]
 
@@ -52,9 +53,8 @@ COUNTS = (
 )  # fmt: skip
 MATMUL_16: dict[str, Any] = {"operator": "matmul", "m": 16, "n": 16, "k": 16}
 LOOKS = [
-    {},
+    *some_each_run([{}, {"viewport": {"width": 360, "height": 740}}]),
     pytest.param({"color_scheme": "dark"}, marks=pytest.mark.long),  # other colours alone, as of `test_pages`
-    {"viewport": {"width": 360, "height": 740}},
 ]
 KEY = "a key of more than 16 characters"
 SHEET = target("sm_80")

@@ -22,6 +22,7 @@ from codegen.text.render_emulation import render_emulation
 from codegen.text.render_library import winner_exports
 from tests.support.fixtures.compile import LIMITS
 from tests.support.kernels.cpu_calls import CASES, LONG_CASES, checked_call
+from tests.support.run.each_run import some_each_run
 from workers.compile.compile_file import FileCompiler
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
@@ -61,7 +62,10 @@ def libraries(tmp_path_factory: pytest.TempPathFactory, toolchain: Toolchain, pr
     return Libraries(tmp_path_factory.mktemp("emulation"), toolchain, processes)
 
 
-@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.long) for name in LONG_CASES)])
+LONG = [pytest.param(name, marks=pytest.mark.long) for name in LONG_CASES]
+
+
+@pytest.mark.parametrize("name", [*some_each_run(list(CASES), 4), *LONG])
 def test_a_kernel_computes_what_its_reference_says(name: str, libraries: Libraries) -> None:
     if "bfloat16" in str({**CASES, **LONG_CASES}[name]) or name == "mla":
         pytest.importorskip("torch")

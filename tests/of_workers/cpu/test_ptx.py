@@ -15,6 +15,7 @@ from tests.operators.attention import kernels as attentions
 from tests.operators.reduce import kernels as reductions
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
 from tests.support.kernels.ptx_mutants import mutants_of, ptx_of, sample, verdict_of, verdicts_of
+from tests.support.run.each_run import some_each_run
 
 HALVES = tensor_kernel(layout="nt", dtype="float16", stages=3)
 BFLOATS = tensor_kernel(layout="nn", dtype="bfloat16")
@@ -54,7 +55,7 @@ def ptx() -> str:
     return ptx_of(tuple(KERNELS.values()))
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", some_each_run(list(KERNELS), 3))
 def test_the_ptx_of_a_kernel_passes_the_plan(ptx: str, name: str) -> None:
     verdict = verdict_of(KERNELS[name], ptx)
     assert (verdict.verdict, verdict.message) == ("ok", "")

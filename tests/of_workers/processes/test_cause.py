@@ -16,6 +16,7 @@ from codegen.kernel import Candidate
 from tests.support.fixtures.compile import LIMITS, SM_90A, probe_candidate
 from tests.support.kernels.ptx_mutants import ptx_of
 from tests.support.processes.hunter import until_hit
+from tests.support.run.each_run import some_each_run
 from workers.compile.compile_group import GroupOutcome, compile_group
 from workers.compile.toolchain import Toolchain
 from workers.cpu.ptx.verify import PtxRequest, verify_ptx
@@ -167,19 +168,20 @@ IN_ALL_WAYS = ("nvcc", "cicc", "cc1plus")
 FEW = {"verify": ("cc1plus",), "ptx": ("cc1plus",), "finish": ("ptxas", "ld"), "reproduce": ("cicc", "as")}
 
 
-def table(tools: Mapping[str, Sequence[str]], ways: Sequence[signal.Signals]) -> list[Any]:
-    """Each tool of a compile and some of each step, and how it ends: in one way each, in turn. The other ways of some,
-    and the others of all steps, take long."""
-    return [
-        pytest.param(step, tool, number, marks=() if turn == 0 and tool in FEW.get(step, ALL) else pytest.mark.long)
-        for step, names in tools.items()
-        for place, tool in enumerate(names)
-        for turn, number in enumerate(
-            [*ways[place % len(ways) :], *ways[: place % len(ways)]]
-            if step == "compile" and tool in IN_ALL_WAYS
-            else [ways[place % len(ways)]]
-        )
-    ]
+def table(tools: Mapping[str, Sequence[str]], ways: Sequence[signal.Signals], some: int | None = None) -> list[Any]:
+    """Each tool of a compile and some of each step, and how it ends: in one way each, in turn, of which each run has
+    `some`, or all. The other ways of some, and the others of all steps, take long."""
+    few, others = list[Any](), list[Any]()
+    for step, names in tools.items():
+        for place, tool in enumerate(names):
+            turns = [*ways[place % len(ways) :], *ways[: place % len(ways)]]
+            for turn, number in enumerate(turns if step == "compile" and tool in IN_ALL_WAYS else turns[:1]):
+                row = (step, tool, number)
+                if turn == 0 and tool in FEW.get(step, ALL):
+                    few.append(row)
+                else:
+                    others.append(pytest.param(*row, marks=pytest.mark.long))
+    return [*(few if some is None else some_each_run(few, some)), *others]
 
 
 @pytest.mark.parametrize(("step", "tool", "number"), table(TOOLS, MACHINE))
@@ -190,7 +192,7 @@ def test_a_killed_tool_says_nothing_about_the_kernel(
     assert isinstance(outcome, InfrastructureError), outcome
 
 
-@pytest.mark.parametrize(("step", "tool", "number"), table(TOOLS, CRASHES))
+@pytest.mark.parametrize(("step", "tool", "number"), table(TOOLS, CRASHES, some=6))
 def test_a_tool_that_crashes_once_is_run_once_more(
     steps: dict[str, Callable[[], Any]], step: str, tool: str, number: signal.Signals
 ) -> None:

@@ -1,4 +1,5 @@
-"""Rows of a test of which each run of `make test` has some, by its seed (CUKILN_TEST_SEED); the others are long.
+"""What each run of `make test` has some of, by its seed (CUKILN_TEST_SEED): rows of a test, and tests that take seconds
+and whose subject others reach in smaller pieces. The others are long.
 
 With CUKILN_TEST_DRAWS=none all are long, as `make test-long` has it: what its own seed would draw is there, too.
 """
@@ -7,11 +8,12 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import pytest
 
+Test = TypeVar("Test", bound=Callable[..., None])
 DRAWS = os.environ.get("CUKILN_TEST_DRAWS") != "none"
 
 
@@ -23,6 +25,12 @@ def some_each_run(rows: Sequence[Any], count: int = 1) -> list[Any]:
         pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=() if place in drawn else pytest.mark.long)
         for place, row in enumerate(rows)
     ]
+
+
+def every_other_run(test: Test) -> Test:
+    """A whole test, which half of the runs have."""
+    drawn = random.Random(f"{os.environ['CUKILN_TEST_SEED']} {test.__module__} {test.__name__}").random()
+    return test if DRAWS and drawn < 0.5 else pytest.mark.long(test)
 
 
 def rows_using(fixture: str, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
