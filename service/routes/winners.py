@@ -18,11 +18,10 @@ from service.context import Service, ServiceDep, service_of
 from service.http.answers import PiecesResponse, none_match
 from service.http.errors import refuse
 from service.http.parameters import known_parameters
-from service.http.strict_json import read_json
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
 from service.requests.models import LookupRequest, read_request
 from service.requests.resolve import Wanted, resolve_lookups
-from service.routes.body import Body
+from service.routes.body import Body, read_json
 from service.routes.by_id import require_one
 from service.routes.nearest import Policy, nearest_records
 from service.routes.tune_misses import Queued, tune_misses
