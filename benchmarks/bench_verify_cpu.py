@@ -29,8 +29,7 @@ from codegen.search.search import Search
 from codegen.targets import target
 from workers.compile.toolchain import Toolchain, find_toolchain
 from workers.cpu.build import build_cpu
-from workers.cpu.ptx.build import PtxBuilder
-from workers.cpu.ptx.verify import PtxRequest, verify_ptx
+from workers.cpu.ptx import PtxBuilder, PtxRequest, verify_ptx
 from workers.cpu.verify import CpuVerdict, verify_on_cpu
 from workers.processes.processes import Limits, Processes
 

@@ -1,9 +1,15 @@
-"""Which candidates stay on a problem's Pareto front, and in what order: pure functions."""
+"""Which candidates stay on a problem's Pareto front, in what order, and which are near enough the best to be compared:
+pure functions."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from codegen.kernel import Candidate
+from codegen.operator import Operator
 from cukiln.types import FrontEntry, RankedBy
+
+MOST_CONTENDERS = 8  # of a comparison: each takes its turn in every round, and a finish publishes no more points
+NEAR = 0.05  # of the best time: two runs of one kernel have been seen to differ by less, so any of these may be best
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def merge_front(
 ) -> list[FrontEntry]:
     """The front with the `new` entries in it, fastest first. A measurement is never replaced by a prediction; where
     anything was measured, what was only predicted goes; an older entry of a candidate gives way. `times`: what new
-    candidates count as, in microseconds, where that is not their own time (see `workers.gpu.rank_measured`)."""
+    candidates count as, in microseconds, where that is not their own time (see `workers.steps.rank`)."""
     entries = {entry.candidate: entry for entry in known}
     counts: dict[str, float] = {}
     for entry in new:
@@ -83,3 +89,24 @@ def point_of(entry: FrontEntry) -> Point:
 
 def _order(point: Point) -> tuple[float, int, bool, str]:
     return point.us, point.workspace_bytes, not point.deterministic, point.candidate
+
+
+def point_at(operator: Operator, candidate: Candidate, us: float) -> Point:
+    """What a candidate is chosen by, with its time."""
+    workspace = operator.cost(candidate.problem, candidate.schedule).workspace_bytes
+    return Point(candidate.id, us, workspace, operator.deterministic(candidate.kernel))
+
+
+def contenders(points: Iterable[Point]) -> list[Point]:
+    """The front over time, workspace and determinism, and all near the best time, fastest first."""
+    ordered = sorted(points, key=lambda point: (point.us, point.candidate))
+    if not ordered:
+        return []
+    wanted = {point.candidate for point in pareto(ordered)}
+    wanted.update(point.candidate for point in ordered if point.us <= (1 + NEAR) * ordered[0].us)
+    return thinned([point for point in ordered if point.candidate in wanted], MOST_CONTENDERS)
+
+
+def finalists(operator: Operator, right: Iterable[tuple[Candidate, float]]) -> list[str]:
+    """The ids of those that are compared, of candidates of one problem with their times alone."""
+    return [point.candidate for point in contenders(point_at(operator, candidate, us) for candidate, us in right)]

@@ -34,15 +34,14 @@ from storage.entities.verdicts import GPU, Verdict
 from tests.gpu.data_sheet import sheet_of
 from tests.gpu.run_check import NotRight, failure_of
 from workers.compile.toolchain import Toolchain, toolchain_of
-from workers.cpu.ptx.verify import PtxRequest, verify_ptx
+from workers.cpu.ptx import PtxRequest, verify_ptx
 from workers.gpu.driver import require_driver
 from workers.gpu.interface import Device, Gpu, GpuError, GpuMissing, choose_device, list_devices, open_gpu
 from workers.gpu.verify_and_time import References, Verifier
 from workers.offline.children import own_processes
 from workers.processes.processes import Limits, ProcessError, Processes
-from workers.steps.ptx_runs import promise
+from workers.steps.run_ptx import broken_promise, promise
 from workers.steps.winner_library import build_winner
-from workers.steps.winner_ptx import broken_promise
 
 MODULE = "workers.cuda.cupy_gpu"
 RIGHT, WRONG, NO_GPU, NOT_RUN = 0, 1, 2, 3

@@ -20,7 +20,7 @@ from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError
 from workers.compile.toolchain import ToolchainMissing, toolchain_of
-from workers.cpu.ptx.verify import PtxRequest, PtxVerdict, verify_ptx
+from workers.cpu.ptx import PtxRequest, PtxVerdict, verify_ptx
 from workers.cpu.verify import CpuVerdict, verify_on_cpu
 from workers.processes.processes import ProcessError, fenced_processes
 

@@ -13,20 +13,50 @@ import gc
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from codegen.kernel import Kernel
 from codegen.operators import load_operators, operator, operators
-from codegen.plan.ptx_plan import Ways, ptx_cases
-from codegen.plan.verification_plan import Part, plan_cases
+from codegen.plan.promised import digest_of, digest_of_inputs
+from codegen.plan.ptx_plan import PromisedCase, PtxRun, Ways, ptx_cases
+from codegen.plan.verification_plan import Case, Part, Run, plan_cases
 from workers.cpu.cpu_check import KernelTest
 from workers.cpu.launch_code import LaunchCode
-from workers.cpu.library import CpuLibrary
-from workers.cpu.ptx.ptx_check import PtxLibrary, PtxTest
+from workers.cpu.library import CpuLibrary, Outcome, Tensor
 from workers.processes.child_protocol import Saying
 from workers.processes.stopwatch import Stopwatch
+
+
+class PtxLibrary(CpuLibrary):
+    """A library that runs PTX."""
+
+    def round_as(self, run: PtxRun) -> None:
+        """How the runs to come round."""
+        self._library.cukiln_ptx_rounding(run.approximation, int(run.fuse))
+
+
+@dataclass
+class PtxTest(KernelTest):
+    """All runs are `PtxRun`s, the library is one of PTX."""
+
+    def _note_inputs(self, case: Case, inputs: Mapping[str, NDArray[Any]], described: dict[str, Any]) -> None:
+        if isinstance(case, PromisedCase):
+            described["inputs_sha256"] = digest_of_inputs(inputs)
+
+    def _note(self, case: Case, outs: Sequence[Tensor], described: dict[str, Any]) -> None:
+        if isinstance(case, PromisedCase):
+            described["sha256"] = digest_of(out.view for out in outs)
+
+    def _run(self, case: Case, run: Run, tensors: list[Tensor], workspace: NDArray[np.uint8] | None) -> Outcome:
+        assert isinstance(self.library, PtxLibrary) and isinstance(run, PtxRun), "only ptx_plan makes cases of PTX"
+        self.library.round_as(run)
+        return super()._run(case, run, tensors, workspace)
 
 
 def plan_test(

@@ -18,10 +18,10 @@ from typing import Any
 from codegen.kernel import Candidate
 from cukiln.counted import counted
 from storage.config.limits import MEASURE_LIMITS
+from storage.entities.pareto_front import finalists
 from workers.gpu.child_life import Listeners
 from workers.gpu.engine import Engine
 from workers.gpu.measure_on_gpu import GpuGone
-from workers.gpu.rank_measured import finalists
 from workers.gpu.task import CandidateResult, TaskCandidate, TaskKind
 from workers.offline.measured import Journal, results_of, right_of, write_results
 from workers.offline.work import Built, Work, WorkProblem, predicted_us

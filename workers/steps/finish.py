@@ -30,16 +30,22 @@ from storage.entities.record_parts import imported_part, own_part, publish_impor
 from storage.entities.searches import MeasuredUnder, merge_searches, search_entry
 from storage.entities.verdicts import wrong_codes
 from storage.errors import BlobMissing
-from storage.transfer.imports import imported_by, refuse_candidate
+from storage.transfer.imports import imported_by
 from storage.transitions.end_jobs import finish_problem
-from workers.gpu.rank_measured import Timed, is_whole, runner_up
 from workers.processes.stopwatch import Stopwatch
-from workers.steps.candidate_ptx import WRONG, judge_candidates
 from workers.steps.context import GiveUp, HandBack, StepContext
-from workers.steps.ptx_runs import PtxRuns
-from workers.steps.rank import Measured, Ranked, rank, verdict_of, write_predictions
+from workers.steps.rank import (
+    Measured,
+    Ranked,
+    Timed,
+    is_whole,
+    rank,
+    runner_up,
+    verdict_of,
+    write_predictions,
+)
+from workers.steps.run_ptx import WRONG, PtxRuns, broken_promise, judge_candidates, judge_winner, mark_of, refuse
 from workers.steps.winner_library import WinnerNotBuilt, plan_launch, winner_library
-from workers.steps.winner_ptx import broken_promise, judge_winner, mark_of
 
 log = logging.getLogger("cukiln.finish")
 
@@ -204,24 +210,18 @@ def _build(context: StepContext, problem: JobProblem, ranked: Ranked, runs: PtxR
             f"built here its code is {library.code_digest[:16]}, but {(ranked.stored.code_digest or '?')[:16]} was "
             "judged: another nvcc made that, and its verdict and times say nothing about this code"
         )
-        _refuse(context, problem, ranked, words, "skipped")
+        refuse(context, problem, (ranked, words, "skipped"))
         return None
     verdict = judge_winner(runs, ranked.candidate, library)
     if verdict is not None and not verdict.is_published:
-        _refuse(context, problem, ranked, WRONG.format(message=verdict.message), verdict.verdict)
+        refuse(context, problem, (ranked, WRONG.format(message=verdict.message), verdict.verdict))
         return None
     if (broken := broken_promise(verdict, ranked.stored.proof)) is not None:
         if context.settings.promises == "refuse":
-            _refuse(context, problem, ranked, broken, "incorrect")
+            refuse(context, problem, (ranked, broken, "incorrect"))
             return None
         log.warning("candidate %s: %s", ranked.candidate.id, broken)
     return Built(ranked, library, launch, cpu_seconds, target.tensor_sums, mark_of(verdict, broken))
-
-
-def _refuse(context: StepContext, problem: JobProblem, ranked: Ranked, words: str, verdict: str) -> None:
-    log.warning("candidate %s: %s", ranked.candidate.id, words)
-    with context.database.write() as session:
-        refuse_candidate(session, problem.id, ranked.candidate.id, words, verdict)
 
 
 def _entry(built: Built, imported: Imported | None) -> FrontEntry:

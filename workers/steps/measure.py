@@ -17,6 +17,7 @@ from storage.config.own_modules import gpu_plans
 from storage.database.session import Clock
 from storage.entities.candidates import StoredCandidate, candidates_of_problem
 from storage.entities.jobs import JobProblem, last_deadline, load_problem
+from storage.entities.pareto_front import finalists
 from storage.errors import BlobCorrupt, BlobMissing, LostLease
 from storage.queue import losses
 from storage.transitions.apply_verdicts import CandidateVerdict, NextStep
@@ -35,10 +36,10 @@ from storage.transitions.measure import (
 from workers.gpu.child_life import Listeners
 from workers.gpu.engine import Engine
 from workers.gpu.measure_on_gpu import Outcome
-from workers.gpu.rank_measured import finalists, without
 from workers.gpu.task import CandidateResult, TaskCandidate, TaskKind
 from workers.processes.processes import InfrastructureError
 from workers.steps.context import Cancel, GiveUp, StepContext
+from workers.steps.rank import without
 
 log = logging.getLogger("cukiln.measure")
 

@@ -35,7 +35,7 @@ from storage.entities.heartbeats import register_toolchain
 from storage.errors import SettingsError
 from workers import wake_ups
 from workers.compile.toolchain import ToolchainMissing, supported_targets
-from workers.cpu.ptx.plans import ptx_plans
+from workers.cpu.ptx import ptx_plans
 from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, cpu_plans
 from workers.gpu.interface import GpuMissing, choose_device
 from workers.gpu.lease import lease_file

@@ -19,7 +19,7 @@ from tests.support.processes.hunter import until_hit
 from tests.support.run.each_run import some_each_run
 from workers.compile.compile_group import GroupOutcome, compile_group
 from workers.compile.toolchain import Toolchain
-from workers.cpu.ptx.verify import PtxRequest, verify_ptx
+from workers.cpu.ptx import PtxRequest, verify_ptx
 from workers.cpu.verify import verify_on_cpu
 from workers.processes.cause import CRASH_SIGNALS, MACHINE_SIGNALS, Cause, cause_of, signals_in
 from workers.processes.processes import InfrastructureError, Processes

@@ -14,8 +14,8 @@ from storage.database.session import Clock
 from storage.database.tables import BuildRow, GroupRow
 from storage.reports.candidates import candidate_page
 from tests.support.fixtures.line import Line
-from workers.cpu.ptx import verify
-from workers.steps import STEPS, candidate_ptx
+from workers.cpu import ptx
+from workers.steps import STEPS, run_ptx
 from workers.steps.context import Cancel, StepContext
 from workers.worker.run_task import run_step
 
@@ -30,13 +30,13 @@ def search(*faults: str, factors: int = 1) -> dict[str, object]:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, bool]]]:
     """An entry for each run from PTX: of how many kernels, and whether from what is stored."""
     seen: list[tuple[int, bool]] = []
-    real = verify.verify_ptx
+    real = ptx.verify_ptx
 
     def counted(kernels, *arguments, ptx=None, **options):  # type: ignore[no-untyped-def]
         seen.append((len(kernels), ptx is not None))
         return real(kernels, *arguments, ptx=ptx, **options)
 
-    monkeypatch.setattr(verify, "verify_ptx", counted)
+    monkeypatch.setattr(ptx, "verify_ptx", counted)
     yield seen
 
 
@@ -121,15 +121,15 @@ class Later(Clock):
 
 
 def test_a_spent_budget_leaves_the_rest_and_the_search_undone(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, database = verify.verify_ptx, line.world.database
+    real, database = ptx.verify_ptx, line.world.database
 
     def takes_long(*arguments, **options):  # type: ignore[no-untyped-def]
         verdicts = real(*arguments, **options)
         monkeypatch.setattr(database, "clock", Later())
         return verdicts
 
-    monkeypatch.setattr(candidate_ptx, "AT_ONCE", 1)
-    monkeypatch.setattr(verify, "verify_ptx", takes_long)
+    monkeypatch.setattr(run_ptx, "AT_ONCE", 1)
+    monkeypatch.setattr(ptx, "verify_ptx", takes_long)
     job = line.job(search("none", factors=3), ptx="all", budget_seconds=50.0)
     assert job.state == "done"
     assert sorted(map(str, marks(line, job).values())) == ["None", "None", "ok"]
@@ -158,7 +158,7 @@ def test_verdicts_of_an_older_plan_are_not_counted_as_the_jobs_own(line: Line, m
 def test_between_two_parts_another_jobs_turn_comes_first_and_nothing_is_run_twice(
     line: Line, monkeypatch: pytest.MonkeyPatch, runs: list[tuple[int, bool]]
 ) -> None:
-    counted, urgent = verify.verify_ptx, list[str]()
+    counted, urgent = ptx.verify_ptx, list[str]()
 
     def while_another_job_comes(*arguments, **options):  # type: ignore[no-untyped-def]
         if not urgent:
@@ -168,8 +168,8 @@ def test_between_two_parts_another_jobs_turn_comes_first_and_nothing_is_run_twic
             run_step(StepContext(line.workplace, lease, Cancel()), STEPS)
         return counted(*arguments, **options)
 
-    monkeypatch.setattr(candidate_ptx, "AT_ONCE", 1)
-    monkeypatch.setattr(verify, "verify_ptx", while_another_job_comes)
+    monkeypatch.setattr(run_ptx, "AT_ONCE", 1)
+    monkeypatch.setattr(ptx, "verify_ptx", while_another_job_comes)
     created, finished = line.submit(search("none", factors=3), ptx="all"), list[str]()
     while (lease := line.lease(*STEPS)) is not None:
         finished += lease.jobs if lease.kind == "finish" else ()

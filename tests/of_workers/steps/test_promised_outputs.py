@@ -29,8 +29,7 @@ from workers.compile.compile_group import compile_group
 from workers.compile.toolchain import Toolchain
 from workers.gpu.interface import Device, open_gpu
 from workers.processes.processes import Processes
-from workers.steps.ptx_runs import promise
-from workers.steps.winner_ptx import broken_promise
+from workers.steps.run_ptx import broken_promise, promise
 
 SMALL = matmul_problem()
 PLAIN, SPLIT = matmul_candidate(SMALL), matmul_candidate(SMALL, split="workspace", split_k=2)

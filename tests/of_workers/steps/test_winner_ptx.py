@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib import import_module
 
 import pytest
 from sqlalchemy import select
@@ -13,7 +12,7 @@ from sqlalchemy import select
 from cukiln.types import Job
 from storage.database.tables import CandidateRow, LibraryRow
 from tests.support.fixtures.line import Line
-from workers.cpu.ptx import verify
+from workers.cpu import ptx
 from workers.processes.processes import InfrastructureError
 
 # All of one problem, from the fastest to the slowest: the first reads beyond its input, the second adds it to itself.
@@ -28,13 +27,13 @@ def search(*faults: str) -> dict[str, object]:
 def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
     """An entry for each kernel that is run from PTX: whether from what is stored of it."""
     seen: list[bool] = []
-    real = verify.verify_ptx
+    real = ptx.verify_ptx
 
     def counted(kernels, *arguments, ptx=None, **options):  # type: ignore[no-untyped-def]
         seen.append(ptx is not None)
         return real(kernels, *arguments, ptx=ptx, **options)
 
-    monkeypatch.setattr(verify, "verify_ptx", counted)
+    monkeypatch.setattr(ptx, "verify_ptx", counted)
     yield seen
 
 
@@ -80,9 +79,8 @@ def test_another_job_with_the_same_winner_runs_nothing(line: Line, runs: list[bo
     )
     assert runs == []
     # What judges has changed: all of it is judged again.
-    ptx_runs = import_module("workers.steps.ptx_runs")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ptx_runs, "ptx_plans", lambda sums: {"probe": "another version"})
+        patch.setattr(ptx, "ptx_plans", lambda sums: {"probe": "another version"})
         line.job(search("none"))
     assert runs == [True]
 
@@ -119,7 +117,7 @@ def test_a_fault_of_the_machine_is_no_verdict(line: Line, monkeypatch: pytest.Mo
         raise InfrastructureError("the disk is full")
 
     with monkeypatch.context() as patch:
-        patch.setattr(verify, "verify_ptx", fails)
+        patch.setattr(ptx, "verify_ptx", fails)
         with pytest.raises(InfrastructureError, match="the disk is full"):
             line.job(search("none"))
     with line.world.database.read() as session:

@@ -12,8 +12,7 @@ from codegen.kernel import Kernel
 from codegen.targets import target as sheet_of
 from codegen.text.render_group import symbols
 from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
-from workers.cpu.ptx.build import PtxBuilder
-from workers.cpu.ptx.verify import PtxRequest, PtxVerdict, verify_ptx
+from workers.cpu.ptx import PtxBuilder, PtxRequest, PtxVerdict, verify_ptx
 
 TARGET = "sm_80"
 

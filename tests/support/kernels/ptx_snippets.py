@@ -25,7 +25,7 @@ from codegen.text.render_ptx import PTX_HEADERS, render_ptx_runtime
 from tests.support.kernels.cpu_helpers import toolchain
 from workers.cpu.build import CPU_FLAGS
 from workers.cpu.library import Outcome
-from workers.cpu.ptx.ptx_check import PtxLibrary
+from workers.cpu.run import PtxLibrary
 
 THREADS, INPUTS = 256, 4
 SHARED = "shared_bytes"

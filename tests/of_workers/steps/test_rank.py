@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cukiln.types import Comparison, Contender, Measurement
-from storage.entities.pareto_front import Point, pareto
-from workers.gpu.rank_measured import MOST_CONTENDERS, NEAR, contenders, is_whole, runner_up, timed, without
+from storage.entities.pareto_front import MOST_CONTENDERS, NEAR, Point, contenders, pareto
+from workers.steps.rank import is_whole, runner_up, timed, without
 
 
 def measurement(us: float, low: float | None = None, high: float | None = None) -> Measurement:
