@@ -33,10 +33,9 @@ from service.winner_cache import CachedWinner, WinnerCache
 from storage.database.database_errors import DATABASE_ERRORS
 from storage.database.session import Session
 from storage.database.sql import chunks, is_predicted
-from storage.entities.launches import launch_of
 from storage.entities.libraries import libraries_of
 from storage.entities.pareto_front import pareto, point_of
-from storage.entities.winners import Neighbour, neighbours_of
+from storage.entities.winners import Neighbour, launch_of, neighbours_of
 
 log = logging.getLogger("cukiln.service")
 

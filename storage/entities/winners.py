@@ -15,8 +15,10 @@ from sqlalchemy import ColumnElement, Select, Text, bindparam, cast, func, inser
 from sqlalchemy.dialects.postgresql import JSONB
 
 from codegen.identity import CUDA, problem_digest, under_cuda
+from codegen.kernel import Candidate
 from codegen.neighbours import Place, stored_place
-from cukiln.types import WinnerRecord
+from codegen.operators import operator
+from cukiln.types import Launch, LaunchFunction, LaunchTransform, Operand, WinnerRecord
 from storage.database.session import Session, clock_of
 from storage.database.sql import change, core, insert_new, is_postgres, is_predicted, remove, rows_among
 from storage.database.tables import WinnerRow, WinnerUseRow
@@ -211,3 +213,26 @@ def _as_json(record: WinnerRecord) -> dict[str, Any]:
 
 def _says(record: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in record.items() if name not in UNSETTLED}
+
+
+def launch_of(candidate: Candidate, functions: Sequence[LaunchFunction], workspace_bytes: int) -> Launch:
+    """How a candidate is called, as its record says it: what Python computes, beside the launches themselves.
+    `functions` and `workspace_bytes`: as the launch code has them."""
+    op, problem, schedule = operator(candidate.kernel.operator), candidate.problem, candidate.schedule
+    transformed = op.transformed(candidate.kernel)
+    operands = [
+        Operand(name=o.name, dtype=o.dtype, role=o.role, shape=list(o.shape), strides=list(o.strides))
+        for o in op.operands(problem)
+    ]
+    return Launch(
+        operands=operands,
+        extents=dict(zip(op.extent_names, op.extents(problem), strict=True)),
+        attributes=dict(zip(op.attribute_names, op.attributes(problem), strict=True)),
+        launch=dict(zip(op.launch_tunables, op.launch_values(schedule), strict=True)),
+        scalars=op.scalars(problem),
+        functions=list(functions),
+        workspace_bytes=workspace_bytes,
+        transform=LaunchTransform(operand=transformed, bytes=op.transformed_bytes(problem, schedule))
+        if transformed
+        else None,
+    )

@@ -71,15 +71,9 @@ class CreatedJob:
     tasks: int
 
 
-def create_job(session: Session, new: NewJob) -> CreatedJob:
-    """Write the job, its problems and its plan tasks: durable when the transaction has committed. Raises
-    WrittenMeanwhile where there is one under its Idempotency-Key."""
-    (created,) = create_jobs(session, [new])
-    return created
-
-
 def create_jobs(session: Session, jobs: Sequence[NewJob]) -> list[CreatedJob]:
-    """The same of several, with as many statements as for one."""
+    """Write the jobs, their problems and their plan tasks, with as many statements as for one: durable when the
+    transaction has committed. Raises WrittenMeanwhile where there is one under an Idempotency-Key of these."""
     if not all(new.problems for new in jobs):
         raise ValueError("a job has at least one problem")
     now = clock_of(session).now()
@@ -104,7 +98,7 @@ def sent_before(session: Session, keys: Collection[str]) -> dict[str, tuple[str,
 
 
 def create_large_job(database: Database, new: NewJob, admit: Callable[[Session], None]) -> CreatedJob | None:
-    """The same as `create_job`, some problems in each transaction. What is interrupted is removed later
+    """The same of one as `create_jobs`, some problems in each transaction. What is interrupted is removed later
     (`storage.maintenance.retention.find_half_accepted`); None where that came first, after ten minutes. `admit` may
     raise, in the first transaction and in the last, which makes the job visible."""
     job_id, now = database.clock.new_id(), database.clock.now()

@@ -35,8 +35,16 @@ from tests.gpu.data_sheet import sheet_of
 from tests.gpu.run_check import NotRight, failure_of
 from workers.compile.toolchain import Toolchain, toolchain_of
 from workers.cpu.ptx import PtxRequest, verify_ptx
-from workers.gpu.driver import require_driver
-from workers.gpu.interface import Device, Gpu, GpuError, GpuMissing, choose_device, list_devices, open_gpu
+from workers.gpu.interface import (
+    Device,
+    Gpu,
+    GpuError,
+    GpuMissing,
+    choose_device,
+    list_devices,
+    open_gpu,
+    require_driver,
+)
 from workers.gpu.verify_and_time import References, Verifier
 from workers.offline.children import own_processes
 from workers.processes.processes import Limits, ProcessError, Processes

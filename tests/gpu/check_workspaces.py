@@ -31,8 +31,7 @@ from codegen.search.search import Search
 from cukiln.workspace_pool import POOL
 from tests.gpu.data_sheet import sheet_of
 from tests.gpu.run_check import NotChecked, NotRight, described, failure_of
-from workers.gpu.driver import require_driver
-from workers.gpu.interface import Device, GpuMissing, choose_device, list_devices
+from workers.gpu.interface import Device, GpuMissing, choose_device, list_devices, require_driver
 from workers.offline.children import own_processes
 from workers.processes.processes import Limits, ProcessError
 

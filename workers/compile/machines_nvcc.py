@@ -1,12 +1,40 @@
-"""The nvcc of a machine on which nothing is installed, and CUDA's toolkits there. Needs Python alone."""
+"""NVIDIA's compilers on a machine: in the wheels of this Python, in PATH, in a toolkit. Needs Python alone."""
 
 import importlib.util
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 TOOLKIT = "/usr/local/cuda"
+
+
+def wheel_folders() -> list[Path]:
+    """Folders of the `nvidia` namespace package that may hold the compiler wheels, of this interpreter."""
+    spec = importlib.util.find_spec("nvidia")
+    folders = [Path(place) for place in (spec.submodule_search_locations or [])] if spec else []
+    return [*folders, *(Path(place) / "nvidia" for place in sys.path if place.endswith("site-packages"))]
+
+
+def in_wheels(pattern: str, folders: Iterable[Path] | None = None) -> list[Path]:
+    """In the folders of NVIDIA's wheels, one after the other, the newest first."""
+    places = wheel_folders() if folders is None else folders
+    return [path for folder in places for path in sorted(folder.glob(pattern), reverse=True)]
+
+
+def nvcc_in(folders: Iterable[Path]) -> Path | None:
+    """Of the first folder that holds one; there, of the newest CUDA."""
+    return next(iter(in_wheels("cu*/bin/nvcc", folders)), None)
+
+
+def nvrtc_in(folders: Iterable[Path]) -> tuple[Path, Path] | None:
+    """NVRTC's library and ptxas of CUDA 12, of the first folder that holds both."""
+    for folder in folders:
+        library, ptxas = folder / "cuda_nvrtc/lib/libnvrtc.so.12", folder / "cuda_nvcc/bin/ptxas"
+        if library.is_file() and ptxas.is_file():
+            return library, ptxas
+    return None
 
 
 def toolkits() -> list[str]:
@@ -15,8 +43,8 @@ def toolkits() -> list[str]:
 
 
 def find_nvcc() -> str:
-    """The one that CUKILN_NVCC names, else that of the PyPI wheels, else the one in PATH, else a toolkit's. Raises
-    FileNotFoundError."""
+    """Where nothing is installed of ours: the one that CUKILN_NVCC names, else that of the wheels, else the one in
+    PATH, else a toolkit's. Raises FileNotFoundError."""
     if named := os.environ.get("CUKILN_NVCC"):
         return named
     if not is_for_cuda_12() and (compilers := in_wheels("cu*/bin/nvcc")):
@@ -32,10 +60,3 @@ def find_nvcc() -> str:
 
 def is_for_cuda_12() -> bool:
     return os.environ.get("CUKILN_CUDA") == "12"
-
-
-def in_wheels(pattern: str) -> list[Path]:
-    """In the wheels of NVIDIA, the newest first."""
-    spec = importlib.util.find_spec("nvidia")
-    places = (spec.submodule_search_locations or []) if spec else []
-    return [path for place in places for path in sorted(Path(place).glob(pattern), reverse=True)]

@@ -28,8 +28,8 @@ from codegen.problem import Problem
 from workers.cuda import state as gpu_state
 from workers.cuda.cupy_timer import GraphTimer
 from workers.cuda.library_entries import LibraryEntries
-from workers.gpu.driver import FIRST_DRIVERS
 from workers.gpu.interface import (
+    FIRST_DRIVERS,
     Device,
     DeviceArray,
     DriverTooOld,
@@ -45,7 +45,7 @@ from workers.vendor import attention as vendor_attention
 from workers.vendor import convolution as vendor_convolution
 from workers.vendor import reduction as vendor_reduction
 from workers.vendor import vector_matmul
-from workers.vendor.bench import Beat, silent
+from workers.vendor.bench import Beat
 
 # The vendor's library for each operator; what is not here has none.
 VENDORS: Mapping[str, Callable[[Any, Problem, Mapping[str, npt.NDArray[Any]], int, Beat], Sequence[VendorCall]]] = {
@@ -170,7 +170,7 @@ class CupyGpu:
         return GraphTimer(self.arrays, self._stream, calls, wait=self._keep_waiting, faults=self.faults)
 
     def vendor(
-        self, problem: Problem, inputs: Mapping[str, npt.NDArray[Any]], sets: int, beat: Beat = silent
+        self, problem: Problem, inputs: Mapping[str, npt.NDArray[Any]], sets: int, beat: Beat = lambda what: None
     ) -> list[VendorCall]:
         """Raises GpuError, with what to do, where the vendor's library is missing or has no room for its operands."""
         offers = VENDORS.get(problem.operator)

@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from codegen.problem import Problem
 
 DEFAULT_MODULE = "workers.cuda.cupy_gpu"  # of CUKILN_GPU_MODULE
+FIRST_DRIVERS = {12: "525", 13: "580"}
+"""The first driver of each release (CUDA Compatibility, "Minor Version Compatibility"): it loads what any compiler of
+the same major release makes, and nothing of a newer one. A newer GPU's own first driver may be later."""
 # An array of `Gpu.arrays`: in the device's memory.
 DeviceArray = Any
 
@@ -194,6 +197,19 @@ def choose_device(devices: Sequence[Device], wanted: str) -> Device:
             return device
     there = ", ".join(f"{number} = {device.name} {device.uuid}" for number, device in enumerate(devices)) or "none"
     raise GpuMissing(f"there is no GPU {wanted} on this machine: it has {there}")
+
+
+def require_driver(devices: Sequence[Device], cuda: int) -> None:
+    """Raises DriverTooOld where kernels by a compiler of that CUDA would load on none of these GPUs."""
+    for device in devices:
+        if 0 < device.cuda < 1000 * cuda:
+            other = "compile them by CUDA 12 (CUKILN_CUDA=12)" if device.cuda >= 12000 else "use another machine"
+            raise DriverTooOld(
+                f"the driver of {device.name} ({device.driver}) is for CUDA {device.cuda // 1000}."
+                f"{device.cuda % 1000 // 10}, and kernels are compiled by CUDA {cuda}, which it cannot load: install a "
+                f"driver of release {FIRST_DRIVERS.get(cuda, f'for CUDA {cuda}')} or later, or {other}; nothing is "
+                "measured until then"
+            )
 
 
 def warm_up(gpu: Gpu, beat: Callable[[str], None]) -> None:

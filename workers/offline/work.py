@@ -28,8 +28,7 @@ from codegen.search.schedule import Schedule
 from codegen.targets import Target, architectures
 from codegen.targets import target as find_target
 from codegen.text.ptxas_report import Resources
-from workers.gpu.driver import require_driver
-from workers.gpu.interface import Device
+from workers.gpu.interface import Device, require_driver
 
 SCHEMA = 1
 BUNDLE_FILE, LIBRARIES = "bundle.json", "lib"

@@ -23,7 +23,6 @@ from codegen.text.scan_functions import assert_unique
 from codegen.text.winner_text import winner_library_id, winner_text
 from cukiln.types import Launch, LaunchFunction
 from storage.entities.groups import known_builds, load_group
-from storage.entities.launches import launch_of
 from storage.entities.libraries import (
     FILES_OF_LIBRARIES,
     Library,
@@ -35,6 +34,7 @@ from storage.entities.libraries import (
     library_builder,
     start_library,
 )
+from storage.entities.winners import launch_of
 from workers.compile.compile_file import CompileFault, FileCompiler, Phase
 from workers.compile.compile_group import worst_resources
 from workers.compile.toolchain import Toolchain

@@ -18,8 +18,7 @@ from codegen.problem import Problem
 from workers.gpu.interface import DeviceArray, GpuError, GpuFault, LaunchRefused, VendorCall
 from workers.gpu.tensors import stored_as
 from workers.vendor.attention_plan import LOG2_OF_E, cudnn_refuses, heads_first, plan, pytorch_refuses
-from workers.vendor.bench import Beat, Bench, HostArray, described, laid_out, or_its_error, poisoned, runs, silent
-from workers.vendor.cublaslt import LibraryMissing
+from workers.vendor.bench import Beat, Bench, HostArray, described, gpu_errors, laid_out, or_its_error, poisoned, runs
 from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, all_built
 
 PLANS = 8
@@ -102,9 +101,7 @@ class TorchAttention:
             return self._bench.arrays.from_dlpack(in_order.double().contiguous())
 
 
-def offers(
-    bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat = silent
-) -> list[VendorCall]:
+def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat) -> list[VendorCall]:
     """What runs of both libraries. Raises GpuError, with what each says, where neither has anything; GpuFault."""
     if not isinstance(problem, AttentionProblem):
         raise TypeError(f"an attention is expected, not {problem.operator}")
@@ -133,7 +130,7 @@ def _by_cudnn(
     if (why := cudnn_refuses(problem)) is not None:
         raise GpuError(f"cuDNN {why}")
     operands = operator("attention").operands(problem)
-    try:
+    with gpu_errors(sets, "cuDNN does not take this problem", CudnnError):
         library = Cudnn()
         library.open(bench.stream)
         graph = library.graph(plan(problem, operands))
@@ -143,12 +140,6 @@ def _by_cudnn(
         with bench.faults():
             workspace = bench.arrays.empty(max(1, *(found.workspace_bytes for found in built)), np.uint8)
         made = tuple(_operands(bench, operands, inputs) for _ in range(sets))
-    except LibraryMissing as error:
-        raise GpuError(str(error)) from error
-    except CudnnError as error:
-        raise GpuError(f"cuDNN does not take this problem: {error}") from error
-    except MemoryError as error:
-        raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
     out = next(operand for operand in operands if operand.name == "out")
     prepared = Prepared(graph, out, made, workspace)
     calls = [CudnnAttention(bench, library.version, prepared, found) for found in built]
@@ -166,12 +157,9 @@ def _by_pytorch(
         raise GpuError(f"no PyTorch: {error}; {INSTALL_PYTORCH}") from error
     beat("PyTorch is imported")
     operands = operator("attention").operands(problem)
-    try:
+    of_cpus = RuntimeError, BufferError, AssertionError  # of a PyTorch for CPUs
+    with gpu_errors(sets, f"PyTorch {torch.__version__} does not take this device's memory", *of_cpus):
         made = [_tensors(bench, torch, problem, operands, inputs) for _ in range(sets)]
-    except MemoryError as error:
-        raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
-    except (RuntimeError, BufferError, AssertionError) as error:  # of a PyTorch for CPUs
-        raise GpuError(f"PyTorch {torch.__version__} does not take this device's memory: {error}") from error
     call = TorchAttention(bench, torch, problem, made)
     try:
         call.run(0)

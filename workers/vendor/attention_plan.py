@@ -32,9 +32,7 @@ class AttentionPlan:
 
 def heads_first(operand: Operand, layout: str) -> Tensor:
     """An operand of rank 4 with its heads second."""
-    order = (0, 2, 1, 3) if layout == "bshd" else (0, 1, 2, 3)
-    extents, strides = ([numbers[axis] for axis in order] for numbers in (operand.shape, operand.strides))
-    return Tensor(operand.dtype, tuple(extents), tuple(strides))
+    return Tensor.of(operand, (0, 2, 1, 3) if layout == "bshd" else (0, 1, 2, 3))
 
 
 def plan(problem: AttentionProblem, operands: Sequence[Operand]) -> AttentionPlan:

@@ -1,7 +1,7 @@
 """What the vendor's libraries need of a GPU, and how their operands come into its memory."""
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,16 +11,13 @@ from numpy.lib.stride_tricks import as_strided
 
 from codegen.dtypes import dtype
 from codegen.operator import Operand
-from workers.gpu.interface import PEER_ERRORS, DeviceArray, GpuFault, LaunchRefused, VendorCall
+from workers.gpu.interface import PEER_ERRORS, DeviceArray, GpuError, GpuFault, LaunchRefused, VendorCall
 from workers.gpu.tensors import stored_as
+from workers.vendor.cublaslt import LibraryMissing
 from workers.vendor.epilogue import NAME, After
 
 HostArray = npt.NDArray[Any]
 Beat = Callable[[str], None]  # gets what takes long: a process that measures must not be silent for a minute
-
-
-def silent(what: str) -> None:
-    """Where nothing listens."""
 
 
 class Bench(Protocol):
@@ -90,6 +87,20 @@ def or_its_error(
     except PEER_ERRORS as error:
         bench.synchronize()  # raises GpuFault where that was a fault
         return [FailedLibrary(library, error)]
+
+
+@contextmanager
+def gpu_errors(sets: int, words: str = "", *own: type[Exception]) -> Iterator[None]:
+    """What keeps a library from a problem becomes GpuError: it is missing, the GPU has no room for so many sets of its
+    operands, or errors of its `own`, with `words` before them."""
+    try:
+        yield
+    except LibraryMissing as error:
+        raise GpuError(str(error)) from error
+    except MemoryError as error:
+        raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
+    except own as error:
+        raise GpuError(f"{words}: {error}") from error
 
 
 def kernel_after(bench: Bench, work: After, names: Sequence[str]) -> Callable[[OperandSet], None]:

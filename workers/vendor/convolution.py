@@ -20,14 +20,13 @@ from workers.vendor.bench import (
     HostArray,
     OperandSet,
     described,
+    gpu_errors,
     kernel_after,
     laid_out,
     poisoned,
     runs,
-    silent,
 )
 from workers.vendor.convolution_plan import ConvolutionPlan, after, plans
-from workers.vendor.cublaslt import LibraryMissing
 from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, all_built
 from workers.vendor.epilogue import output_of
 
@@ -80,7 +79,7 @@ class ConvolutionCall:
 
 
 def offers(
-    bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat = silent
+    bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat
 ) -> list[ConvolutionCall]:
     """The plans that run, those with most of the epilogue in one graph first. Raises GpuError, GpuFault."""
     if not isinstance(problem, Convolution):
@@ -88,7 +87,7 @@ def offers(
     operands = operator(problem.operator).operands(problem)
     calls: list[ConvolutionCall] = []
     refused: CudnnError | None = None
-    try:
+    with gpu_errors(sets, "cuDNN cannot be used", CudnnError):
         library = Cudnn()
         library.open(bench.stream)
         made = _upload(bench, operands, inputs, sets)
@@ -118,12 +117,6 @@ def offers(
                 prepared = Prepared(plan, graph, sets_of_plan, workspace, queue)
                 offered = [ConvolutionCall(bench, library.version, out, prepared, engine) for engine in built]
                 calls += [call for call in offered if runs(bench, call)]
-    except LibraryMissing as error:
-        raise GpuError(str(error)) from error
-    except CudnnError as error:
-        raise GpuError(f"cuDNN cannot be used: {error}") from error
-    except MemoryError as error:
-        raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
     if refused is not None and not calls:
         raise GpuError(f"cuDNN does not take this problem: {refused}")
     return calls

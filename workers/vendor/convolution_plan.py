@@ -116,12 +116,7 @@ def _plan(problem: Convolution, operands: Sequence[Operand], nodes: int, dtype: 
 
 def tensor(operand: Operand, channels_last: bool) -> Tensor:
     """An operand of rank 4 with its channels second, as cuDNN orders dimensions."""
-    order = (0, 3, 1, 2) if channels_last else (0, 1, 2, 3)
-    return Tensor(
-        operand.dtype,
-        tuple(operand.shape[axis] for axis in order),
-        tuple(operand.strides[axis] for axis in order),
-    )
+    return Tensor.of(operand, (0, 3, 1, 2) if channels_last else (0, 1, 2, 3))
 
 
 def after(problem: Convolution, plan: ConvolutionPlan, operands: Sequence[Operand]) -> After:

@@ -14,7 +14,7 @@ from codegen.fixed_point import over_ring
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.problem import Problem
-from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused
+from workers.gpu.interface import DeviceArray, LaunchRefused
 from workers.gpu.tensors import stored_as
 from workers.vendor import cublaslt
 from workers.vendor.bench import (
@@ -23,11 +23,11 @@ from workers.vendor.bench import (
     HostArray,
     OperandSet,
     described,
+    gpu_errors,
     kernel_after,
     laid_out,
     poisoned,
     runs,
-    silent,
 )
 from workers.vendor.cublaslt import CublasError, CublasLt, Descriptor, Found, Layout
 from workers.vendor.epilogue import CONVERSION, After, Matrices, output_of
@@ -281,24 +281,16 @@ class Prepared:
     after: Callable[[OperandSet], None] | None
 
 
-def offers(
-    bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat = silent
-) -> list[MatmulCall]:
+def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat) -> list[MatmulCall]:
     """The algorithms that run, of the plan with most in one kernel that has any. Raises GpuError, GpuFault."""
     if not isinstance(problem, MatmulProblem):
         raise TypeError(f"a matmul is expected, not {problem.operator}")
-    try:
+    with gpu_errors(sets, "cuBLASLt does not take this problem", CublasError):
         library = CublasLt()
         for plan in plans(problem):
             beat("what cuBLASLt offers")
             if calls := _calls(bench, library, problem, plan, inputs, sets):
                 return calls
-    except cublaslt.LibraryMissing as error:
-        raise GpuError(str(error)) from error
-    except CublasError as error:
-        raise GpuError(f"cuBLASLt does not take this problem: {error}") from error
-    except MemoryError as error:
-        raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
     return []
 
 

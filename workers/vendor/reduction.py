@@ -15,8 +15,8 @@ import numpy as np
 from codegen.operators import operator
 from codegen.operators.reduce.problem import ReduceProblem
 from codegen.problem import Problem
-from workers.gpu.interface import DeviceArray, GpuError, LaunchRefused, VendorCall
-from workers.vendor.bench import Beat, Bench, HostArray, described, laid_out, or_its_error, poisoned, runs, silent
+from workers.gpu.interface import DeviceArray, LaunchRefused, VendorCall
+from workers.vendor.bench import Beat, Bench, HostArray, described, gpu_errors, laid_out, or_its_error, poisoned, runs
 
 # By the problem's function: CuPy's and PyTorch's, which takes all axes one by one, of an argmax one. CuPy has none for
 # sums of squares and logsumexp in one call.
@@ -115,9 +115,7 @@ def by_pytorch(bench: Bench, problem: ReduceProblem, memory: "ReductionCall") ->
     return [call] if runs(bench, call) else []
 
 
-def offers(
-    bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat = silent
-) -> list[VendorCall]:
+def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets: int, beat: Beat) -> list[VendorCall]:
     """CuPy's function and PyTorch's, where one call is the whole problem. Raises GpuError (no memory), GpuFault."""
     if not isinstance(problem, ReduceProblem):
         raise TypeError(f"a reduction is expected, not {problem.operator}")
@@ -125,16 +123,13 @@ def offers(
         return []
     (x,) = (operand for operand in operator("reduce").operands(problem) if operand.name == "x")
     flat = laid_out(x, inputs["x"])
-    try:
-        with bench.faults():
-            strides = [stride * flat.itemsize for stride in x.strides]
-            as_strided = bench.arrays.lib.stride_tricks.as_strided
-            arrays = [as_strided(bench.arrays.asarray(flat), x.shape, strides) for _ in range(sets)]
-            element = out_dtype(problem, flat.dtype)
-            shape = tuple(problem.shape[axis] for axis in problem.kept)
-            outs = [poisoned(bench, problem.outputs, element).reshape(shape) for _ in range(sets)]
-    except MemoryError as error:
-        raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
+    with gpu_errors(sets), bench.faults():
+        strides = [stride * flat.itemsize for stride in x.strides]
+        as_strided = bench.arrays.lib.stride_tricks.as_strided
+        arrays = [as_strided(bench.arrays.asarray(flat), x.shape, strides) for _ in range(sets)]
+        element = out_dtype(problem, flat.dtype)
+        shape = tuple(problem.shape[axis] for axis in problem.kept)
+        outs = [poisoned(bench, problem.outputs, element).reshape(shape) for _ in range(sets)]
     call = ReductionCall(bench, problem, arrays, outs)
     by_cupy = or_its_error(bench, "CuPy", lambda: [call] if runs(bench, call) else [])
     beat("what PyTorch offers")

@@ -197,7 +197,7 @@ def found_wrong(database: Database, record: WinnerRecord, index: int) -> None:
             "p", record.operator, record.problem, record.target, record.device_class, record.key, {}, True,
             record.front[0].candidate,
         )  # fmt: skip
-        job = accept.create_job(session, accept.NewJob([problem])).id
+        job = accept.create_jobs(session, [accept.NewJob([problem])])[0].id
         problem_id = session.scalars(select(JobProblemRow.id).where(JobProblemRow.job_id == job)).one()
         session.add(
             BuildRow(

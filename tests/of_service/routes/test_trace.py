@@ -195,7 +195,7 @@ def test_a_running_job_ends_now_and_says_so(database: Database, clock: FakeClock
 def test_a_job_that_nobody_has_begun_and_one_without_work_have_a_trace(database: Database, clock: FakeClock) -> None:
     waiting = add_job(database)
     with database.write() as session:
-        cached = accept.create_job(session, accept.NewJob([new_problem("x", cached=True, winner="c")]))
+        cached = accept.create_jobs(session, [accept.NewJob([new_problem("x", cached=True, winner="c")])])[0]
     clock.advance(5)
     assert waits(traced(database, waiting.id)) == [("wait: plan 0-0", 5 * SECOND)]
     assert names([event for event in traced(database, cached.id) if event["ph"] != "M"]) == [f"job {cached.id}"]

@@ -146,7 +146,7 @@ def test_rows_of_an_older_release_are_found_too(database_url: str, clock: FakeCl
 
 def test_labels_go_with_their_job(database: Database, clock: FakeClock) -> None:
     with database.write() as session:
-        job = accept.create_job(session, accept.NewJob([new_problem("p", cached=True)], labels={"team": "nlp"}))
+        job = accept.create_jobs(session, [accept.NewJob([new_problem("p", cached=True)], labels={"team": "nlp"})])[0]
     assert job.state == "done"
     with database.write() as session:
         session.execute(text("DELETE FROM jobs"))

@@ -28,7 +28,7 @@ KINDS = ("finish", "measure", "verify")
 def job_of(database: Database, priority: jobs.Priority = "normal", **changes: Any) -> str:
     """A job of no more work than a test adds."""
     with database.write() as session:
-        job = accept.create_job(session, accept.NewJob([new_problem()], priority=priority, **changes)).id
+        job = accept.create_jobs(session, [accept.NewJob([new_problem()], priority=priority, **changes)])[0].id
         lease = take_work.take(session, ["plan"], None, "w", 5.0)
         assert lease is not None and lease.jobs == (job,)
         tasks.complete(session, lease)

@@ -146,7 +146,7 @@ REAL = {"operator": "matmul", "m": 64, "n": 32, "k": 16}
 def test_a_measured_candidate_is_reported_with_its_times(database: Database) -> None:
     with database.write() as session:
         problems = [new_problem("p", device_class=GPU_CLASS, problem=REAL)]
-        job = accept.create_job(session, accept.NewJob(problems))
+        job = accept.create_jobs(session, [accept.NewJob(problems)])[0]
     plan_next(database, "a", "b")
     compile_next(database)
     measure_next(database, wrong=["b"], a=2.0)
@@ -170,7 +170,7 @@ def test_a_rate_is_reported_where_the_operator_knows_the_schedule(database: Data
     problem = kind.parse(REAL)
     best = lower(problem, target("sm_80"), Search(level=0)).candidates[0]
     with database.write() as session:
-        job = accept.create_job(session, accept.NewJob([new_problem("p", device_class=GPU_CLASS, problem=REAL)]))
+        job = accept.create_jobs(session, [accept.NewJob([new_problem("p", device_class=GPU_CLASS, problem=REAL)])])[0]
         lease = take_one_in(session, "plan")
         record(session, lease, ["a"])
         (candidate,) = candidates_of_problem(session, *problem_ids(session, job.id))

@@ -261,7 +261,7 @@ def test_what_a_spent_budget_left_out_is_not_done(database: Database, clock: Fak
 
 def test_cached_problems_are_done(database: Database) -> None:
     with database.write() as session:
-        job = accept.create_job(session, accept.NewJob([new_problem("a", cached=True, winner="c")]))
+        job = accept.create_jobs(session, [accept.NewJob([new_problem("a", cached=True, winner="c")])])[0]
     assert counts(database, job.id) == ((1, 1), (0, 0), (0, 0), (1, 1))
 
 
@@ -339,7 +339,7 @@ def test_a_job_of_many_problems_is_reported_with_a_handful_of_queries(database: 
     small = add_job(database)
     with database.write() as session:
         new = [new_problem(f"p{n}", key=f"{n % 50:064x}") for n in range(count)]
-        job = accept.create_job(session, accept.NewJob(new))
+        job = accept.create_jobs(session, [accept.NewJob(new)])[0]
         ids = problem_ids(session, job.id)
         done = {"planned": True, "state": "done", "winner": "c1", "candidate_count": 2}
         session.query(JobProblemRow).update(done)
@@ -410,7 +410,7 @@ def test_many_problems_that_share_a_kernel_are_verified_with_a_handful_of_querie
 def planned_job(database: Database) -> str:
     """Two problems with candidates a1, a2 and b1; verified but a2, which does not compile."""
     with database.write() as session:
-        job = accept.create_job(session, accept.NewJob([new_problem("first"), new_problem("second")]))
+        job = accept.create_jobs(session, [accept.NewJob([new_problem("first"), new_problem("second")])])[0]
     lease = take_one(database, "plan")
     with database.write() as session:
         first, second = problems_to_plan(session, lease)
@@ -585,7 +585,7 @@ def test_timings_are_summed(database: Database, clock: FakeClock, by: By) -> Non
     with database.write() as session:
         cached = new_problem("x", cached=True, winner="c")
         other = new_problem("y", operator="reduce", cached=True, winner="c")
-        second = accept.create_job(session, accept.NewJob([cached, other]))
+        second = accept.create_jobs(session, [accept.NewJob([cached, other])])[0]
     with database.read() as session:
         report = timings(session, by)
     rows = {(row.operator, row.job or row.day): row for row in report.timings}

@@ -38,7 +38,7 @@ from storage.transfer.imports import (
     imported_classes,
 )
 from storage.transfer.withdrawals import clear_withdrawn, find_withdrawn, import_report, list_imports, withdraw_import
-from storage.transitions.accept import NewJob, create_job
+from storage.transitions.accept import NewJob, create_jobs
 from storage.transitions.end_jobs import cancel_job, finish_problem
 from storage.transitions.take_work import take
 from tests.support.fixtures.storage import (
@@ -171,7 +171,7 @@ class World:
 
     def _add_job(self, session: Session, key: int, place: int) -> None:
         """An ended one that has the candidate."""
-        created = create_job(session, NewJob([new_problem(key=KEYS[key], device_class=GPU_CLASS)]))
+        created = create_jobs(session, [NewJob([new_problem(key=KEYS[key], device_class=GPU_CLASS)])])[0]
         cancel_job(session, created.id)
         [problem] = problem_ids(session, created.id)
         won = update(JobProblemRow).where(JobProblemRow.id == problem).values(winner=f"c{key}{place}")
@@ -436,7 +436,7 @@ def test_an_import_that_is_withdrawn_and_sent_again_while_it_is_written_ends_wit
         monkeypatch.undo()
         world.withdraw(sent.as_import().job_id)
         with world.database.write() as session:  # takes the numbers that were free
-            create_job(session, NewJob([new_problem(), new_problem()]))
+            create_jobs(session, [NewJob([new_problem(), new_problem()])])[0]
         world.send(sent)
 
     monkeypatch.setattr(world.database, "pause", sent_again_meanwhile)

@@ -67,7 +67,7 @@ def interrupted_at(database: Database, monkeypatch: pytest.MonkeyPatch, pause: i
 def test_it_is_the_job_that_one_transaction_writes(database: Database) -> None:
     created = accept.create_large_job(database, job_of(), admit_all)
     with database.write() as session:
-        other = accept.create_job(session, job_of())
+        other = accept.create_jobs(session, [job_of()])[0]
     assert created is not None and (created.state, created.tasks) == ("queued", other.tasks)
     with database.read() as session:
         problem, kept = JobProblemRow.__table__.c, {}

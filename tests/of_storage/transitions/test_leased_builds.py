@@ -431,7 +431,7 @@ def test_what_a_limit_ended_is_compiled_again_under_a_larger_one(database: Datab
         record_builds(session, lease, failed)
         tasks.complete(session, lease)
     with database.write() as session:
-        job = accept.create_job(session, accept.NewJob([new_problem()])).id
+        job = accept.create_jobs(session, [accept.NewJob([new_problem()])])[0].id
         both = [new_build("a"), new_build("b")]
         for _ in range(2):  # twice is once
             pending = want_builds(session, job, both, (), {"wall": limit, "cpu": 0.1})

@@ -117,7 +117,7 @@ def names(count: int) -> list[str]:
 def submit(database: Database, device_class: str, count: int = PROBLEMS, **job: Any) -> str:
     problems = [new_problem(f"p{number}", device_class=device_class) for number in range(count)]
     with database.write() as session:
-        return accept.create_job(session, accept.NewJob(problems, **job)).id
+        return accept.create_jobs(session, [accept.NewJob(problems, **job)])[0].id
 
 
 @on_sqlite

@@ -24,7 +24,7 @@ def test_problems_are_planned_in_chunks_of_32(database: Database, problems: int,
 
 def test_a_job_is_one_transaction(database: Database) -> None:
     with pytest.raises(RuntimeError, match="the disk is full"), database.write() as session:
-        accept.create_job(session, accept.NewJob([new_problem()]))
+        accept.create_jobs(session, [accept.NewJob([new_problem()])])[0]
         raise RuntimeError("the disk is full")
     with database.read() as session:
         assert jobs.list_jobs(session).jobs == []
@@ -33,7 +33,7 @@ def test_a_job_is_one_transaction(database: Database) -> None:
 
 def test_a_job_needs_a_problem(database: Database) -> None:
     with pytest.raises(ValueError, match="at least one problem"), database.write() as session:
-        accept.create_job(session, accept.NewJob([]))
+        accept.create_jobs(session, [accept.NewJob([])])[0]
 
 
 def test_jobs_are_listed_newest_first_page_by_page(database: Database, clock: FakeClock) -> None:
@@ -79,7 +79,7 @@ def test_unknown_jobs_are_none(database: Database) -> None:
 
 def test_an_ended_job_cannot_be_cancelled(database: Database) -> None:
     with database.write() as session:
-        job = accept.create_job(session, accept.NewJob([new_problem(cached=True, winner="c")]))
+        job = accept.create_jobs(session, [accept.NewJob([new_problem(cached=True, winner="c")])])[0]
         status = end_jobs.cancel_job(session, job.id)
     assert status is not None and status.state == "done"
 

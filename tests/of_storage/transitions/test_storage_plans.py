@@ -634,7 +634,7 @@ def test_what_a_plan_recorded_before_it_failed_for_good_is_skipped(database: Dat
 def test_a_job_of_cached_problems_is_done_at_once(database: Database) -> None:
     with database.write() as session:
         cached = [new_problem("a", cached=True, winner="c"), new_problem("b", cached=True, winner="c")]
-        job = accept.create_job(session, accept.NewJob(cached))
+        job = accept.create_jobs(session, [accept.NewJob(cached)])[0]
     assert (job.state, job.cached, job.tasks) == ("done", True, 0)
     assert unended(database) == []
 
@@ -642,7 +642,7 @@ def test_a_job_of_cached_problems_is_done_at_once(database: Database) -> None:
 def test_only_what_is_not_cached_is_planned(database: Database) -> None:
     problems = [new_problem(f"p{n}", cached=n != 70, winner="c" if n != 70 else None) for n in range(100)]
     with database.write() as session:
-        job = accept.create_job(session, accept.NewJob(problems))
+        job = accept.create_jobs(session, [accept.NewJob(problems)])[0]
     assert (job.state, job.cached, job.tasks) == ("queued", False, 1)
     lease = take_one(database, "plan")
     with database.read() as session:

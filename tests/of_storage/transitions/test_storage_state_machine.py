@@ -129,7 +129,7 @@ class Jobs(RuleBasedStateMachine):
     def submit(self, problems: list[tuple[str, list[str]]], priority: Any, budget: float | None, name: str) -> None:
         new = [new_problem(name, device_class=device_class) for device_class, _ in problems]
         with self.database.write() as session:
-            job = accept.create_job(session, accept.NewJob(new, priority=priority, budget_seconds=budget))
+            job = accept.create_jobs(session, [accept.NewJob(new, priority=priority, budget_seconds=budget)])[0]
             query = select(JobProblemRow.id).where(JobProblemRow.job_id == job.id).order_by(JobProblemRow.position)
             self.asked.update(zip(session.scalars(query), (builds for _, builds in problems), strict=True))
         self.model.used[job.id] = 0.0

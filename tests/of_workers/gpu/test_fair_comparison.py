@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tests.support.gpu.simulated_l2 import Kernel, L2Gpu
+from workers.gpu.compare import limited_by, unsteady
 from workers.gpu.samplers import SAMPLE_US, WARM_UP_US, Compared, compare_samplers, rough_us, samplers, with_doubt
 from workers.gpu.sampling import Interval, Placed, Ranking, is_tie
-from workers.gpu.steadiness import limited_by, unsteady
 
 SECONDS = 0.3  # of each that takes turns, as `CUKILN_MEASURE_SECONDS` has it
 NOISES = (0.002, 0.005, 0.01)

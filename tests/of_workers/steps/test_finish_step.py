@@ -18,10 +18,11 @@ from storage.entities.pareto_front import Point
 from storage.entities.searches import search_entry
 from storage.entities.winners import get_winners, publish_winner
 from storage.transitions import take_work
-from storage.transitions.accept import NewJob, create_job
+from storage.transitions.accept import NewJob, create_jobs
 from tests.support.fixtures.queue import QueueWorld
 from tests.support.fixtures.storage import new_problem, problem_ids, winner_record
 from workers.processes.processes import Processes
+from workers.steps import run_ptx
 from workers.steps.context import Cancel, StepContext, Workplace
 from workers.steps.finish import Ranked, build_front, lost_blobs, publish_front
 from workers.steps.winner_library import WinnerNotBuilt
@@ -45,7 +46,7 @@ def published(world: QueueWorld, *, keep_blobs: bool) -> WinnerRecord:
     matmul = operator("matmul").parse({"operator": "matmul", "m": 8, "n": 8, "k": 8})
     with world.database.write() as session:
         publish_winner(session, known, attempt="before")
-        job = create_job(session, NewJob([new_problem(key=KEY, problem=matmul.canonical())]))
+        job = create_jobs(session, [NewJob([new_problem(key=KEY, problem=matmul.canonical())])])[0]
         lease = take_work.take(session, ["plan"], None, "w", 60.0)
         problem = load_problem(session, problem_ids(session, job.id)[0])
     assert lease is not None and problem is not None
@@ -85,7 +86,7 @@ def test_a_candidate_that_cannot_be_published_as_it_was_verified_gives_way_to_th
     context = SimpleNamespace(settings=load_settings(), database=database, toolchain=None, processes=None, cancel=None)
     problem = SimpleNamespace(id=7, target="sm_80")
     refused: list[tuple[int, str, str]] = []
-    monkeypatch.setattr(finish_step, "refuse_candidate", lambda session, *words: refused.append(words))
+    monkeypatch.setattr(run_ptx, "refuse_candidate", lambda session, *words: refused.append(words))
 
     def library(context: Any, candidate: Any, target: Any) -> tuple[Any, float]:
         if candidate.id == "first" and fate == "does not compile alone":

@@ -78,7 +78,7 @@ class Planner:
                 )
             )
         with self.database.write() as session:
-            return accept.create_job(session, accept.NewJob(new)).id
+            return accept.create_jobs(session, [accept.NewJob(new)])[0].id
 
     def context(self, cancel: Cancel | None = None) -> StepContext:
         with self.database.write() as session:

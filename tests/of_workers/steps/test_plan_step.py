@@ -55,7 +55,7 @@ class Planner:
         """A new job of equal problems, planned in one attempt, before any other."""
         with self.database.write() as session:
             new = accept.NewJob([self.problem(limit)] * problems, priority="high" if problems == 1 else "normal")
-            self.job = accept.create_job(session, new).id
+            self.job = accept.create_jobs(session, [new])[0].id
             for other in session.scalars(select(JobRow).where(JobRow.id != self.job)):
                 other.used_seconds = other.turn_seconds = 3.0
             session.flush()
@@ -141,7 +141,7 @@ def test_a_planner_gives_way_to_another_job_between_two_problems(
     monkeypatch.setattr(step, "TURN_SECONDS", 0.0)
     monkeypatch.setattr(step, "spend", lambda session, job, seconds: spend(session, job, 10.0))
     with planner.database.write() as session:
-        other = accept.create_job(session, accept.NewJob([planner.problem(3)])).id
+        other = accept.create_jobs(session, [accept.NewJob([planner.problem(3)])])[0].id
     with pytest.raises(HandBack):
         planner.plan(problems=3)
     with planner.database.read() as session:

@@ -17,7 +17,7 @@ from codegen.operators import operator
 from codegen.plan.verification_plan import check_output
 from tests.operators.attention.kernels import LLAMA, OP, attention, visible
 from tests.support.gpu.cudnn_without_a_gpu import planned_without_a_gpu
-from tests.support.gpu.numpy_bench import NumpyBench
+from tests.support.gpu.numpy_bench import NumpyBench, quiet
 from workers.cuda.cupy_gpu import VENDORS
 from workers.gpu.interface import GpuError, LaunchRefused
 from workers.vendor import attention as vendor
@@ -98,7 +98,9 @@ def test_pytorch_is_asked_for_whole_problems_only(fields: dict[str, Any], words:
 def test_attention_has_this_vendor_and_another_operator_is_refused() -> None:
     assert VENDORS["attention"] is vendor.offers
     with pytest.raises(TypeError, match="matmul"):
-        vendor.offers(NumpyBench(), operator("matmul").parse({"operator": "matmul", "m": 8, "n": 8, "k": 8}), {}, 1)
+        vendor.offers(
+            NumpyBench(), operator("matmul").parse({"operator": "matmul", "m": 8, "n": 8, "k": 8}), {}, 1, quiet
+        )
 
 
 # --- the whole way, with NumPy in the place of cuDNN and of the device
@@ -171,7 +173,7 @@ def test_what_cudnn_is_asked_for_is_the_problem(fields: dict[str, Any], monkeypa
     monkeypatch.setattr(vendor, "Cudnn", lambda: NumpyCudnn(bench, broken=(1,)))
     problem = attention(**{**PLAIN, **fields})
     inputs = OP.make_inputs(problem, "normal", np.random.default_rng(5))
-    calls = vendor.offers(bench, problem, inputs, 2)
+    calls = vendor.offers(bench, problem, inputs, 2, quiet)
     assert [call.describe()["algorithm"] for call in calls] == ["eng0", "eng2"]
     assert calls[0].describe() == {
         "library": "cuDNN", "version": "9.99.0", "algorithm": "eng0", "fused": True, "workspace_bytes": 0,
@@ -190,7 +192,7 @@ def test_a_plan_that_stops_running_refuses_the_launch(monkeypatch: pytest.Monkey
     monkeypatch.setattr(vendor, "Cudnn", lambda: library)
     problem = attention(**PLAIN)
     inputs = OP.make_inputs(problem, "normal", np.random.default_rng(5))
-    call = vendor.offers(bench, problem, inputs, 1)[0]
+    call = vendor.offers(bench, problem, inputs, 1, quiet)[0]
     library.broken = (0,)
     with pytest.raises(LaunchRefused, match="not for this device"):
         call.run(0)
@@ -201,7 +203,7 @@ def test_a_machine_with_neither_says_what_each_would_need(monkeypatch: pytest.Mo
     no_cudnn(monkeypatch)
     problem = attention(**PLAIN)
     with pytest.raises(GpuError, match=r"no cuDNN here; no PyTorch: .*pip install torch"):
-        vendor.offers(NumpyBench(), problem, OP.make_inputs(problem, "normal", np.random.default_rng(5)), 1)
+        vendor.offers(NumpyBench(), problem, OP.make_inputs(problem, "normal", np.random.default_rng(5)), 1, quiet)
 
 
 def test_a_process_that_is_heard_is_not_silent_for_as_long_as_both_take(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -234,7 +236,7 @@ def test_each_plan_that_cudnn_builds_is_heard(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_cap_is_in_neither() -> None:
     with pytest.raises(GpuError, match=r"cuDNN has no cap .*PyTorch's flash backend has no cap"):
-        vendor.offers(NumpyBench(), attention(**PLAIN, softcap=3.0), {}, 1)
+        vendor.offers(NumpyBench(), attention(**PLAIN, softcap=3.0), {}, 1, quiet)
 
 
 @pytest.mark.parametrize("fields", [{"lengths": "ragged"}, {"lengths": "paged", "page_size": 16}], ids=str)
@@ -246,7 +248,7 @@ def test_sequences_with_lengths_of_their_own_are_in_neither(
     inputs = OP.make_inputs(problem, "normal", np.random.default_rng(5))
     words = f"is asked for sequences of one length alone, not for lengths = {fields['lengths']}"
     with pytest.raises(GpuError, match=f"cuDNN {words}; PyTorch's flash backend {words}"):
-        vendor.offers(NumpyBench(), problem, inputs, 1)
+        vendor.offers(NumpyBench(), problem, inputs, 1, quiet)
 
 
 def test_an_error_of_a_library_that_is_no_refusal_costs_that_library_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +256,9 @@ def test_an_error_of_a_library_that_is_no_refusal_costs_that_library_alone(monke
     monkeypatch.setattr(NumpyCudnn, "graph", lambda *given: [][3])
     monkeypatch.setattr(vendor, "Cudnn", lambda: NumpyCudnn(NumpyBench()))
     problem = attention(**PLAIN)
-    (lost,) = vendor.offers(NumpyBench(), problem, OP.make_inputs(problem, "normal", np.random.default_rng(5)), 1)
+    (lost,) = vendor.offers(
+        NumpyBench(), problem, OP.make_inputs(problem, "normal", np.random.default_rng(5)), 1, quiet
+    )
     assert lost.describe()["library"] == "cuDNN"
     for use in (lost.run, lost.result):
         with pytest.raises(LaunchRefused, match="cuDNN failed: IndexError: list index out of range"):
@@ -274,7 +278,7 @@ def test_pytorch_computes_the_problem(
     gaps = fields if layout == "bshd" else {name: value for name, value in fields.items() if "strides" not in name}
     problem = attention(**{**PLAIN, "layout": layout, "dtype": dtype, **gaps})
     inputs = OP.make_inputs(problem, "normal", np.random.default_rng(5))
-    (call,) = vendor.offers(NumpyBench(), problem, inputs, 2)
+    (call,) = vendor.offers(NumpyBench(), problem, inputs, 2, quiet)
     described = call.describe()
     assert (described["library"], described["fused"]) == ("PyTorch", True)
     assert "flash" in described["algorithm"]
@@ -296,7 +300,7 @@ def test_what_pytorchs_backend_refuses_is_a_sentence(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", refuse)
     with pytest.raises(GpuError, match=r"no cuDNN here; PyTorch: No available kernel"):
-        vendor.offers(NumpyBench(), problem, inputs, 1)
+        vendor.offers(NumpyBench(), problem, inputs, 1, quiet)
 
 
 # --- cuDNN itself

@@ -22,7 +22,7 @@ from codegen.operators import operator, operators
 from codegen.plan.verification_plan import check_output
 from tests.operators.conv2d.kernels import conv2d
 from tests.support.gpu.cudnn_without_a_gpu import planned_without_a_gpu
-from tests.support.gpu.numpy_bench import NumpyBench
+from tests.support.gpu.numpy_bench import NumpyBench, quiet
 from workers.cuda.cupy_gpu import VENDORS
 from workers.gpu.interface import GpuError, LaunchRefused
 from workers.vendor import convolution, cublaslt, cudnn
@@ -176,7 +176,7 @@ def test_every_convolution_has_this_vendor_and_another_operator_is_refused() -> 
     assert all(VENDORS[name] is convolution.offers for name in FORMS)
     with pytest.raises(TypeError, match="matmul"):
         matmul = operator("matmul").parse({"operator": "matmul", "m": 8, "n": 8, "k": 8})
-        convolution.offers(NumpyBench(), matmul, {}, 1)
+        convolution.offers(NumpyBench(), matmul, {}, 1, quiet)
 
 
 # --- the whole way, with NumPy in the place of the library and of the device
@@ -273,7 +273,7 @@ def offered(
 ) -> tuple[NumpyBench, list[convolution.ConvolutionCall]]:
     bench = NumpyBench()
     monkeypatch.setattr(convolution, "Cudnn", lambda: NumpyLibrary(bench, refuses, broken))
-    return bench, convolution.offers(bench, problem, inputs, 2)
+    return bench, convolution.offers(bench, problem, inputs, 2, quiet)
 
 
 def finished(problem: Any, plan: ConvolutionPlan, operands: Sequence[Operand], inputs: Any, product: Any) -> Any:
@@ -361,7 +361,7 @@ def test_a_machine_without_the_library_names_what_to_install(monkeypatch: pytest
     with pytest.raises(LibraryMissing, match=r"no libcudnn\.so\.9 .*pip install .*nvidia-cudnn-frontend"):
         Cudnn()
     with pytest.raises(GpuError, match=r"no cuDNN: .*pip install"):
-        convolution.offers(NumpyBench(), small()[0], {}, 1)
+        convolution.offers(NumpyBench(), small()[0], {}, 1, quiet)
 
 
 def test_cudnn_is_not_loaded_where_it_would_find_no_cublas(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,12 +15,12 @@ import pytest
 
 from codegen.operators import operator
 from tests.of_workers.vendor.test_cublaslt import BIAS, HALF, RELU, RESIDUAL, columns, small
-from tests.support.gpu.numpy_bench import NumpyBench
+from tests.support.gpu.numpy_bench import NumpyBench, quiet
 from workers.gpu.interface import LaunchRefused
-from workers.vendor import cublas, cublaslt, vector_matmul
+from workers.vendor import cublaslt, vector_matmul
 from workers.vendor import matmul as vendor_matmul
-from workers.vendor.cublas import Cublas
 from workers.vendor.cublaslt import Layout, LibraryMissing
+from workers.vendor.vector_matmul import Cublas
 
 HEADERS = [
     path
@@ -92,9 +92,9 @@ def offered(
     problem = small(fields)
     inputs = operator("matmul").make_inputs(problem, "integer", np.random.default_rng(7))
     monkeypatch.setattr(vendor_matmul, "offers", lambda *arguments: ["cuBLASLt's"])
-    monkeypatch.setattr(cublas, "load_library", lambda name, sonames: (sonames[0], library))
+    monkeypatch.setattr(vector_matmul, "load_library", lambda name, sonames: (sonames[0], library))
     bench = NumpyBench()
-    return list(vector_matmul.offers(bench, problem, inputs, sets)), bench, inputs
+    return list(vector_matmul.offers(bench, problem, inputs, sets, quiet)), bench, inputs
 
 
 @pytest.mark.parametrize(
@@ -121,9 +121,9 @@ def test_a_product_with_a_vector_is_computed_by_it_too(fields: dict[str, Any], m
     names = [name for name, _ in library.settings if name != "cublasGetProperty"]
     assert names[:4] == ["cublasCreate_v2", "cublasSetMathMode", "cublasSetStream_v2", "cublasSetWorkspace_v2"]
     settings = dict(library.settings)
-    assert settings["cublasSetMathMode"][1] == cublas.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
+    assert settings["cublasSetMathMode"][1] == vector_matmul.CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
     assert settings["cublasSetStream_v2"][1].value == bench.stream
-    assert settings["cublasSetWorkspace_v2"][2].value == cublas.WORKSPACE_BYTES
+    assert settings["cublasSetWorkspace_v2"][2].value == vector_matmul.WORKSPACE_BYTES
 
 
 def test_an_error_that_is_no_refusal_leaves_the_algorithms_of_the_other_library(
@@ -168,8 +168,8 @@ def test_where_it_is_not_installed_there_are_cublaslts_alone(monkeypatch: pytest
     problem = small({"m": 1})
     inputs = operator("matmul").make_inputs(problem, "integer", np.random.default_rng(7))
     monkeypatch.setattr(vendor_matmul, "offers", lambda *arguments: ["cuBLASLt's"])
-    monkeypatch.setattr(cublas, "load_library", missing)
-    assert vector_matmul.offers(NumpyBench(), problem, inputs, 1) == ["cuBLASLt's"]
+    monkeypatch.setattr(vector_matmul, "load_library", missing)
+    assert vector_matmul.offers(NumpyBench(), problem, inputs, 1, quiet) == ["cuBLASLt's"]
 
 
 # ---- the library itself
@@ -185,7 +185,7 @@ def test_parameters_and_constants_are_those_of_its_header() -> None:
         assert tuple(re.findall(r"(\w+)\s*(?:,|$)", prototype[1])) == parameters
     for name in ("CUBLAS_GEMM_DEFAULT", "CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION"):
         value = re.search(rf"\b{name}\s*=\s*(-?\d+)", text)
-        assert value is not None and int(value[1]) == getattr(cublas, name)
+        assert value is not None and int(value[1]) == getattr(vector_matmul, name)
 
 
 def test_the_library_has_the_functions_and_says_its_version() -> None:

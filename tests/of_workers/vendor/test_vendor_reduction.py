@@ -15,6 +15,7 @@ import pytest
 from codegen.operators import operator
 from codegen.operators.reduce.problem import ReduceProblem
 from codegen.plan.verification_plan import check_output
+from tests.support.gpu.numpy_bench import quiet
 from workers.gpu.interface import LaunchRefused
 from workers.vendor import reduction
 
@@ -52,7 +53,7 @@ def reduce(**fields: Any) -> ReduceProblem:
 def test_the_call_computes_the_problem(fn: str, axes: list[int], dtype: str) -> None:
     problem = reduce(fn=fn, axes=axes, dtype=dtype, strides=[60, 8, 1])
     inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
-    calls: list[Any] = list(reduction.offers(NumpyBench(), problem, inputs, 2))
+    calls: list[Any] = list(reduction.offers(NumpyBench(), problem, inputs, 2, quiet))
     if not reduction.computes(problem):
         assert ((fn == "argmax" and axes == [0, 2]) or (fn == "mean" and dtype == "int32")) and calls == []
         return
@@ -82,7 +83,7 @@ def test_an_error_of_one_library_leaves_the_other(failing: str, monkeypatch: pyt
         monkeypatch.setattr(reduction, "by_pytorch", lambda *given: [])
     problem = reduce()
     inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
-    calls = reduction.offers(NumpyBench(), problem, inputs, 1)
+    calls = reduction.offers(NumpyBench(), problem, inputs, 1, quiet)
     lost = calls[-1]
     assert lost.describe()["library"] == failing and len(calls) == (2 if failing == "PyTorch" else 1)
     with pytest.raises(LaunchRefused, match=f"{failing} failed: KeyError: 'axis'"):
@@ -93,7 +94,7 @@ def test_without_pytorch_cupy_alone_is_the_peer(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "torch", None)
     problem = reduce()
     inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
-    (call,) = reduction.offers(NumpyBench(), problem, inputs, 1)
+    (call,) = reduction.offers(NumpyBench(), problem, inputs, 1, quiet)
     assert call.describe()["library"] == "CuPy"
 
 
@@ -105,7 +106,7 @@ def test_a_pytorch_whose_libraries_cannot_be_opened_costs_itself_alone(
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     problem = reduce()
     inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
-    cupys, lost = reduction.offers(NumpyBench(), problem, inputs, 1)
+    cupys, lost = reduction.offers(NumpyBench(), problem, inputs, 1, quiet)
     assert cupys.describe()["library"] == "CuPy"
     with pytest.raises(LaunchRefused, match=r"PyTorch failed: OSError: libcudnn\.so\.9"):
         lost.run(0)
@@ -127,7 +128,7 @@ def test_a_pytorch_whose_libraries_cannot_be_opened_costs_itself_alone(
 def test_what_one_call_does_not_compute_has_no_peer(fields: dict[str, Any]) -> None:
     problem = reduce(**fields)
     inputs = OP.make_inputs(problem, "normal", np.random.default_rng(3))
-    assert reduction.offers(NumpyBench(), problem, inputs, 1) == []
+    assert reduction.offers(NumpyBench(), problem, inputs, 1, quiet) == []
 
 
 def test_a_call_that_is_refused_is_a_refused_launch() -> None:

@@ -21,8 +21,7 @@ from tests.support.fixtures.queue import QueueWorld, make_world, wait_for
 from tests.support.gpu.fake_gpu import UUID, VARIABLE, configure
 from tests.support.processes.fences import machine
 from workers import wake_ups
-from workers.gpu.driver import FIRST_DRIVERS, require_driver
-from workers.gpu.interface import Device, DriverTooOld, GpuMissing
+from workers.gpu.interface import FIRST_DRIVERS, Device, DriverTooOld, GpuMissing, require_driver
 from workers.processes.fence.access import ROOT
 from workers.processes.processes import Processes, fenced_processes
 from workers.supervisor.valkey import EmbeddedValkey

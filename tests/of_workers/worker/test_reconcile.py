@@ -252,4 +252,4 @@ def a_job(world: World, budget_seconds: float | None = None) -> str:
         name="p", operator="matmul", problem={}, target="sm_80", device_class="predicted:sm_80", key="0" * 64, search={}
     )
     with world.database.write() as session:
-        return accept.create_job(session, accept.NewJob([problem], budget_seconds=budget_seconds)).id
+        return accept.create_jobs(session, [accept.NewJob([problem], budget_seconds=budget_seconds)])[0].id

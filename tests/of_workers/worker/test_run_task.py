@@ -42,7 +42,7 @@ class Attempt:
             search={},
         )
         with world.database.write() as session:
-            self.job = accept.create_job(session, accept.NewJob([problem])).id
+            self.job = accept.create_jobs(session, [accept.NewJob([problem])])[0].id
             lease = take_work.take(session, ["plan"], None, "worker", 5.0)
         assert lease is not None
         self.context = StepContext(a_workplace(world), lease, Cancel())

@@ -8,6 +8,10 @@ from typing import Any
 import numpy as np
 
 
+def quiet(what: str) -> None:
+    """A `workers.vendor.bench.Beat`."""
+
+
 class NumpyBench:
     """Enough of a GPU for operands and for the kernel after cuDNN's, which `kernels` computes."""
 
