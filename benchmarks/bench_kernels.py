@@ -39,8 +39,8 @@ from codegen.search.schedule import Schedule
 from cukiln.cli.elsewhere import read_results, result_files
 from cukiln.errors import UsageError
 from cukiln.types import VendorRatio
+from workers.gpu.engine import probe
 from workers.gpu.interface import GpuMissing, choose_device
-from workers.gpu.measure_on_gpu import probe
 from workers.offline import measure_bundle
 from workers.offline.ceilings import CEILINGS_FILE, LIMITS, ceilings_of
 from workers.offline.children import own_processes

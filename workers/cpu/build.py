@@ -84,8 +84,9 @@ def build_cpu(
     cancel: threading.Event | None = None,
 ) -> CpuBuild:
     """Compile all kernels into as few libraries in `folder` as succeed. `limits` hold for each g++. With `counting` a
-    library counts what its kernels do (`CpuLibrary.counts`), and is slower for it. The first build of a process is
-    longer by that of the runtime, and so are its seconds. `sums`: whose tensor cores add (`Target.tensor_sums`).
+    library counts what its kernels do (`codegen/device/cpu/counts.h`), and is slower for it. The first build of a
+    process is longer by that of the runtime, and so are its seconds. `sums`: whose tensor cores add
+    (`Target.tensor_sums`).
 
     A group that fails is split: the kernels that g++ names go alone, else it is halved. Raises InfrastructureError
     where the machine failed and not a kernel.

@@ -57,33 +57,6 @@ class _Site(ctypes.Structure):
     )
 
 
-class _Count(ctypes.Structure):
-    """`cukiln::cpu::Count` of counts.h."""
-
-    _fields_ = (
-        ("primitive", ctypes.c_char_p),
-        ("function", ctypes.c_int32),
-        ("times", ctypes.c_uint64),
-        ("multiplications", ctypes.c_uint64),
-        ("bytes_read", ctypes.c_uint64),
-        ("bytes_written", ctypes.c_uint64),
-    )
-
-
-@dataclass(frozen=True)
-class Count:
-    """What a primitive did in all launches of one of the kernel's functions. `times`: of lanes, or of warps where they
-    execute it together. Of global memory two kinds of bytes are counted: those that lanes ask for, by primitive, and
-    under the name `sectors` the sectors of 32 bytes that a launch touches, each once."""
-
-    primitive: str
-    function: int
-    times: int
-    multiplications: int
-    bytes_read: int
-    bytes_written: int
-
-
 @dataclass(frozen=True)
 class SharedAccess:
     """One place of the source that accesses shared memory. `bytes`: of one lane. `wavefronts` is how often shared
@@ -237,15 +210,6 @@ class CpuLibrary:
         message = self._library.cukiln_message().decode("utf-8", "replace")
         sites = self._shared_memory() if watch else ()
         return Outcome(STATUSES[status], message, bool(self._library.cukiln_tainted()), sites)
-
-    def counts(self) -> tuple[Count, ...]:
-        """Of the last run, in the order of launches. The library must be built to count."""
-        counts: list[Count] = []
-        count = _Count()
-        while self._library.cukiln_count(len(counts), ctypes.byref(count)):
-            fields = {name: getattr(count, name) for name, _ in _Count._fields_}
-            counts.append(Count(**{**fields, "primitive": count.primitive.decode()}))
-        return tuple(counts)
 
     def _shared_memory(self) -> tuple[SharedAccess, ...]:
         sites: list[SharedAccess] = []

@@ -20,13 +20,12 @@ from storage.config.operator_path import load_operator_path
 from storage.config.settings import Settings, load_settings
 from storage.errors import SettingsError
 from workers.compile.toolchain import ToolchainMissing, toolchain_of
-from workers.cpu.ptx import PtxRequest, PtxVerdict, verify_ptx
+from workers.cpu.ptx import PtxRequest, verify_ptx
 from workers.cpu.verify import CpuVerdict, verify_on_cpu
 from workers.processes.processes import ProcessError, fenced_processes
 
 __all__ = ["ORDERS", "Options", "Part", "prove", "report"]
 
-Verdict = CpuVerdict | PtxVerdict
 RIGHT, WRONG, WRONG_USE, UNTRANSLATED = 0, 1, 2, 4  # as the client's exit codes, whose 3 is of jobs
 WIDTH = 100  # columns of what a person reads
 
@@ -65,7 +64,7 @@ def prove(request: Mapping[str, Any], options: Options) -> int:
         sys.stderr.write(f"cukiln prove: {error}\n")
         return WRONG_USE
     for asked, verdict in zip(kernels, verdicts, strict=True):
-        sys.stdout.write(_json(asked.kernel, verdict) if options.as_json else report(asked.kernel, verdict))
+        sys.stdout.write(_json(asked.kernel, verdict) if options.as_json else report(asked, verdict))
     if options.part != Part() and not options.as_json:
         sys.stdout.write("A part of the test plan was run: nothing is proved by that.\n")
     outcomes = {verdict.verdict for verdict in verdicts}
@@ -97,14 +96,13 @@ def _kernels(request: Mapping[str, Any], options: Options, settings: Settings) -
         yield from (Asked(each.kernel, problem.target.tensor_sums, target) for each in lowered.candidates)
 
 
-def _verify(kernels: Sequence[Asked], options: Options, settings: Settings) -> list[Verdict]:
+def _verify(kernels: Sequence[Asked], options: Options, settings: Settings) -> list[CpuVerdict]:
     """The verdicts, in the order of the kernels."""
-    verdicts: dict[tuple[str, int, str], Verdict] = {}
+    verdicts: dict[tuple[str, int, str], CpuVerdict] = {}
     with closing(fenced_processes(settings)) as processes:
         toolchain = toolchain_of(settings, processes)
         for sums, target in dict.fromkeys((each.sums, each.target) for each in kernels):
             own = [each.kernel for each in kernels if (each.sums, each.target) == (sums, target)]
-            judged: Sequence[Verdict]
             if target:
                 request = PtxRequest(target, options.seed, sums, options.part)
                 judged = verify_ptx(own, request, toolchain, processes, settings.limits("verify"))
@@ -125,11 +123,12 @@ def _verify(kernels: Sequence[Asked], options: Options, settings: Settings) -> l
     return [verdicts[each.kernel.id, each.sums, each.target] for each in kernels]
 
 
-def report(kernel: Kernel, verdict: Verdict) -> str:
+def report(asked: Asked, verdict: CpuVerdict) -> str:
     """What a person reads of a verdict: its message, the cases of the plan, the accesses to shared memory."""
+    kernel = asked.kernel
     tunables = ", ".join(f"{name} {value}" for name, value in kernel.tunables.as_dict().items())
     lines = textwrap.wrap(f"{kernel.namespace}, {kernel.operator}: {tunables}", WIDTH, subsequent_indent="  ")
-    lines.append(f"  {verdict.verdict}, {verdict.cpu_seconds:.2f} CPU seconds, {_tools(verdict)} included")
+    lines.append(f"  {verdict.verdict}, {verdict.cpu_seconds:.2f} CPU seconds, {_tools(asked, verdict)} included")
     lines += textwrap.wrap(
         verdict.message,
         WIDTH,
@@ -151,8 +150,8 @@ def report(kernel: Kernel, verdict: Verdict) -> str:
     return "\n".join(lines) + "\n\n"
 
 
-def _tools(verdict: Verdict) -> str:
-    if isinstance(verdict, CpuVerdict):
+def _tools(asked: Asked, verdict: CpuVerdict) -> str:
+    if not asked.target:
         return "g++"
     counts = [verdict.details.get(name, 0) for name in ("instructions", "fusible", "approximate")]
     words = "{} instructions of PTX ({} sums that may be fused, {} approximations), nvcc and g++"
@@ -183,5 +182,5 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return [f"  {'  '.join(cells)}".rstrip() for cells in zip(*padded, strict=True)]
 
 
-def _json(kernel: Kernel, verdict: Verdict) -> str:
+def _json(kernel: Kernel, verdict: CpuVerdict) -> str:
     return json.dumps({"kernel": kernel.to_json(), **asdict(verdict)}) + "\n"

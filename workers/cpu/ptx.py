@@ -9,12 +9,12 @@ one kernel, because its file has nothing of another one.
 import re
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from codegen.canonical import digest
 from codegen.errors import TextError
@@ -52,7 +52,6 @@ KERNEL_FLAGS = (*(flag for flag in CPU_FLAGS if flag not in _OF_LOOPS), "-Og", *
 
 # A whole plan takes a few tenths of a second: a kernel that needs a hundred times as much does not end.
 KERNEL_CPU_SECONDS, KERNEL_WALL_SECONDS = 30.0, 120.0
-PtxOutcome = Literal["ok", "incorrect", "runtime_error", "run_timeout", "compile_error", "untranslated"]
 _LINE = re.compile(rf"{re.escape(SOURCE)}:(\d+)")
 
 
@@ -126,20 +125,6 @@ class PtxBuilder:
 
 
 @dataclass(frozen=True)
-class PtxVerdict:
-    """What a kernel's PTX showed. `details`: as of `CpuVerdict`; and how many of its instructions, of the sums that
-    ptxas may fuse and of the approximate instructions there are. Seconds are g++'s and the run's; of PTX that was made
-    for this alone those of nvcc too."""
-
-    kernel_id: str
-    verdict: PtxOutcome
-    message: str
-    details: dict[str, Any] = field(default_factory=dict)
-    wall_seconds: float = 0.0
-    cpu_seconds: float = 0.0
-
-
-@dataclass(frozen=True)
 class PtxRequest:
     """How kernels are run. `sums`: whose tensor cores add (`Target.tensor_sums`). `part`: of the plan. `cpu_seconds`:
     of a kernel's whole plan."""
@@ -160,20 +145,22 @@ def verify_ptx(
     *,
     ptx: str | None = None,
     cancel: threading.Event | None = None,
-) -> list[PtxVerdict]:
+) -> list[CpuVerdict]:
     """The verdicts in the order of the kernels; of those done so far where `cancel` was set. `ptx`: what nvcc made of
-    them; default: it is asked. Raises InfrastructureError."""
+    them; default: it is asked. Among the details is how many of a kernel's instructions, of the sums that ptxas may
+    fuse and of the approximate instructions there are. Seconds are g++'s and the run's; of PTX that was made for this
+    alone those of nvcc too. Raises InfrastructureError."""
     kernels = tuple(dict.fromkeys(kernels))
-    verdicts: list[PtxVerdict] = []
+    verdicts: list[CpuVerdict] = []
     with processes.private_folder("ptx") as folder:
         builder = PtxBuilder(folder, toolchain, processes, limits, cancel)
         try:
             text = builder.ptx_of(kernels, request.target) if ptx is None else ptx
             module = read_ptx(text)
         except (NotBuilt, UnknownPtx) as error:
-            outcome: PtxOutcome = "compile_error" if isinstance(error, NotBuilt) else "untranslated"
+            outcome: Verdict = "compile_error" if isinstance(error, NotBuilt) else "untranslated"
             details = error.details if isinstance(error, NotBuilt) else {}
-            return [PtxVerdict(kernel.id, outcome, str(error), details) for kernel in kernels]
+            return [CpuVerdict(kernel.id, outcome, str(error), details) for kernel in kernels]
         except PtxCancelled:
             return []
         shares = builder.wall_seconds / len(kernels), builder.cpu_seconds / len(kernels)
@@ -199,17 +186,17 @@ def _verdict_of(
     request: PtxRequest,
     builder: PtxBuilder,
     running: tuple[Processes, Limits, threading.Event | None],
-) -> PtxVerdict | None:
+) -> CpuVerdict | None:
     """Null where the caller cancelled it."""
     processes, limits, cancel = running
     try:
         text = render_ptx.render_ptx(kernel, module)
         library = builder.library(kernel, text, request.sums)
     except TextError as error:
-        return PtxVerdict(kernel.id, "untranslated", str(error), cpu_seconds=builder.cpu_seconds)
+        return CpuVerdict(kernel.id, "untranslated", str(error), cpu_seconds=builder.cpu_seconds)
     except NotBuilt as error:
         words = f"the translation of the PTX was not compiled: {error}"
-        return PtxVerdict(kernel.id, "untranslated", words, error.details, cpu_seconds=builder.cpu_seconds)
+        return CpuVerdict(kernel.id, "untranslated", words, error.details, cpu_seconds=builder.cpu_seconds)
     counts = {
         "instructions": sum(function.instructions for function in text.functions),
         "fusible": text.fusible,
@@ -228,20 +215,14 @@ def _verdict_of(
     )
     ways = Ways(text.fusible > 0, text.approximate > 0, text.is_loose, text.tensor > 0)
     children.more = {"ptx": asdict(ways)}
+    build = {"wall": builder.wall_seconds, "cpu": builder.cpu_seconds}
     for verdict in children.verify(library, [kernel]):
-        return _of_run(verdict, counts, builder)
+        details = {**verdict.details, **counts, "build_seconds": build}
+        return replace(verdict, details=details, cpu_seconds=verdict.cpu_seconds + builder.cpu_seconds)
     return None
 
 
-def _of_run(verdict: CpuVerdict, counts: Mapping[str, int], builder: PtxBuilder) -> PtxVerdict:
-    outcome: Verdict = verdict.verdict
-    build = {"wall": builder.wall_seconds, "cpu": builder.cpu_seconds}
-    details = {**verdict.details, **counts, "build_seconds": build}
-    cpu_seconds = verdict.cpu_seconds + builder.cpu_seconds
-    return PtxVerdict(verdict.kernel_id, outcome, verdict.message, details, cpu_seconds=cpu_seconds)
-
-
-def _with_instructions(verdict: PtxVerdict, lines: Sequence[str]) -> PtxVerdict:
+def _with_instructions(verdict: CpuVerdict, lines: Sequence[str]) -> CpuVerdict:
     """With the text of the lines of PTX that the message names."""
     named = dict.fromkeys(int(match) for match in _LINE.findall(verdict.message))
     if verdict.verdict == "untranslated" or not named:

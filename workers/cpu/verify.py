@@ -31,7 +31,8 @@ from workers.processes.fence.access import ROOT
 from workers.processes.job_files import write_text
 from workers.processes.processes import Finished, InfrastructureError, Limits, ProcessError, Processes
 
-Verdict = Literal["ok", "incorrect", "runtime_error", "run_timeout", "compile_error"]
+Verdict = Literal["ok", "incorrect", "runtime_error", "run_timeout", "compile_error", "untranslated"]
+"""The last of PTX alone (`workers.cpu.ptx`)."""
 
 # A whole plan takes about 0.1 CPU seconds: a kernel that needs a hundred times as much does not end.
 KERNEL_CPU_SECONDS = 10.0

@@ -10,14 +10,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from storage.config.own_modules import CHILD
 from workers.cpu.verify import CHILD_ENVIRONMENT, MAX_WORDS
-from workers.gpu.child_life import Life, Listeners, end_words, ended_early
-from workers.gpu.interface import Device, DriverTooOld, GpuMissing
+from workers.gpu.interface import Device
 from workers.gpu.lease import LeaseRefused, make_folder
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
 from workers.processes.cause import MACHINE_SIGNALS
@@ -52,45 +51,6 @@ class Outcome:
     cpu_seconds: float
 
 
-def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
-    """The GPUs that `module` finds, asked in a child. Raises GpuMissing (also DriverTooOld), InfrastructureError."""
-    answers, finished = _ask(module, processes, limits)
-    if finished.ended_by is not None:
-        raise GpuMissing(f"listing the GPUs reached its limit on {finished.ended_by}; does nvidia-smi answer?")
-    if "gone" in answers:
-        raise (DriverTooOld if answers.get("too_old") else GpuMissing)(answers["gone"])
-    if "devices" not in answers:
-        raise InfrastructureError(f"listing the GPUs failed: {finished.text().strip()[-MAX_WORDS:]}")
-    return [Device.from_dict(device) for device in answers["devices"]]
-
-
-def why_silent(task: GpuTask, processes: Processes, limits: Limits, *, cache: Path) -> str | None:
-    """Why the GPU of a task without candidates computes nothing right, if so. `cache`: as of `run_gpu_task`; without it
-    CuPy would compile anew all that a warm-up needs, for longer than a probe may take. Raises InfrastructureError."""
-    answers, finished = _ask(task, processes, limits, cache)
-    if "ready" in answers:
-        return None
-    return str(answers.get("gone") or answers.get("failed") or answers or finished.text().strip()[-500:])
-
-
-def _ask(
-    request: GpuTask | str, processes: Processes, limits: Limits, cache: Path | None = None
-) -> tuple[dict[str, Any], Finished]:
-    """What a child says that runs no code under test, of a task or of a module's GPUs."""
-    with processes.private_folder("gpu") as folder:
-        arguments, writes = ["--list", str(request)], list[Path]()
-        if isinstance(request, GpuTask):
-            write_text(folder / "task.json", json.dumps(request.to_json()))
-            arguments, writes = [str(folder / "task.json")], shared_folders(request, *filter(None, [cache]))
-        command, env = [sys.executable, "-m", CHILD, *arguments], child_environment(cache or folder)
-        finished = processes.run(command, cwd=folder, limits=limits, env=env, device=True, writes=writes)
-    answers: dict[str, Any] = {}
-    for line in finished.stdout.splitlines():
-        with contextlib.suppress(ValueError):
-            answers.update(Hearing()(line))
-    return answers, finished
-
-
 def run_gpu_task(
     task: GpuTask,
     processes: Processes,
@@ -111,8 +71,8 @@ def run_gpu_task(
     Raises GpuGone where the GPU does not answer a new child either, InfrastructureError where the machine failed.
     """
     with processes.private_folder("gpu") as folder:
-        heard = Listeners(on_result, on_comparison)
-        children = _GpuChildren(task, processes, limits, folder, cache, cancel, heard, silence_seconds)
+        heard = (on_result, on_comparison)
+        children = _GpuChildren(task, processes, limits, folder, cache, cancel, *heard, silence_seconds)
         began = time.monotonic()
         children.run()
         wall = time.monotonic() - began
@@ -148,6 +108,45 @@ def shared_folders(task: GpuTask, *more: Path) -> list[Path]:
 
 
 @dataclass
+class Life:
+    """What one child has done. `running`: what it touches now, for `problem`. `doing`: what it said last of what takes
+    long. `failed`: its own message where Python failed. `garbage`: a line that is not the child's own. `forger`: the
+    candidate whose result may be forged as well; `compared`: the problem whose comparison came last, which may be
+    forged, too."""
+
+    ready: bool = False
+    running: str | None = None
+    running_since: float = 0.0
+    doing: str = ""
+    problem: str = ""
+    judged: list[str] = field(default_factory=list)
+    compared: str | None = None
+    has_compared: bool = False
+    gone: str | None = None
+    failed: str | None = None
+    garbage: str | None = None
+    forger: str | None = None
+    heard: float = field(default_factory=time.monotonic)
+    reported_cpu: float = 0.0
+
+
+def end_words(finished: Finished, words: str) -> str:
+    cause = f": {words}" if words else ""
+    if finished.ended_by is not None:
+        return f"it was silent, or reached its limit on {finished.ended_by}, after {finished.wall_seconds:.1f} s{cause}"
+    if finished.returncode < 0:
+        return f"the process ended with signal {-finished.returncode}{cause}"
+    return f"the process ended with exit status {finished.returncode}{cause}"
+
+
+def ended_early(life: Life, finished: Finished, words: str) -> InfrastructureError:
+    """Of a child that ran no code under test."""
+    doing = f" while {life.doing}" if life.doing else ""
+    end = end_words(finished, words)
+    return InfrastructureError(f"the child that uses the GPU ended before its task{doing}: {end}")
+
+
+@dataclass
 class _GpuChildren:
     """Runs one child after the other until the task is done."""
 
@@ -157,7 +156,8 @@ class _GpuChildren:
     folder: Path
     cache: Path
     cancel: threading.Event | None
-    listeners: Listeners
+    on_result: Callable[[CandidateResult], None] | None
+    on_comparison: Callable[[str, dict[str, Any] | None], None] | None
     silence_seconds: float
 
     def __post_init__(self) -> None:
@@ -287,8 +287,8 @@ class _GpuChildren:
     def _report_compared(self, life: Life) -> None:
         """The last comparison was the child's own: what came after it makes sense."""
         problem, life.compared = life.compared, None
-        if problem is not None and self.listeners.on_comparison is not None:
-            self.listeners.on_comparison(problem, self.comparisons[problem])
+        if problem is not None and self.on_comparison is not None:
+            self.on_comparison(problem, self.comparisons[problem])
 
     def _suspect(self, line: bytes, life: Life) -> None:
         """Code under test has written a line. Where no candidate is running, that of the last result is suspected, and
@@ -303,8 +303,8 @@ class _GpuChildren:
 
     def _report(self, result: CandidateResult) -> None:
         self.results[result.candidate] = result
-        if self.listeners.on_result is not None:
-            self.listeners.on_result(result)
+        if self.on_result is not None:
+            self.on_result(result)
 
     def _settle(self, life: Life, finished: Finished) -> None:
         """What the end of a child says. Raises GpuGone and InfrastructureError."""

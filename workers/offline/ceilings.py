@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from storage.config.limits import MEASURE_LIMITS
+from workers.gpu.engine import probe
 from workers.gpu.interface import DEFAULT_MODULE, Device, GpuMissing, choose_device, open_gpu
 from workers.gpu.lease import lease_file, take_lease
-from workers.gpu.measure_on_gpu import child_environment, probe
+from workers.gpu.measure_on_gpu import child_environment
 from workers.offline.children import compiled_folder, own_processes
 from workers.offline.measure_all import say
 from workers.offline.measure_bundle import lock_folder

@@ -19,7 +19,6 @@ from codegen.kernel import Candidate
 from cukiln.counted import counted
 from storage.config.limits import MEASURE_LIMITS
 from storage.entities.pareto_front import finalists
-from workers.gpu.child_life import Listeners
 from workers.gpu.engine import Engine
 from workers.gpu.measure_on_gpu import GpuGone
 from workers.gpu.task import CandidateResult, TaskCandidate, TaskKind
@@ -156,7 +155,8 @@ class Run:
             {key: problem.problem.canonical() for key, problem in own.items()},
             candidates,
             {key: min(us for us, _, _ in right) for key in own if (right := self._right(own[key]))},
-            Listeners(keep_result, keep_comparison),
+            keep_result,
+            keep_comparison,
             self.cancel,
         )
 

@@ -31,9 +31,9 @@ from cukiln.vendor_words import ends, result_off, times
 from storage.config.files import gpu_lock_folder
 from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
 from storage.config.own_modules import CHILD, gpu_plans
-from workers.gpu.engine import Engine
+from workers.gpu.engine import Engine, probe
 from workers.gpu.interface import GpuMissing, choose_device
-from workers.gpu.measure_on_gpu import child_environment, probe
+from workers.gpu.measure_on_gpu import child_environment
 from workers.offline.children import compiled_folder, own_processes
 from workers.offline.measure_all import LIMITS, Run, say
 from workers.offline.measured import Conditions, Journal, write_results

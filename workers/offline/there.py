@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import IO
 
 from storage.config.limits import MEASURE_SECONDS
+from workers.gpu.engine import probe
 from workers.gpu.interface import DEFAULT_MODULE, Device, DriverTooOld, GpuMissing, choose_device
-from workers.gpu.measure_on_gpu import probe
 from workers.offline.brought_back import BACK, StateDamaged, bring_back, restore
 from workers.offline.ceilings import LIMITS
 from workers.offline.children import CUPY_CACHE, PID_NAMESPACES, allows_namespaces, own_processes

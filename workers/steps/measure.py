@@ -33,7 +33,6 @@ from storage.transitions.measure import (
     record_compared,
     record_measured,
 )
-from workers.gpu.child_life import Listeners
 from workers.gpu.engine import Engine
 from workers.gpu.measure_on_gpu import Outcome
 from workers.gpu.task import CandidateResult, TaskCandidate, TaskKind
@@ -128,7 +127,7 @@ def run_task(
         seed=context.fresh_seed,
     )
     best_us = {str(problem): us for problem, us in best.items()}
-    outcome = engine.run(kind, problems, wanted, best_us, Listeners(done.append), cancel)
+    outcome = engine.run(kind, problems, wanted, best_us, done.append, cancel=cancel)
     count = len(done) if kind == "measure" else len(wanted)
     log.info("%s: %d of %d candidates in %.1f s on %s", kind, count, len(wanted), outcome.wall_seconds, device.name)
     return outcome

@@ -26,6 +26,7 @@ from storage.transfer.imports import refuse_candidate
 from storage.transitions.take_work import yields_to_any
 from workers import wake_ups
 from workers.cpu import ptx as on_cpu
+from workers.cpu.verify import CpuVerdict
 from workers.steps.context import HandBack, StepContext
 from workers.steps.rank import Ranked
 from workers.steps.winner_library import once_at_a_time
@@ -80,7 +81,7 @@ class PtxRuns:
         plan = self.plan(kernels[0].operator)
         return [_judged(each, plan, request.seed) for each in shown]
 
-    def _run(self, kernels: Sequence[Kernel], request: on_cpu.PtxRequest, text: str | None) -> list[on_cpu.PtxVerdict]:
+    def _run(self, kernels: Sequence[Kernel], request: on_cpu.PtxRequest, text: str | None) -> list[CpuVerdict]:
         context = self.context
         tools = (context.toolchain, context.processes, context.settings.limits("verify"))
         verdicts = on_cpu.verify_ptx(kernels, request, *tools, ptx=text, cancel=context.cancel)
@@ -90,12 +91,12 @@ class PtxRuns:
         return verdicts
 
 
-def _named(shown: on_cpu.PtxVerdict, again: on_cpu.PtxVerdict | None) -> on_cpu.PtxVerdict:
+def _named(shown: CpuVerdict, again: CpuVerdict | None) -> CpuVerdict:
     same = again is not None and again.verdict == shown.verdict
     return replace(shown, message=again.message) if again is not None and same else shown
 
 
-def _judged(shown: on_cpu.PtxVerdict, plan: str, seed: int) -> Judged:
+def _judged(shown: CpuVerdict, plan: str, seed: int) -> Judged:
     verdict = PtxVerdict(
         verdict=shown.verdict,
         message=shown.message,

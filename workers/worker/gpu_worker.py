@@ -14,8 +14,8 @@ from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database
 from storage.entities.heartbeats import drained_reason, register_device
 from workers.compile.toolchain import ToolchainMissing, toolchain_of
+from workers.gpu.engine import probe
 from workers.gpu.interface import Device, GpuMissing, require_driver
-from workers.gpu.measure_on_gpu import probe
 from workers.processes.processes import Limits, Processes
 from workers.wake_ups import is_device_class
 

@@ -37,9 +37,10 @@ from workers import wake_ups
 from workers.compile.toolchain import ToolchainMissing, supported_targets
 from workers.cpu.ptx import ptx_plans
 from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, cpu_plans
+from workers.gpu.engine import why_silent
 from workers.gpu.interface import GpuMissing, choose_device
 from workers.gpu.lease import lease_file
-from workers.gpu.measure_on_gpu import child_environment, why_silent
+from workers.gpu.measure_on_gpu import child_environment
 from workers.gpu.task import GpuTask
 from workers.processes.processes import InfrastructureError, fenced_processes
 from workers.steps.context import Step, Workplace

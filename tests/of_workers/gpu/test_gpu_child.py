@@ -36,9 +36,10 @@ from workers.compile.compile_group import compile_group
 from workers.cpu.library import POISON
 from workers.gpu import measure_on_gpu
 from workers.gpu.check_library import refusal
+from workers.gpu.engine import probe, why_silent
 from workers.gpu.interface import DEFAULT_MODULE, Device, GpuFault, GpuMissing
 from workers.gpu.measure import MeasureTask
-from workers.gpu.measure_on_gpu import INHERITED, child_environment, probe, why_silent
+from workers.gpu.measure_on_gpu import INHERITED, child_environment
 from workers.gpu.run_on_gpu import run_task
 from workers.gpu.samplers import SAMPLE_US, alone
 from workers.gpu.task import CandidateResult, GpuTask, TaskKind

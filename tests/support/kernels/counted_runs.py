@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,43 @@ from codegen.kernel import Candidate
 from codegen.operators import operator
 from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
 from workers.cpu.build import build_cpu
-from workers.cpu.library import Count, CpuLibrary
+from workers.cpu.library import CpuLibrary
+
+
+class _Count(ctypes.Structure):
+    """`cukiln::cpu::Count` of counts.h."""
+
+    _fields_ = (
+        ("primitive", ctypes.c_char_p),
+        ("function", ctypes.c_int32),
+        ("times", ctypes.c_uint64),
+        ("multiplications", ctypes.c_uint64),
+        ("bytes_read", ctypes.c_uint64),
+        ("bytes_written", ctypes.c_uint64),
+    )
+
+
+@dataclass(frozen=True)
+class Count:
+    """What a primitive did in all launches of one of the kernel's functions. `times`: of lanes, or of warps where they
+    execute it together. Of global memory two kinds of bytes are counted: those that lanes ask for, by primitive, and
+    under the name `sectors` the sectors of 32 bytes that a launch touches, each once."""
+
+    primitive: str
+    function: int
+    times: int
+    multiplications: int
+    bytes_read: int
+    bytes_written: int
+
+
+def counts_of(path: Path) -> tuple[Count, ...]:
+    """Of the last run of a library that was built to count, in the order of launches."""
+    library, counts, count = ctypes.CDLL(str(path)), list[Count](), _Count()
+    while library.cukiln_count(len(counts), ctypes.byref(count)):
+        fields = {name: getattr(count, name) for name, _ in _Count._fields_}
+        counts.append(Count(**{**fields, "primitive": count.primitive.decode()}))
+    return tuple(counts)
 
 
 @dataclass(frozen=True)
@@ -57,14 +94,15 @@ def count_runs(
     kernels = {candidate.kernel.id: candidate.kernel for candidate in candidates.values()}
     build = build_cpu(list(kernels.values()), toolchain(), processes(), LIMITS, folder=folder, counting=True)
     assert not build.errors, build.errors
-    libraries = {kernel.id: CpuLibrary(path) for path, group in build.libraries for kernel in group}
+    libraries = {kernel.id: path for path, group in build.libraries for kernel in group}
     return {
         name: _run(libraries[candidate.kernel.id], candidate, (masks or {}).get(name))
         for name, candidate in candidates.items()
     }
 
 
-def _run(library: CpuLibrary, candidate: Candidate, mask: NDArray[Any] | None) -> Counted:
+def _run(path: Path, candidate: Candidate, mask: NDArray[Any] | None) -> Counted:
+    library = CpuLibrary(path)
     op, problem = operator(candidate.problem.operator), candidate.problem
     integers, launch = op.integers(problem), op.launch_values(candidate.schedule)
     inputs = op.make_inputs(problem, "integer", np.random.default_rng(1))
@@ -82,7 +120,7 @@ def _run(library: CpuLibrary, candidate: Candidate, mask: NDArray[Any] | None) -
             scalars=op.scalars(problem), order="ascending", seed=1, exact=True, cpu_seconds=120.0,
         )  # fmt: skip
         assert outcome.status == "ok", outcome.message
-        return Counted(op.functions(candidate.kernel), library.counts())
+        return Counted(op.functions(candidate.kernel), counts_of(path))
     finally:
         tensors = []
         library.free()

@@ -12,7 +12,8 @@ from codegen.kernel import Kernel
 from codegen.targets import target as sheet_of
 from codegen.text.render_group import symbols
 from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain
-from workers.cpu.ptx import PtxBuilder, PtxRequest, PtxVerdict, verify_ptx
+from workers.cpu.ptx import PtxBuilder, PtxRequest, verify_ptx
+from workers.cpu.verify import CpuVerdict
 
 TARGET = "sm_80"
 
@@ -24,14 +25,14 @@ def ptx_of(kernels: tuple[Kernel, ...], target: str = TARGET) -> str:
         return PtxBuilder(folder, toolchain(), processes(), LIMITS).ptx_of(kernels, target)
 
 
-def verdict_of(kernel: Kernel, ptx: str, target: str = TARGET, cpu_seconds: float = 5.0) -> PtxVerdict:
+def verdict_of(kernel: Kernel, ptx: str, target: str = TARGET, cpu_seconds: float = 5.0) -> CpuVerdict:
     (verdict,) = verdicts_of([kernel], ptx, target, cpu_seconds)
     return verdict
 
 
 def verdicts_of(
     kernels: Sequence[Kernel], ptx: str, target: str = TARGET, cpu_seconds: float = 5.0
-) -> list[PtxVerdict]:
+) -> list[CpuVerdict]:
     """`cpu_seconds`: what a loop that never ends is given."""
     request = PtxRequest(target, 1, sheet_of(target).tensor_sums, cpu_seconds=cpu_seconds)
     return verify_ptx(kernels, request, toolchain(), processes(), LIMITS, ptx=ptx)
