@@ -1,10 +1,14 @@
 """GET /v1/kernels/{key}, POST /v1/lookups: winner records by key or by problem, from process memory over the database.
 
-A record by its key on the event loop: one that memory cannot answer is read by `service.threads`, with others."""
+A record by its key on the event loop: one that memory cannot answer is read by `service.threads`, with others. Misses
+of a lookup become a job where the caller asks for that; what comes of it never costs the lookup its hits."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
@@ -12,20 +16,23 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from codegen.identity import under_cuda
-from cukiln.types import Lookups, PartialLookups, WinnerRecord
+from cukiln.types import Job, Lookups, PartialLookups, WinnerRecord
 from service.auth import admitted, may_call, needs, require_scope
 from service.context import Service, ServiceDep, service_of
 from service.http.answers import PiecesResponse, none_match
-from service.http.errors import refuse
+from service.http.errors import Refused, refuse
+from service.http.handle_errors import refused_by
 from service.http.parameters import known_parameters
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
-from service.requests.models import LookupRequest, read_request
-from service.requests.resolve import Wanted, resolve_lookups
+from service.requests.models import LOOKUP_FIELDS, LookupRequest, read_request
+from service.requests.resolve import Known, Wanted, resolve_lookups
+from service.routes.accept_job import Submission, TriedMeanwhile, Untried, accept_jobs, raised
 from service.routes.body import Body, read_json
 from service.routes.by_id import require_one
 from service.routes.nearest import Policy, nearest_records
-from service.routes.tune_misses import Queued, tune_misses
 from service.winner_cache import WinnerCache, part_of
+from storage.database.database_errors import DATABASE_ERRORS, Failure, failure_of
+from storage.entities.jobs import Trying, tried_keys
 from storage.entities.winners import Elsewhere
 
 router = APIRouter(prefix="/v1", tags=["kernels"])
@@ -73,6 +80,13 @@ DIRECT = Route("/v1/kernels/{key}", _get_kernel, methods=["GET"])
 
 MOST_ELSEWHERE = 8
 """Device classes without a live GPU that one problem is looked up on, where the policy refuses earlier records."""
+FAILED_SECONDS = 86_400.0
+"""A search that has failed is not repeated for so long."""
+ATTEMPTS = 3
+"""At a job of what is not tried: another process may be faster."""
+_ONE_AT_A_TIME = threading.Lock()
+"""From the look for what is tried already to the job: the processes of a training look the same problems up at once.
+Requests of this process wait here, those of others are seen when the job is written (`Untried`)."""
 
 
 @router.post(
@@ -101,6 +115,70 @@ def post_lookups(body: Body, request: Request, service: ServiceDep) -> Response:
         policy = Policy(lookup.workspace_limit_bytes, lookup.deterministic)
         search.add_nearest(nearest_records(service.winners, search.misses(), policy))
     return PiecesResponse(list(search.answer(queued)), media_type="application/json")
+
+
+@dataclass(frozen=True)
+class Queued:
+    """`trying`: by key of the record. `refused`: why no job was made of the others."""
+
+    trying: Mapping[str, Trying] = field(default_factory=dict)
+    refused: str | None = None
+
+
+def tune_misses(service: Service, known: Known, body: Mapping[str, Any], misses: dict[int, Wanted]) -> Queued:
+    """`body`: of the lookup. `misses`: by place in it."""
+    places = {
+        wanted.key: place
+        for place, wanted in reversed(misses.items())
+        if wanted.asked.device_class in ("", *known.device_classes(wanted.asked.target))  # no other can be measured on
+    }
+    trying: dict[str, Trying] = {}
+    try:
+        with _ONE_AT_A_TIME:
+            for _ in range(ATTEMPTS):
+                untried = Untried(
+                    {key: misses[place].asked.search.canonical() for key, place in places.items()},
+                    service.database.clock.now() - FAILED_SECONDS,
+                )
+                with service.database.read() as session:
+                    trying = tried_keys(session, untried.searches, untried.since)
+                new = {key: place for key, place in places.items() if key not in trying}
+                if not new:
+                    return Queued(trying)
+                outcome = _submit(service, body, {place: misses[place] for place in sorted(new.values())}, untried)
+                if not isinstance(outcome, TriedMeanwhile):
+                    job = raised(outcome)
+                    return Queued({**trying, **{key: Trying(job.job, "queued") for key in new}})
+        return Queued(trying, f"Other processes queued some of these problems {ATTEMPTS} times over: look up again.")
+    except Refused as refused:
+        return Queued(trying, str(refused))
+    except DATABASE_ERRORS as error:
+        return Queued(trying, str(refused_by(failure_of(error) or Failure.UNAVAILABLE)))
+
+
+def _submit(service: Service, body: Mapping[str, Any], new: Mapping[int, Wanted], untried: Untried) -> Job | Exception:
+    searches = {wanted.key: untried.searches[wanted.key] for wanted in new.values()}
+    submission = Submission(_job_body(body, new), untried=replace(untried, searches=searches))
+    return accept_jobs(service, [submission])[0]
+
+
+def _job_body(body: Mapping[str, Any], misses: Mapping[int, Wanted]) -> bytes:
+    """In a lookup several problems may have one name, in a job none."""
+    names = _unique(wanted.asked.name for wanted in misses.values())
+    problems = [{**body["problems"][place], "name": name} for place, name in zip(misses, names, strict=True)]
+    own = {name: part for name, part in body.items() if name not in LOOKUP_FIELDS}
+    return json.dumps({**own, "problems": problems}).encode()
+
+
+def _unique(names: Iterable[str]) -> list[str]:
+    given: dict[str, None] = {}
+    for name in names:
+        number, own = 1, name
+        while own in given:
+            number += 1
+            own = f"{name[:240]} ({number})"
+        given[own] = None
+    return list(given)
 
 
 class _Search:

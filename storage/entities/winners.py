@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Text, bindparam, cast, func, insert, select
+from sqlalchemy import ColumnElement, Row, Select, Text, bindparam, cast, func, insert, select
 from sqlalchemy.dialects.postgresql import JSONB
 
 from codegen.identity import CUDA, problem_digest, under_cuda
@@ -119,24 +119,19 @@ def _elsewhere(on_postgres: bool) -> Select[int, str, str]:
     return select(place, winner.device_class, winner.key).select_from(each.join(core(WinnerRow), here))
 
 
-@dataclass(frozen=True)
-class Neighbour:
-    """A record of a problem with the same signature on the same target. `problem`: JSON."""
-
-    key: str
-    device_class: str
-    problem: str
+Neighbour = Row[Any]
+"""A record of a problem with the same signature on the same target: `key`, `device_class`, `problem` as JSON."""
 
 
 def neighbours_of(session: Session, place: Place, target: str, at_most: int, cuda: int = CUDA) -> list[Neighbour]:
     """Of the records of this signature and CUDA those of the next sizes: at most so many to either side."""
     row = core(WinnerRow).c
-    query = select(row.key, row.device_class, cast(row.problem, Text)).where(
+    query = select(row.key, row.device_class, cast(row.problem, Text).label("problem")).where(
         row.signature == under_cuda(place.signature, cuda), row.target == target
     )
     larger = query.where(row.size >= place.size).order_by(row.size, row.key).limit(at_most)
     smaller = query.where(row.size < place.size).order_by(row.size.desc(), row.key).limit(at_most)
-    return [Neighbour(*found) for side in (larger, smaller) for found in session.execute(side)]
+    return [row for side in (larger, smaller) for row in session.execute(side)]
 
 
 def publish_winner(session: Session, record: WinnerRecord, *, attempt: str) -> None:

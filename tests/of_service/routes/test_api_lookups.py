@@ -15,7 +15,7 @@ from sqlalchemy import update
 
 from cukiln.types import FrontEntry, WinnerRecord
 from service import context
-from service.routes import accept_job, tune_misses
+from service.routes import accept_job, winners
 from storage.database.session import Session
 from storage.database.tables import JobProblemRow, JobRow
 from storage.entities.jobs import tried_keys
@@ -164,7 +164,7 @@ def test_what_another_process_queues_between_the_look_and_the_job_is_not_queued_
             other.append(api.submit(first, target="sm_80").json()["job"])
         return seen
 
-    monkeypatch.setattr(tune_misses, "tried_keys", looks)
+    monkeypatch.setattr(winners, "tried_keys", looks)
     answer = missing(api, first, {**MATMUL, "m": 66}, {**MATMUL, "m": 67})
     jobs = [result["tuning"]["job"] for result in answer["results"]]
     assert jobs[0] == other[0] and jobs[1] == jobs[2] != other[0]
@@ -173,7 +173,7 @@ def test_what_another_process_queues_between_the_look_and_the_job_is_not_queued_
 
 
 def test_a_process_that_is_always_slower_says_so(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tune_misses, "tried_keys", lambda *_: {})
+    monkeypatch.setattr(winners, "tried_keys", lambda *_: {})
     api.submit(MATMUL, target="sm_80")
     answer = missing(api, MATMUL)
     assert "look up again" in answer["not_queued"] and answer["results"][0]["record"] is None
