@@ -10,10 +10,6 @@ from workers.gpu.check_library import refusal
 from workers.gpu.interface import Gpu, KernelLibrary, LaunchRefused
 
 
-class LibraryRefused(LaunchRefused):
-    """The file is no library of ours: nothing of it has been loaded. The message says what is foreign."""
-
-
 class Libraries:
     """By path. `kernels`: what the task needs of each."""
 
@@ -24,14 +20,14 @@ class Libraries:
         self._loaded: dict[str, KernelLibrary] = {}
 
     def check(self, path: str) -> None:
-        """Look at the file; nothing of it runs. Raises LibraryRefused."""
+        """Look at the file; nothing of it runs. Raises LaunchRefused, with what is foreign in one that is not ours."""
         if path not in self._refusals:
             self._refusals[path] = refusal(Path(path).read_bytes(), [kernel.id for kernel in self._kernels_of(path)])
         if (words := self._refusals[path]) is not None:
-            raise LibraryRefused(f"the library was not loaded: {words}")
+            raise LaunchRefused(f"the library was not loaded: {words}")
 
     def load(self, path: str) -> KernelLibrary:
-        """Raises LibraryRefused, LaunchRefused, LoadFailed, GpuFault."""
+        """Raises LaunchRefused, LoadFailed, GpuFault."""
         if path not in self._loaded:
             self.check(path)
             self._loaded[path] = self._gpu.load(Path(path), self._kernels_of(path))

@@ -33,10 +33,6 @@ FAULTED = 3  # exit status: the context was lost while no code ran but the vendo
 LEASE_CLOSED = 4  # exit status: what holds the GPU's lease was closed, and not by us
 
 
-class _Unhealthy(GpuError):
-    """The GPU took what it was sent and gave something else back."""
-
-
 def run_task(task: GpuTask, say: Say) -> None:
     """From the wait for the lease to the last line."""
     load_operators([Path(folder) for name, folder in task.operators.items() if name not in operators()])
@@ -74,7 +70,7 @@ def _check_health(gpu: Gpu) -> None:
     gpu.synchronize()
     total = int(gpu.to_host((array & 0xFFFF).astype(np.int64).sum()))
     if not np.array_equal(gpu.to_host(array), sent) or total != int((sent & 0xFFFF).astype(np.int64).sum()):
-        raise _Unhealthy(f"{gpu.device.name} {gpu.device.uuid} gives back something else than it was sent")
+        raise GpuError(f"{gpu.device.name} {gpu.device.uuid} gives back something else than it was sent")
 
 
 def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
