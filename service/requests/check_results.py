@@ -32,8 +32,8 @@ from service.requests.models import (
     ProblemResult,
     ResultsRequest,
     VerdictDetails,
-    duplicate_names,
 )
+from service.requests.resolve import duplicate_names
 from storage.database.session import Clock
 from storage.database.sql import is_predicted
 from storage.transfer.imports import Import, ImportedCandidate, ImportedProblem

@@ -10,8 +10,7 @@ from codegen.predict.predict_uncompiled import estimate as estimated_resources
 from codegen.targets import target, targets
 from cukiln.types import ProfileLeftOut, ProfileOperator, ProfilePage
 from service.http.errors import Refused, refuse
-from service.requests.models import read_request
-from service.requests.resolve import Known, resolve_jobs
+from service.requests.resolve import Known, read_request, resolve_jobs
 from storage.config.operator_path import load_operator_path
 from storage.config.settings import load_settings
 from storage.reports.profile import profile_row

@@ -2,9 +2,8 @@
 `codegen.job_request`."""
 
 import json
-from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,15 +14,11 @@ from pydantic import (
     StrictFloat,
     StrictInt,
     StrictStr,
-    ValidationError,
 )
 
 from codegen.canonical import LARGEST_INTEGER
-from codegen.job_request import HEAD_FIELDS, DeviceClass, JobRequest, Name, ProblemHead, Target
-from cukiln.counted import counted
+from codegen.job_request import DeviceClass, JobRequest, Name, Target
 from cukiln.types import FrontEntry, OnMiss, SharedAccess, VerdictName, WinnerRecord
-from service.http.errors import Fault, Refused, refuse
-from service.http.faults import faults_of
 
 _RECORD_FIELDS = (*WinnerRecord.model_fields, *(f"front.{name}" for name in FrontEntry.model_fields))
 RecordField = StrEnum("RecordField", [(name, name) for name in _RECORD_FIELDS])  # type: ignore[misc]
@@ -45,48 +40,6 @@ class LookupRequest(JobRequest):
 
 LOOKUP_FIELDS = LookupRequest.model_fields.keys() - JobRequest.model_fields.keys()
 """What a job's body does not have."""
-RequestModel = TypeVar("RequestModel", bound=JobRequest)
-Model = TypeVar("Model", bound=BaseModel)
-
-
-def read_request(model: type[RequestModel], value: Any, max_problems: int) -> RequestModel:
-    """The envelope of the body; its problems are read by `service.requests.resolve`. Raises Refused."""
-    problems = value.get("problems") if isinstance(value, dict) else None
-    if isinstance(problems, list) and len(problems) > max_problems:
-        detail = f"There are {counted(len(problems), 'problem')}; send at most {max_problems} at once."
-        raise refuse("invalid-value", detail, field="problems", allowed={"maxItems": max_problems})
-    return read_body(model, value)
-
-
-def read_body(model: type[Model], value: Any) -> Model:
-    """Raises Refused."""
-    if not isinstance(value, dict):
-        raise refuse("invalid-value", "The body is not a JSON object.", allowed={"type": "object"})
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        raise Refused(faults_of(error, model, value)) from None
-
-
-def duplicate_names(names: Sequence[str | None], hint: str = "") -> list[Fault]:
-    """A fault for each problem whose name an earlier one has; None: a problem that is wrong anyway."""
-    first: dict[str, int] = {}
-    faults = []
-    for position, name in enumerate(names):
-        if name is not None and first.setdefault(name, position) != position:
-            detail = f"problems[{first[name]}] is already called {name!r}{hint}."
-            faults.append(Fault("duplicate-name", detail, f"problems[{position}].name", "a name no other problem has"))
-    return faults
-
-
-def read_head(value: dict[str, Any], position: int) -> ProblemHead | list[Fault]:
-    """The part of a problem that is not the operator's, or what is wrong with it."""
-    head = {name: value[name] for name in HEAD_FIELDS & value.keys()}
-    try:
-        return ProblemHead.model_validate(head)
-    except ValidationError as error:
-        return faults_of(error, ProblemHead, head, ("problems", position))
-
 
 Digest = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{64}$")]
 Word = Annotated[StrictStr, Field(min_length=1, max_length=128)]

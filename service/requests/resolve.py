@@ -13,9 +13,9 @@ import json
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from codegen.errors import CodegenError, InvalidSearch, SpaceTooLarge, UnknownTunable
 from codegen.identity import CUDA, winner_key
@@ -26,15 +26,56 @@ from codegen.problem import Problem
 from codegen.search.search import Search
 from codegen.search.space_bound import require_bounded
 from codegen.targets import target as data_sheet
-from service.http.errors import MAX_FAULTS, Fault, Refused, json_path
+from cukiln.counted import counted
+from service.http.errors import MAX_FAULTS, Fault, Refused, json_path, refuse
 from service.http.faults import Path, fault_of_codegen, faults_of
-from service.requests.models import duplicate_names, read_head
 from storage.config.settings import Settings
 from storage.database.sql import PREDICTED
 
 MOST_LOOKS = 1_000  # at further problems of a signature, in one request: 0.2 to 2 ms each
 LISTED_OF_A_LOOK = 25
 """Schedules that take as long as a look."""
+RequestModel = TypeVar("RequestModel", bound=JobRequest)
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def read_request(model: type[RequestModel], value: Any, max_problems: int) -> RequestModel:
+    """The envelope of the body; its problems are read one by one. Raises Refused."""
+    problems = value.get("problems") if isinstance(value, dict) else None
+    if isinstance(problems, list) and len(problems) > max_problems:
+        detail = f"There are {counted(len(problems), 'problem')}; send at most {max_problems} at once."
+        raise refuse("invalid-value", detail, field="problems", allowed={"maxItems": max_problems})
+    return read_body(model, value)
+
+
+def read_body(model: type[Model], value: Any) -> Model:
+    """Raises Refused."""
+    if not isinstance(value, dict):
+        raise refuse("invalid-value", "The body is not a JSON object.", allowed={"type": "object"})
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise Refused(faults_of(error, model, value)) from None
+
+
+def duplicate_names(names: Sequence[str | None], hint: str = "") -> list[Fault]:
+    """A fault for each problem whose name an earlier one has; None: a problem that is wrong anyway."""
+    first: dict[str, int] = {}
+    faults = []
+    for position, name in enumerate(names):
+        if name is not None and first.setdefault(name, position) != position:
+            detail = f"problems[{first[name]}] is already called {name!r}{hint}."
+            faults.append(Fault("duplicate-name", detail, f"problems[{position}].name", "a name no other problem has"))
+    return faults
+
+
+def read_head(value: dict[str, Any], position: int) -> ProblemHead | list[Fault]:
+    """The part of a problem that is not the operator's, or what is wrong with it."""
+    head = {name: value[name] for name in HEAD_FIELDS & value.keys()}
+    try:
+        return ProblemHead.model_validate(head)
+    except ValidationError as error:
+        return faults_of(error, ProblemHead, head, ("problems", position))
 
 
 class SearchChecks:

@@ -13,7 +13,8 @@ from service.http.answers import json_response
 from service.http.errors import refuse
 from service.openapi import BODY_PROBLEMS, body_of, problems
 from service.requests.check_results import checked
-from service.requests.models import ResultsRequest, read_body
+from service.requests.models import ResultsRequest
+from service.requests.resolve import read_body
 from service.routes.accept_job import require_room
 from service.routes.body import Body, read_json
 from service.routes.jobs import POLL_SECONDS, Cursor

@@ -24,8 +24,8 @@ from service.http.errors import Refused, refuse
 from service.http.handle_errors import refused_by
 from service.http.parameters import known_parameters
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
-from service.requests.models import LOOKUP_FIELDS, LookupRequest, read_request
-from service.requests.resolve import Known, Wanted, resolve_lookups
+from service.requests.models import LOOKUP_FIELDS, LookupRequest
+from service.requests.resolve import Known, Wanted, read_request, resolve_lookups
 from service.routes.accept_job import Submission, TriedMeanwhile, Untried, accept_jobs, raised
 from service.routes.body import Body, read_json
 from service.routes.by_id import require_one
