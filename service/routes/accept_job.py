@@ -3,7 +3,6 @@ are batched (`service.threads`): equal bodies are read once, and one transaction
 
 What is sent again under its Idempotency-Key makes no second job, but is answered with what became of the first."""
 
-import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -87,16 +86,6 @@ class _New:
     body: bytes
     job: NewJob
     untried: Untried | None = None
-
-
-def sent_under(caller: str, key: str | None, body: bytes) -> SentUnder | None:
-    """`caller`: keys of different callers are different ones."""
-    if key is None:
-        return None
-    return SentUnder(
-        hashlib.sha256(f"{caller}\n{key}".encode()).hexdigest(),
-        hashlib.sha256(body).hexdigest(),
-    )
 
 
 def accept_jobs(service: Service, submissions: Sequence[Submission]) -> list[Job | Exception]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextvars
+import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Annotated, TypeVar
@@ -29,7 +30,7 @@ from service.context import Service, ServiceDep
 from service.http.answers import json_response
 from service.http.errors import Refused, refuse
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
-from service.routes.accept_job import IDEMPOTENCY_KEY, Submission, accept_jobs, raised, retry_job, sent_under
+from service.routes.accept_job import IDEMPOTENCY_KEY, Submission, accept_jobs, raised, retry_job
 from service.routes.body import Body
 from service.routes.by_id import only_one
 from service.threads import Together, to_its_end
@@ -168,11 +169,14 @@ async def post_retry(
 
 
 def _sent_under(request: Request, key: str | None, body: bytes) -> SentUnder | None:
-    """Raises Refused where several keys were sent."""
+    """Keys of different callers are different ones. Raises Refused where several keys were sent."""
     if len(request.headers.getlist(IDEMPOTENCY_KEY)) > 1:
         raise refuse("invalid-value", "Several keys were sent. Send one.", field=IDEMPOTENCY_KEY)
+    if key is None:
+        return None
     caller = admitted(request)
-    return sent_under(caller.key or caller.name, key, body)
+    own = f"{caller.key or caller.name}\n{key}".encode()
+    return SentUnder(hashlib.sha256(own).hexdigest(), hashlib.sha256(body).hexdigest())
 
 
 async def _in_thread(write: Callable[[], Job]) -> Job:
