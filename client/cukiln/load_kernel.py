@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from cukiln.json_file import read_json_object
 from cukiln.local_cache import LocalCache, verify
 from cukiln.lock import Lock
 from cukiln.open_library import first_line, open_library
-from cukiln.pytorch_tensors import check_values, have_no_memory
 from cukiln.settings import ClientSettings
 from cukiln.types import FrontEntry, WinnerRecord
 from cukiln.workspace_pool import POOL, of_cpu
@@ -95,7 +94,7 @@ class Kernel:
         Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices and for negated views
         of PyTorch, `UsageError` for tensors without memory, and `DeviceError`.
         """
-        check_values(tensors)
+        _check_values(tensors)
         numbers = self._numbers(attributes, scalars)
         run, more = (self._run, ()) if transformed is None else (self.function("run_transformed"), (transformed,))
         like = tensors[0] if tensors else None
@@ -112,7 +111,7 @@ class Kernel:
             with _lent(tensors, stream, needed, like) as address, self._loading(like), _on_stream(tensors, stream):
                 run(*tensors, address, *more, *numbers)
         except (RuntimeError, ValueError) as error:
-            if have_no_memory(tensors):
+            if _have_no_memory(tensors):
                 raise UsageError(
                     "the tensors have no memory: they are of the meta device, or of a trace of torch.compile, whose "
                     "way to kernels is cukiln.torch"
@@ -160,7 +159,7 @@ class Kernel:
         to `transformed`, a GPU tensor of `transformed_bytes` bytes or its address, for any number of calls; returns
         when it is queued. `tensors`: as of a call; the others are not read. Raises what a call does, and
         `UsageError`."""
-        check_values(tensors)
+        _check_values(tensors)
         transform, numbers = self.function("transform"), self._numbers(attributes, None)
         like = tensors[0] if tensors else None
         stream = _cupys_stream(like) if stream is None else stream
@@ -187,6 +186,27 @@ class Kernel:
             return self._module.get_function(name)
         except AttributeError as error:
             raise UsageError(f"{self!r} has no {name}: no launch of this kernel reads one operand alone") from error
+
+
+def _check_values(tensors: Iterable[Any]) -> None:
+    """Raises `ValueError` for one that is negated whenever PyTorch reads or writes it, as the imaginary part of a
+    conjugated tensor is: a library reads and writes memory. (A conjugated one is complex, which no kernel takes.)"""
+    for place, tensor in enumerate(tensors):
+        if getattr(tensor, "is_neg", None) is not None and tensor.is_neg():
+            raise ValueError(
+                f"tensor {place} of the call is a negated view: its memory holds the values with the other sign "
+                "(is_neg() is true); pass tensor.resolve_neg(), and as an output a tensor that is no such view"
+            )
+
+
+def _have_no_memory(tensors: Iterable[Any]) -> bool:
+    """Whether some have shapes and dtypes alone."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return any(isinstance(tensor, FakeTensor) or getattr(tensor, "is_meta", False) for tensor in tensors)
 
 
 def _cupys_stream(tensor: Any) -> int | None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from cukiln.cli.elsewhere import not_imported
 from cukiln.cli.main import main
-from cukiln.cli.not_imported import not_imported
 from tests.support.fixtures.client import ScriptedService, job_json
 
 CONFIRMED = {"device": "NVIDIA H100", "primitives": {"ldmatrix": {}, "mma": {}}, "failed": {"vote_all": "votes: …"}}

@@ -1,11 +1,13 @@
-"""`cukiln export-bundle` and `import-results`: jobs that are measured on a machine without a service."""
+"""`cukiln export-bundle` and `import-results`: jobs that are measured on a machine without a service or a network."""
 
 import gzip
 import hashlib
 import json
+import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,9 +15,7 @@ import typer
 
 from cukiln.cli.console import AsJson, OfTarget, Url, given, given_path, make_console
 from cukiln.cli.exit_codes import OF_STATE
-from cukiln.cli.not_imported import REPORT_FILE, not_imported
-from cukiln.cli.packing import packing
-from cukiln.cli.server import find_client, own_client
+from cukiln.cli.server import find_client, own_client, server_module
 from cukiln.cli.table import print_job
 from cukiln.cli.tune import job_json, show_progress
 from cukiln.cli.winners import lookup_request
@@ -33,6 +33,7 @@ PACKED_RESULTS = "results-*.json.gz"
 MOST_BYTES = 8 * 2**20  # of one request: half of what a service takes by default
 MOST_RESULTS = 2**30  # bytes of a results file, behind gzip
 SCHEMA = 1  # of results
+REPORT_FILE = "report.json"  # of what was brought back
 
 elsewhere_app = typer.Typer()
 
@@ -256,3 +257,103 @@ def _is_begun(problem: Mapping[str, Any]) -> bool:
 def _candidates(bundle: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for problem in bundle["problems"]:
         yield from problem["candidates"]
+
+
+# ---- what another machine needs, in parts
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a bundle is packed for another machine."""
+
+    wheels: Path
+    part_bytes: int
+
+    def beside(self, target: str) -> tuple[str, dict[str, Any]]:
+        """A file of the bundle's folder, and the request whose winner's library it is."""
+        carry = server_module("workers.offline.carry")
+        return carry.WORKSPACES_LIBRARY, carry.workspaces_request(target)
+
+    def pack(self, bundle: Path) -> str:
+        """A sentence about what is packed. Raises `UsageError`."""
+        carry = server_module("workers.offline.carry")
+        try:
+            carried = carry.pack(bundle, bundle / "carried", wheels=self.wheels, part_bytes=self.part_bytes)
+        except carry.NotCarried as error:
+            raise UsageError(str(error)) from error
+        files, wheels = counted(len(carried.files), "file"), counted(carried.wheels, "wheel")
+        there = f"python3 {carry.SCRIPT} --budget 500"
+        return f"{carried.folder}: {files}, {carried.bytes / 1e6:.1f} MB, {wheels}; there: {there}"
+
+
+def packing(wheels: Path | None, part_bytes: str) -> Packing:
+    """Looked at before anything is compiled. Raises `UsageError`."""
+    carry = server_module("workers.offline.carry")
+    chosen = Packing(wheels or carry.DEFAULT_WHEELS, size_of(part_bytes))
+    try:
+        carry.wheels_in(chosen.wheels)
+    except carry.NotCarried as error:
+        raise UsageError(str(error)) from error
+    return chosen
+
+
+def size_of(text: str) -> int:
+    """Bytes of a size such as `16M`. Raises `UsageError`."""
+    match = re.fullmatch(r"([1-9][0-9]{0,11})([KMG]?)", text)
+    if match is None:
+        raise UsageError(f"{text!r} is no size: give bytes, or a number with K, M or G, such as 16M")
+    return int(match[1]) << {"": 0, "K": 10, "M": 20, "G": 30}[match[2]]
+
+
+# ---- what was brought back and no service takes
+
+_CONFIRMED = (
+    "it decides which winners are `verified: cpu` for everyone, so a person takes it over into the checkout that all "
+    "processes run: `python -m tests.gpu.confirm_primitives --take {path}`, then commit codegen/device/confirmed.json"
+)
+_CEILINGS = "a service keeps none; `make bench-kernels` shows the results beside them (`--results {folder}`)"
+_STATE = "what a later run continues from (`measure_there.py --continue-from {folder}`); the results are in it, too"
+_ENDED_WELL = "exit status 0"
+
+
+def not_imported(folder: Path) -> list[str]:
+    """A line for each such file of the folder, and for each part of the run that did not end well."""
+    lines = []
+    for name, (described, why) in _FILES.items():
+        path = folder / name
+        if path.is_file():
+            words = why.format(path=path, folder=folder)
+            lines.append(f"{name} is not imported{_content(path, described)}: {words}")
+    return lines + _parts(folder / REPORT_FILE)
+
+
+def _content(path: Path, described: Callable[[Mapping[str, Any]], str] | None) -> str:
+    if described is None:
+        return ""
+    try:
+        return f" ({described(json.loads(path.read_bytes()))})"
+    except (ValueError, LookupError, TypeError, AttributeError, OSError) as error:
+        return f" (and cannot be read: {type(error).__name__}: {error})"
+
+
+def _confirmed(content: Mapping[str, Any]) -> str:
+    failed = content.get("failed", {})
+    differ = f", {len(failed)} that differ: {', '.join(sorted(failed))}" if failed else ""
+    return f"{counted(len(content['primitives']), 'primitive')} confirmed by {content.get('device', '?')}{differ}"
+
+
+def _parts(report: Path) -> list[str]:
+    if not report.is_file():
+        return []
+    try:
+        parts: Mapping[str, str] = json.loads(report.read_bytes()).get("parts", {})
+        return [f"{name}: {words}" for name, words in parts.items() if not words.startswith(_ENDED_WELL)]
+    except (ValueError, TypeError, AttributeError) as error:
+        return [f"{report.name} cannot be read: {error}"]
+
+
+_FILES: dict[str, tuple[Callable[[Mapping[str, Any]], str] | None, str]] = {
+    "confirmed.json": (_confirmed, _CONFIRMED),
+    "ceilings.json": (lambda of: f"of {of.get('device', 'a card')}, {of['uuid']}, driver {of['driver']}", _CEILINGS),
+    "state.zip": (None, _STATE),
+}

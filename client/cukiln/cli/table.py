@@ -2,7 +2,7 @@
 
 import textwrap
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,8 @@ from rich.console import Console
 from rich.text import Text
 
 from cukiln.cli.console import GAP, duration, fitting, plain_table
-from cukiln.cli.steadiness import marked, steadiness_notes
 from cukiln.counted import counted
-from cukiln.types import FrontEntry, Job, LookupResult, ProblemReport, RunnerUp, WinnerSummary
+from cukiln.types import FrontEntry, Job, LookupResult, MeasuredOn, ProblemReport, RunnerUp, WinnerSummary
 from cukiln.vendor_words import Vendor, vendor_of, vendor_of_record
 
 _VERIFIED = {
@@ -395,3 +394,39 @@ def _by_stem(schedule: Mapping[str, Any]) -> list[list[str]]:
 
 def microseconds(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.3g} µs" if value < 1000 else f"{value:,.0f} µs"
+
+
+# ---- a GPU that changed while the best kernels took turns, or was held back; a vendor's library that was not there
+
+Compared = WinnerSummary | MeasuredOn | None
+_UNSTEADY = "unsteady: the GPU changed while the best took turns, also when they did once more; ratios hardly suffer: "
+_LIMITED = "limited: something held the GPU back before and after, the same for all; times are of a GPU so limited: "
+_MISSING = "no vendor: its library was not compared: "
+_MOST_NAMES = 3
+
+
+def marked(text: str, compared: Compared) -> str:
+    """With what is to be known of it in a line of its own."""
+    if compared is None:
+        return text
+    marks = [*(["unsteady"] if compared.unsteady else []), *(["limited"] if compared.limited_by else [])]
+    return f"{text}\n({', '.join(marks)})" if marks else text
+
+
+def steadiness_notes(compared: Iterable[tuple[str, Compared]]) -> list[str]:
+    """What each mark stands for, by the names that have it."""
+    rows = [(name, entry) for name, entry in compared if entry is not None]
+    unsteady = [(name, "; ".join(entry.unsteady)) for name, entry in rows if entry.unsteady]
+    limited = [(name, ", ".join(entry.limited_by)) for name, entry in rows if entry.limited_by]
+    missing = [(name, entry.vendor_missing) for name, entry in rows if entry.vendor_missing]
+    return [
+        head + "; ".join(_told(words, pairs) for words in dict.fromkeys(words for _, words in pairs))
+        for head, pairs in ((_UNSTEADY, unsteady), (_LIMITED, limited), (_MISSING, missing))
+        if pairs
+    ]
+
+
+def _told(words: str, pairs: Iterable[tuple[str, str]]) -> str:
+    names = [name for name, of_it in pairs if of_it == words]
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return f"{words} ({', '.join(names[:_MOST_NAMES])}{more})"

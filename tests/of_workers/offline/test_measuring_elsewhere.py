@@ -22,8 +22,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from cukiln.cli.elsewhere import compile_bundle, import_results, winner_library
-from cukiln.cli.packing import packing, size_of
+from cukiln.cli.elsewhere import compile_bundle, import_results, packing, size_of, winner_library
 from cukiln.client import Client
 from cukiln.errors import UsageError
 from cukiln.types import ENDED, Job
