@@ -43,6 +43,11 @@ UNDERFLOW = 2.0**-126
 _LIPSCHITZ = {"gelu": 1.13, "silu": 1.1, "tanh": 1.0, "sigmoid": 0.25}
 
 
+def gamma_of(roundings: float) -> float:
+    """gamma(n) = n u / (1 - n u), infinite from 1 / u on."""
+    return roundings * U / (1.0 - roundings * U) if roundings * U < 1.0 else math.inf
+
+
 @dataclass(frozen=True)
 class Bounded:
     """A float64 value and a bound on |fp32 result - value|, of one shape. inf: no claim (beyond the type's range)."""

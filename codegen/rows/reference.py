@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from codegen.arrays import EXACT_SUM, Array, Float64, as_float64, namespace_of, whole_after
 from codegen.dtypes import dtype
-from codegen.epilogue_reference import TINY, Bounded, U, added, stored, summed_roundings
+from codegen.epilogue_reference import TINY, Bounded, U, added, gamma_of, stored, summed_roundings
 from codegen.operator import InputKind
 from codegen.rows.problem import NormProblem, RowProblem
 from codegen.rows.special import all_finite, special_norm, special_rows, special_vector
@@ -146,10 +146,6 @@ def _normalised(p: NormProblem, x: Float64, *, centred: bool) -> Bounded:
     mean, square = statistics(x) if centred else (Bounded(xp.zeros_like(x[:, :1]), xp.zeros_like(x[:, :1])), squares(x))
     factor = _inverse_root(added(square.value, float(np.float32(p.epsilon)), square.error))
     return _product(added(x, 0.0 - mean.value, mean.error + xp.zeros_like(x)), factor)
-
-
-def gamma_of(roundings: float) -> float:
-    return roundings * U / (1.0 - roundings * U) if roundings * U < 1.0 else math.inf
 
 
 def squares(x: Float64) -> Bounded:

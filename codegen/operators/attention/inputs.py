@@ -17,7 +17,7 @@ the same lengths. Keys in pages are those of a ragged batch, in pages of any ord
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ import numpy.typing as npt
 
 from codegen.dtypes import dtype
 from codegen.operator import InputKind
-from codegen.operators.attention.problem import AttentionProblem, Tensor
+from codegen.operators.attention.problem import AttentionProblem, OfSequences, Tensor
 from codegen.operators.attention.seen import Seen
 from codegen.operators.attention.special import put_special
 
@@ -33,6 +33,8 @@ Numbers = npt.NDArray[Any]
 CACHES: tuple[Tensor, ...] = ("k", "v")
 
 LARGEST_DRAWN = 2**22
+# Of a sequence without pages kv_last_page_len is anything.
+OF_NO_PAGE = 99
 # As an exponent of 2: the weight is 0 in fp32, whatever is subtracted first.
 VANISHING = 256.0
 LARGEST_VALUE = 8
@@ -50,28 +52,36 @@ def make_inputs(problem: AttentionProblem, kind: InputKind, rng: np.random.Gener
     """Arrays of the logical shapes of q, k and v, and the tables of a ragged batch."""
     if not problem.ragged:
         return dense(problem, kind, rng)
-    ragged = _one_behind_the_other(problem, kind, rng)
-    return _in_pages(problem, ragged, rng) if problem.page_size else ragged
+    ragged = one_behind_the_other(problem, kind, rng, ("q", *CACHES))
+    paged = in_pages(problem, {name: ragged[name] for name in CACHES}, rng) if problem.page_size else {}
+    return {**ragged, **paged}
 
 
-def _in_pages(p: AttentionProblem, ragged: dict[str, Numbers], rng: np.random.Generator) -> dict[str, Numbers]:
-    size = p.page_size or 1
-    caches: dict[str, Numbers] = {name: np.full(p.shape(name), np.nan, ragged[name].dtype) for name in CACHES}
-    pages = rng.permutation(p.shape("k")[0])[: p.pages].astype(np.int32)
-    counts = [-(-keys // size) for _, keys in p.sequences]
-    entries, firsts = begins(counts), ragged["kv_indptr"]
+def in_pages(p: OfSequences, keys: Mapping[Any, Numbers], rng: np.random.Generator) -> dict[str, Numbers]:
+    """Caches of keys that lie one behind the other, and their tables."""
+    shapes = {name: p.shape(name) for name in keys}
+    count, size = next(iter(shapes.values()))[:2]
+    caches: dict[str, Numbers] = {name: np.full(shapes[name], np.nan, keys[name].dtype) for name in keys}
+    pages = rng.permutation(count)[: p.pages].astype(np.int32)
+    counts = [-(-length // size) for _, length in p.sequences]
+    entries = begins(counts)
     places = np.concatenate(
-        [entries[number] * size + np.arange(keys, dtype=np.int64) for number, (_, keys) in enumerate(p.sequences)]
+        [entries[number] * size + np.arange(length, dtype=np.int64) for number, (_, length) in enumerate(p.sequences)]
     )
     for name, cache in caches.items():
-        cache[pages[places // size], places % size] = ragged[name][: firsts[-1]]
-    # Of a sequence without pages it is anything.
-    last = [keys - (count - 1) * size if count else 7 for (_, keys), count in zip(p.sequences, counts, strict=True)]
-    tables = {"kv_indptr": entries, "kv_indices": pages, "kv_last_page_len": np.array(last, np.int32)}
-    return {"q": ragged["q"], **caches, "qo_indptr": ragged["qo_indptr"], **tables}
+        cache[pages[places // size], places % size] = keys[name]
+    last = [
+        length - (count - 1) * size if count else OF_NO_PAGE
+        for (_, length), count in zip(p.sequences, counts, strict=True)
+    ]
+    return {**caches, "kv_indptr": entries, "kv_indices": pages, "kv_last_page_len": np.array(last, np.int32)}
 
 
-def _one_behind_the_other(p: AttentionProblem, kind: InputKind, rng: np.random.Generator) -> dict[str, Numbers]:
+def one_behind_the_other(
+    p: OfSequences, kind: InputKind, rng: np.random.Generator, names: Sequence[str]
+) -> dict[str, Numbers]:
+    """Tensors of all sequences, and where each begins. Sequences of the same lengths repeat where there are many
+    elements."""
     drawn: dict[tuple[int, int], dict[str, Numbers]] = {}
     sequences, elements = [], 0
     for lengths in p.sequences:
@@ -79,10 +89,10 @@ def _one_behind_the_other(p: AttentionProblem, kind: InputKind, rng: np.random.G
             # What has no length is drawn with one position and then left out.
             made = dense(p.sequence(*(max(1, length) for length in lengths)), kind, rng)
             of = {"q": lengths[0], "k": lengths[1], "v": lengths[1]}
-            drawn[lengths] = {name: made[name][0, : of[name]] for name in made}
+            drawn[lengths] = {name: made[name][0, : of[name]] for name in names}
             elements += sum(array.size for array in drawn[lengths].values())
         sequences.append(drawn[lengths])
-    tensors = {name: np.concatenate([sequence[name] for sequence in sequences]) for name in ("q", "k", "v")}
+    tensors = {name: np.concatenate([sequence[name] for sequence in sequences]) for name in names}
     of_q, of_kv = zip(*p.sequences, strict=True)
     return {**tensors, "qo_indptr": begins(of_q), "kv_indptr": begins(of_kv)}
 

@@ -55,14 +55,12 @@ def rules(p: AttentionProblem, t: Mapping[str, Any]) -> Rejected | None:
             "multiplied are allowed",
         )
     tile_q = int(t["tile_q"])
-    of_group, of_each = _tiles(p, p.group, tile_q), p.group * _tiles(p, 1, tile_q)
+    of_group, of_each = tiles_of(p, p.group, tile_q), p.group * tiles_of(p, 1, tile_q)
     if of_group == of_each:
         return Rejected("packing", f"{of_each} tiles of a group, packed or not: rows of one head fill them")
     return None
 
 
-def _tiles(p: AttentionProblem, rows: int, tile_q: int) -> int:
-    """Of the whole batch, where a query has so many rows."""
-    if not p.ragged:
-        return p.batch * -(-p.seq_q * rows // tile_q)
+def tiles_of(p: AttentionProblem, rows: int, tile_q: int) -> int:
+    """That have queries, of the whole batch, where a query has so many rows."""
     return sum(count * -(-queries * rows // tile_q) for (queries, _), count in p.by_lengths.items())

@@ -102,10 +102,26 @@ class OfSequences(Problem):
         longest: int = self.seq_kv
         return longest
 
+    def shape(self, tensor: Any) -> tuple[int, ...]:
+        raise NotImplementedError
+
+    def sequence(self, seq_q: int, seq_kv: int) -> "AttentionProblem":
+        """One of so many queries and keys, at least one of each, as a packed problem of attention of its own."""
+        raise NotImplementedError
+
     @property
     def pages(self) -> int:
         """That sequences need."""
         return pages_of(self.__dict__)
+
+    @property
+    def total_q(self) -> int:
+        """Queries of all sequences."""
+        return total_of(self.__dict__, "q")
+
+    @property
+    def total_kv(self) -> int:
+        return total_of(self.__dict__, "kv")
 
     @property
     def sequences(self: Any) -> Sequence[tuple[int, int]]:
@@ -201,17 +217,7 @@ class AttentionProblem(OfSequences):
         """Heads of q that share one of k and v."""
         return self.heads_q // self.heads_kv
 
-    @property
-    def total_q(self) -> int:
-        """Queries of all sequences."""
-        return _total(self.__dict__, "q")
-
-    @property
-    def total_kv(self) -> int:
-        return _total(self.__dict__, "kv")
-
     def sequence(self, seq_q: int, seq_kv: int) -> "AttentionProblem":
-        """One of so many queries and keys, at least one of each, as a packed problem of its own."""
         fields = {name: value for name, value in self.canonical().items() if name not in (*_OF_RAGGED, *_STRIDES)}
         return AttentionProblem(**{**fields, "batch": 1, "seq_q": seq_q, "seq_kv": seq_kv})
 
@@ -400,10 +406,9 @@ def _shape(fields: Mapping[str, Any], tensor: str) -> tuple[int, int, int, int]:
     of_q = tensor in ("q", "out")
     positions, heads = fields["seq_q" if of_q else "seq_kv"], fields["heads_q" if of_q else "heads_kv"]
     if fields["page_size"] and not of_q:
-        pages = pages_of(fields)
-        return (pages + pages // SPARE_PAGES + 1, fields["page_size"], heads, _columns(fields, tensor))
+        return (*shape_of_pages(fields), heads, _columns(fields, tensor))
     if fields["lengths"] != "dense":
-        return (1, _total(fields, "q" if of_q else "kv"), heads, _columns(fields, tensor))
+        return (1, total_of(fields, "q" if of_q else "kv"), heads, _columns(fields, tensor))
     middle = (positions, heads) if fields["layout"] == "bshd" else (heads, positions)
     return (fields["batch"], *middle, _columns(fields, tensor))
 
@@ -422,7 +427,13 @@ def pages_of(fields: Mapping[str, Any]) -> int:
     return sum(-(-length // size) for length in lengths) if lengths else fields["batch"] * -(-fields["seq_kv"] // size)
 
 
-def _total(fields: Mapping[str, Any], of: str) -> int:
+def shape_of_pages(fields: Mapping[str, Any]) -> tuple[int, int]:
+    """Pages of a cache, and positions of each."""
+    pages = pages_of(fields)
+    return pages + pages // SPARE_PAGES + 1, fields["page_size"]
+
+
+def total_of(fields: Mapping[str, Any], of: str) -> int:
     """Positions of all sequences."""
     lengths = fields[f"{of}_lengths"]
     total: int = sum(lengths) if lengths else fields["batch"] * fields[f"seq_{of}"]

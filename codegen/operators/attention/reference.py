@@ -35,7 +35,7 @@ from itertools import pairwise
 import numpy as np
 
 from codegen.arrays import EXACT_SUM, FINEST, Array, Float64, as_float64, joined, namespace_of, whole_after
-from codegen.epilogue_reference import TINY, Bounded, U, stored_or_none
+from codegen.epilogue_reference import TINY, Bounded, U, gamma_of, stored_or_none
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.operators.attention.seen import Seen
 from codegen.operators.attention.special import with_values, without
@@ -159,7 +159,7 @@ def _scores(p: AttentionProblem, q: Float64, k: Float64, exact: bool) -> Bounded
     scale = p.scale
     with np.errstate(invalid="ignore"):  # of infinities NaN
         value = xp.matmul(q, turned) * scale
-        error = _gamma(4.0 * p.head_dim_qk) * scale * xp.matmul(xp.abs(q), xp.abs(turned)) + p.head_dim_qk * TINY
+        error = gamma_of(4.0 * p.head_dim_qk) * scale * xp.matmul(xp.abs(q), xp.abs(turned)) + p.head_dim_qk * TINY
     error = xp.where(xp.isfinite(value), error, 0.0)
     if p.softcap is None or exact:
         return Bounded(value, error)
@@ -199,8 +199,8 @@ def _weighted(
     flushed = seen.astype(np.float64) * FLUSHED
     narrow = xp.where(seen, xp.minimum(w + flushed, smallest), 0.0)
     summed = xp.matmul(w * (of_weight + rounding * (1.0 + of_weight)) + narrow + flushed, size)
-    summed = summed + _gamma(4.0 * (n + 16.0)) * xp.matmul(w * (1.0 + of_weight), size)
-    lost = (xp.matmul(w * of_weight + flushed, ones) + _gamma(n + 64.0) * total) / divisor
+    summed = summed + gamma_of(4.0 * (n + 16.0)) * xp.matmul(w * (1.0 + of_weight), size)
+    lost = (xp.matmul(w * of_weight + flushed, ones) + gamma_of(n + 64.0) * total) / divisor
     left = xp.where(lost < 0.5, 1.0 - lost, 0.5)
     value = xp.matmul(w, v) / divisor
     error = (summed / divisor + xp.abs(value) * (lost + 3.0 * U)) / left * (1.0 + 2.0**-10) + TINY
@@ -230,7 +230,3 @@ def _weights(t: Float64, seen: Array) -> tuple[Array, Float64, Float64, Float64]
     greatest = xp.where(some, t.max(1).reshape(-1, 1), 0.0)
     below = xp.where(seen, t - greatest, NOTHING)
     return some, greatest, below, xp.where(below <= NOTHING, 0.0, xp.exp(below))
-
-
-def _gamma(roundings: float) -> float:
-    return roundings * U / (1.0 - roundings * U) if roundings * U < 1.0 else math.inf

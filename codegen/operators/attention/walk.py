@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from codegen.counts import Primitive, load, store
-from codegen.operators.attention.packing import heads, rows_of_query
+from codegen.operators.attention.packing import heads, rows_of_query, tiles_of
 from codegen.operators.attention.problem import AttentionProblem
 from codegen.search.rules import Rejected, check
 from codegen.search.space import Linked, Tunable
@@ -64,8 +64,7 @@ def ways(p: AttentionProblem, target: Target) -> tuple[Way, ...]:
 
 def tiles_of_head(p: AttentionProblem, t: Mapping[str, Any]) -> int:
     """That have queries, of the whole batch."""
-    tile_q, rows = int(t["tile_q"]), rows_of_query(p, t)
-    return sum(count * -(-queries * rows // tile_q) for (queries, _), count in p.by_lengths.items())
+    return tiles_of(p, rows_of_query(p, t), int(t["tile_q"]))
 
 
 def items(p: AttentionProblem, t: Mapping[str, Any]) -> int:

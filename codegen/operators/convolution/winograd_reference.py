@@ -15,14 +15,13 @@ part needs more than 24 bits: there the bound is 0. That of F(4 x 4) is for filt
 divides by 576, which 24 bits give back where the quotient has few (the nearest fp32 to 1 / 576 is off by 2^-27).
 """
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 
 from codegen.alignment import needs_cuda_cores
 from codegen.arrays import EXACT_SUM, Array, Float64, namespace_of, powers_of_two, whole_after
-from codegen.epilogue_reference import TINY, U
+from codegen.epilogue_reference import TINY, gamma_of
 from codegen.operators.convolution.problem import WINOGRAD, AllowsWinograd
 
 # B^T, 2 G or 24 G, and A^T: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", CVPR 2016, sections
@@ -83,7 +82,7 @@ def _bound_of(problem: AllowsWinograd, outputs: int, x: Float64, w: Float64) -> 
     p, xp, edge = problem, namespace_of(x), outputs + 2
     down, across = -(-p.p // outputs), -(-p.q // outputs)
     on_cuda_cores = needs_cuda_cores(p.dtype, p.allow_tf32)
-    of_sums, of_passes = _gamma(p.c * (1.0 if on_cuda_cores else 4.0)), _gamma(PASSES)
+    of_sums, of_passes = gamma_of(p.c * (1.0 if on_cuda_cores else 4.0)), gamma_of(PASSES)
     growth = GROWTH[outputs] if p.dtype == "float16" else 1.0
     element = "tf32" if p.allow_tf32 else p.dtype
     image = _Operand(element, _in_tiles(p, outputs, x), IMAGE[outputs], whole_after(x), growth)
@@ -110,10 +109,6 @@ def _bound_of(problem: AllowsWinograd, outputs: int, x: Float64, w: Float64) -> 
     whole_tiles = bounds.reshape(p.n, down * outputs, across * outputs, p.k)
     result: Float64 = whole_tiles[:, : p.p, : p.q]
     return result
-
-
-def _gamma(roundings: float) -> float:
-    return roundings * U / (1.0 - roundings * U) if roundings * U < 1.0 else math.inf
 
 
 def _whole_sums(so_far: int, *operands: tuple[Float64, Float64]) -> int | None:

@@ -102,7 +102,7 @@ class Mla(Operator):
             for name in TENSORS
             for extent, stride in zip(p.shape(name), p.strides(name), strict=False)
         ]
-        return [p.batch, p.tokens, p.heads_q, p.pages * p.page_size, *strides]
+        return [p.batch, p.total_q, p.heads_q, p.pages * p.page_size, *strides]
 
     def attributes(self, problem: Problem) -> list[int]:
         return [int(self.own(problem).causal)]
@@ -118,7 +118,7 @@ class Mla(Operator):
         p: MlaProblem = self.own(problem)
         tensors = [Operand(name, p.dtype, "in", p.shape(name), (*p.strides(name), 1), VECTOR) for name in TENSORS]
         tables = [Operand(name, "int32", "in", (length,), (1,), 1) for name, length in p.tables.items()]
-        of_out, rows = (p.tokens, p.heads_q, HEAD_DIM_CKV), (p.tokens, p.heads_q)
+        of_out, rows = (p.total_q, p.heads_q, HEAD_DIM_CKV), (p.total_q, p.heads_q)
         out = Operand("out", p.dtype, "out", of_out, packed_strides(of_out), VECTOR)
         lse = [Operand("lse", "float32", "out", rows, packed_strides(rows), 1)] if p.lse else []
         return (*tensors, *tables, out, *lse)

@@ -10,7 +10,6 @@ from pydantic import BeforeValidator, Field, StrictBool, ValidationInfo, field_v
 from codegen.canonical import as_integer
 from codegen.operators.attention.problem import (
     LONGEST,
-    SPARE_PAGES,
     AttentionProblem,
     Element,
     Factor,
@@ -19,8 +18,9 @@ from codegen.operators.attention.problem import (
     SequenceLengths,
     filled_in_field,
     packed_unless_given,
-    pages_of,
     require_lengths,
+    shape_of_pages,
+    total_of,
 )
 from codegen.problem import Extent, Stride, refuse, require_elements
 
@@ -98,19 +98,9 @@ class MlaProblem(OfSequences):
         return self.queries == "ragged"
 
     @property
-    def tokens(self) -> int:
-        """Queries of all sequences."""
-        return sum(self.q_lengths) if self.q_lengths else self.batch * self.seq_q
-
-    @property
     def rows(self) -> int:
         """Of out: pairs of a query and a head."""
-        return self.tokens * self.heads_q
-
-    @property
-    def keys(self) -> int:
-        """Of all sequences."""
-        return sum(self.kv_lengths) if self.kv_lengths else self.batch * self.seq_kv
+        return self.total_q * self.heads_q
 
     @property
     def tables(self) -> dict[str, int]:
@@ -126,10 +116,9 @@ class MlaProblem(OfSequences):
         own: tuple[int, int] = getattr(self, f"{tensor}_strides")
         return own
 
-    def sequence(self, queries: int, keys: int) -> AbsorbedSequence:
-        """As attention of its own; at least one of each."""
+    def sequence(self, seq_q: int, seq_kv: int) -> AbsorbedSequence:
         return AbsorbedSequence(
-            seq_q=queries, seq_kv=keys, heads_q=self.heads_q, heads_kv=1, head_dim_qk=HEAD_DIM,
+            seq_q=seq_q, seq_kv=seq_kv, heads_q=self.heads_q, heads_kv=1, head_dim_qk=HEAD_DIM,
             head_dim_vo=HEAD_DIM_CKV, dtype=self.dtype, causal=self.causal, scale=self.scale, lse=self.lse,
         )  # fmt: skip
 
@@ -202,8 +191,5 @@ def _known(info: ValidationInfo) -> tuple[int, int, int] | None:
 def _shape(fields: Mapping[str, Any], tensor: str) -> tuple[int, int, int]:
     columns = HEAD_DIM_CKV if tensor in ("q_nope", "ckv_cache") else HEAD_DIM_KPE
     if tensor in CACHES:
-        pages = pages_of(fields)
-        return pages + pages // SPARE_PAGES + 1, fields["page_size"], columns
-    lengths = fields["q_lengths"]
-    tokens = sum(lengths) if lengths else fields["batch"] * fields["seq_q"]
-    return tokens, fields["heads_q"], columns
+        return *shape_of_pages(fields), columns
+    return total_of(fields, "q"), fields["heads_q"], columns

@@ -18,7 +18,7 @@ from codegen.operators.mla.problem import CACHES, HEAD_DIM, HEAD_DIM_CKV, QUERIE
 
 def reference(p: MlaProblem, inputs: Mapping[str, Array], exact: bool = False) -> tuple[Float64, Float64]:
     """(result, bound) of out's shape; with `lse` of out's elements and then lse's, both as vectors."""
-    xp, rows = namespace_of(inputs["q_nope"]), (p.tokens, p.heads_q)
+    xp, rows = namespace_of(inputs["q_nope"]), (p.total_q, p.heads_q)
     out, error = xp.zeros((*rows, HEAD_DIM_CKV)), xp.zeros((*rows, HEAD_DIM_CKV))
     lse, lse_error = xp.zeros(rows) - np.inf, xp.zeros(rows)
     for number in range(p.batch):

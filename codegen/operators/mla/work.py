@@ -42,7 +42,7 @@ def products(p: MlaProblem) -> int:
 def cost(p: MlaProblem, t: Mapping[str, Any]) -> Cost:
     """Every operand moves once; products over the keys that are seen."""
     flops = 2 * products(p) + scores(p) * FLOPS_PER_SCORE
-    read = KEY_BYTES * (p.rows + p.keys) + INDEX_BYTES * sum(p.tables.values())
+    read = KEY_BYTES * (p.rows + p.total_kv) + INDEX_BYTES * sum(p.tables.values())
     written = ELEMENT_BYTES * p.rows * HEAD_DIM_CKV + (4 * p.rows if p.lse else 0)
     return Cost(flops, read, written, len(split.functions(t)), workspace_bytes(p, t))
 
@@ -74,7 +74,7 @@ def work(p: MlaProblem, t: Mapping[str, Any], target: Target) -> Work:
         + float(count) * tile_q * HEAD_DIM_CKV * 3.0
         + sum(table.instructions for table in tables)
     )
-    again = max(0.0, steps * of_tile - float(KEY_BYTES) * p.keys)
+    again = max(0.0, steps * of_tile - float(KEY_BYTES) * p.total_kv)
     # Of scores, which are two chains at least, and of sums.
     chains = max(2.0, pieces(t) * tile_kv / warps_vo / 8), pieces(t) * HEAD_DIM_CKV / warps_vo / 8
     independent = (HEAD_DIM + HEAD_DIM_CKV) / (HEAD_DIM / chains[0] + HEAD_DIM_CKV / chains[1])

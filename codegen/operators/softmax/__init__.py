@@ -7,12 +7,12 @@ from typing import Literal
 import numpy as np
 
 from codegen.arrays import as_float64, namespace_of
-from codegen.epilogue_reference import UNDERFLOW, Bounded, U, stored_or_none
+from codegen.epilogue_reference import UNDERFLOW, Bounded, U, gamma_of, stored_or_none
 from codegen.operator import Array, Float64, InputKind
 from codegen.problem import Problem
 from codegen.rows.operator import RowOperator
 from codegen.rows.problem import RowProblem
-from codegen.rows.reference import gamma_of, random_shape, repeated
+from codegen.rows.reference import random_shape, repeated
 from codegen.rows.special import MOST, drawn_places
 from codegen.special_inputs import SMALLEST, ZEROS
 

@@ -72,8 +72,8 @@ def rows_of(p: MlaProblem, inputs: Inputs, dtype: Any) -> Iterator[tuple[int, in
 
 def definition(p: MlaProblem, inputs: Inputs) -> Array:
     """Row by row in extended precision: out, and lse behind it."""
-    out = np.zeros((p.tokens, p.heads_q, 512), np.longdouble)
-    lse = np.full((p.tokens, p.heads_q), -np.inf, np.longdouble)
+    out = np.zeros((p.total_q, p.heads_q, 512), np.longdouble)
+    lse = np.full((p.total_q, p.heads_q), -np.inf, np.longdouble)
     for token, head, query, keys, values in rows_of(p, inputs, np.longdouble):
         scores = p.scale * (keys @ query)
         most = scores.max()
@@ -86,8 +86,8 @@ def definition(p: MlaProblem, inputs: Inputs) -> Array:
 def in_fp32(p: MlaProblem, inputs: Inputs, lost: bool) -> Array:
     """In single precision, with weights of 16 bits; without the first key in the sums where that is `lost`."""
     element = inputs["q_nope"].dtype
-    out = np.zeros((p.tokens, p.heads_q, 512), np.float32)
-    lse = np.full((p.tokens, p.heads_q), -np.inf, np.float32)
+    out = np.zeros((p.total_q, p.heads_q, 512), np.float32)
+    lse = np.full((p.total_q, p.heads_q), -np.inf, np.float32)
     for token, head, query, keys, values in rows_of(p, inputs, np.float32):
         bits = (np.float32(p.scale * math.log2(math.e)) * (keys @ query))[lost:]
         most = bits.max()
@@ -102,7 +102,7 @@ def by_torch(p: MlaProblem, inputs: Inputs) -> Array:
     """The absorbed form by PyTorch's operations in float64; all rows see a key."""
     import torch
 
-    out = np.zeros((p.tokens, p.heads_q, 512))
+    out = np.zeros((p.total_q, p.heads_q, 512))
     for token, head, query, keys, _ in rows_of(p, inputs, np.float64):
         of_q, of_keys = torch.from_numpy(query), torch.from_numpy(keys)
         logits = of_keys[:, :512] @ of_q[:512] + of_keys[:, 512:] @ of_q[512:]
