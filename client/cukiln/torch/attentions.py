@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from cukiln.torch.dispatch import Operator, Tensors, run
 from cukiln.torch.layouts import ALIGNED, is_packed, packed
-from cukiln.torch.library import define, dispatched
-from cukiln.torch.modes import autocast_dtype, cast, of_own_operators, ordinary, recorded, transformed
+from cukiln.torch.library import define, lowered
+from cukiln.torch.modes import of_own_operators, ordinary, recorded, transformed
 from cukiln.torch.plan import FLOATS, Plan, View, seen_as
 
 
@@ -40,8 +40,7 @@ def attention(
 def _dispatched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None) -> torch.Tensor:
     if transformed() or of_own_operators((q, k, v)):
         return own(*pack(q, k, v, causal, scale))
-    lower = autocast_dtype(q)
-    return dispatched(ATTENTION, cast(q, lower), cast(k, lower), cast(v, lower), causal, scale)
+    return lowered(ATTENTION, q, k, v, causal, scale)
 
 
 def pack(

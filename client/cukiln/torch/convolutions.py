@@ -21,9 +21,8 @@ from cukiln.torch.convolution_plans import (
     result_shape,
 )
 from cukiln.torch.dispatch import Operator, run
-from cukiln.torch.library import call, define, dispatched, forward
-from cukiln.torch.modes import autocast_dtype, ordinary, recorded
-from cukiln.torch.modes import cast as cast_to
+from cukiln.torch.library import call, define, dispatched, forward, lowered
+from cukiln.torch.modes import ordinary, recorded
 from cukiln.torch.reductions import sum_of_axes
 
 
@@ -48,16 +47,7 @@ def conv2d(
         made = functional.conv2d(x, w, bias, stride, padding, dilation, groups)  # type: ignore[arg-type]
         return activations.apply(activation, made if residual is None else made + residual)
     geometry = ([*pair(stride)], [*pads], [*pair(dilation)], groups)
-    return call(CONV2D, _dispatched, _recorded, x, w, bias, residual, *geometry, activation)
-
-
-def _dispatched(x: torch.Tensor, w: torch.Tensor, *rest: Any) -> torch.Tensor:
-    bias, residual, *more = rest
-    if (lower := autocast_dtype(x)) is not None:
-        x, w = cast_to(x, lower), cast_to(w, lower)
-        bias = None if bias is None else cast_to(bias, lower)
-        residual = None if residual is None else cast_to(residual, lower)
-    return dispatched(CONV2D, x, w, bias, residual, *more)
+    return call(CONV2D, lowered, _recorded, x, w, bias, residual, *geometry, activation)
 
 
 # ---- gradients

@@ -6,7 +6,15 @@ from typing import Any
 import torch
 
 from cukiln.torch.dispatch import Operator, run
-from cukiln.torch.modes import forward_mode, of_own_operators, ordinary, single_precision, transformed
+from cukiln.torch.modes import (
+    autocast_dtype,
+    cast,
+    forward_mode,
+    of_own_operators,
+    ordinary,
+    single_precision,
+    transformed,
+)
 from cukiln.torch.modes import recorded as may_be_recorded
 
 DEFINED: dict[str, Operator] = {}  # by name
@@ -48,12 +56,24 @@ def call(
     """By way of PyTorch's dispatcher where something traces or casts, `recorded` where gradients are asked for, else at
     once."""
     if torch.compiler.is_compiling():
-        return operator.own(*operator.pack(*arguments)) if of_own_operators(arguments) else by_dispatcher(*arguments)
+        own = of_own_operators(arguments)
+        return operator.own(*operator.pack(*arguments)) if own else by_dispatcher(operator, *arguments)
     tensors, options = operator.pack(*arguments)
     if not ordinary(tensors):
         own = transformed() or of_own_operators(tensors)
-        return operator.own(tensors, options) if own else by_dispatcher(*arguments)
+        return operator.own(tensors, options) if own else by_dispatcher(operator, *arguments)
     return recorded(*arguments, direct=True) if may_be_recorded(tensors) else run(operator, tensors, options)
+
+
+def apply(
+    operator: Operator, function: type[torch.autograd.Function], *arguments: Any, direct: bool = False
+) -> torch.Tensor:
+    """The call as one that is recorded for gradients. PyTorch's dispatcher leaves out what a default stands for."""
+    if not direct:
+        left_out = getattr(torch.ops.cukiln, operator.name).default._schema.arguments[len(arguments) :]
+        arguments = (*arguments, *[argument.default_value for argument in left_out])
+    made: torch.Tensor = function.apply(*arguments, direct)  # type: ignore[no-untyped-call]
+    return made
 
 
 def forward(operator: Operator, direct: bool, *arguments: Any) -> torch.Tensor:
@@ -65,6 +85,13 @@ def dispatched(operator: Operator, *arguments: Any) -> torch.Tensor:
     """The call by way of PyTorch's dispatcher."""
     made: torch.Tensor = getattr(torch.ops.cukiln, operator.name).default(*arguments)
     return made
+
+
+def lowered(operator: Operator, first: torch.Tensor, *rest: Any) -> torch.Tensor:
+    """`dispatched`, with what autocast makes of the tensors of an operator of its lower precision."""
+    lower = autocast_dtype(first)
+    made = [cast(value, lower) if isinstance(value, torch.Tensor) else value for value in (first, *rest)]
+    return dispatched(operator, *made)
 
 
 def in_single_precision(operator: Operator, x: torch.Tensor, *rest: Any) -> torch.Tensor:

@@ -6,12 +6,12 @@ from functools import partial
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
-from torch.nn import functional
 
 from cukiln.errors import UsageError
+from cukiln.torch import activations
 from cukiln.torch.dispatch import Operator, Tensors
 from cukiln.torch.layouts import ALIGNED, is_packed
-from cukiln.torch.library import call, define, dispatched, forward
+from cukiln.torch.library import apply, call, define, dispatched, forward
 from cukiln.torch.plan import FLOATS, Plan, seen_as
 
 Function: TypeAlias = Literal["identity", "relu", "gelu", "silu", "square"]
@@ -38,7 +38,7 @@ def masked_activation(
     `mask`: bool or uint8 of x's shape, or packed: int32 words, whose bit i, the lowest being 0, belongs to element
     32 · word + i. A function is named, or a polynomial of three or four coefficients, the constant first.
     """
-    return call(MASKED, _by_dispatcher, _recorded, x, mask, *_named(where_set), *_named(where_clear))
+    return call(MASKED, dispatched, _recorded, x, mask, *_named(where_set), *_named(where_clear))
 
 
 def _named(function: Function | Polynomial) -> tuple[str, list[float]]:
@@ -98,10 +98,8 @@ def _node(name: str, coefficients: Sequence[float]) -> dict[str, Any]:
 
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,
-    "relu": torch.relu,
-    "gelu": functional.gelu,
-    "silu": functional.silu,
     "square": torch.square,
+    **activations.OWN,
 }
 
 
@@ -154,7 +152,6 @@ def _slope(name: str, coefficients: Sequence[float], dy: torch.Tensor, x: torch.
 
 
 MASKED = Operator("masked_activation", pack, plan, own)
-_by_dispatcher = partial(dispatched, MASKED)
 
 
 class _MaskedActivation(torch.autograd.Function):
@@ -175,11 +172,7 @@ class _MaskedActivation(torch.autograd.Function):
         return torch.where(_unpacked(mask, x), *of_both).to(x.dtype), None, None, None, None, None, None
 
 
-def _recorded(x: torch.Tensor, mask: torch.Tensor, *functions: Any, direct: bool = False) -> torch.Tensor:
-    made: torch.Tensor = _MaskedActivation.apply(x, mask, *functions, direct)  # type: ignore[no-untyped-call]
-    return made
-
-
+_recorded = partial(apply, MASKED, _MaskedActivation)
 define(
     "(Tensor x, Tensor mask, str where_set, float[] of_set, str where_clear, float[] of_clear) -> Tensor",
     MASKED,

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from cukiln.torch.dispatch import Operator, Tensors
 from cukiln.torch.layouts import is_aligned, is_packed
-from cukiln.torch.library import call, define, dispatched, forward, in_single_precision
+from cukiln.torch.library import apply, call, define, dispatched, forward, in_single_precision
 from cukiln.torch.plan import FLOATS, Plan
 
 # The axes of a row, whether there is a weight, whether there is a bias, epsilon.
@@ -25,7 +25,7 @@ def layer_norm(
     eps: float = 1e-5,
 ) -> torch.Tensor:
     """As `torch.nn.functional.layer_norm`; sums are of float32."""
-    return call(LAYER_NORM, _layer_norm_by_dispatcher, _layer_norm, x, normalized_shape, weight, bias, eps)
+    return call(LAYER_NORM, in_single_precision, _layer_norm, x, normalized_shape, weight, bias, eps)
 
 
 def rms_norm(
@@ -35,7 +35,7 @@ def rms_norm(
     eps: float | None = None,
 ) -> torch.Tensor:
     """As `torch.nn.functional.rms_norm`; sums are of float32."""
-    return call(RMS_NORM, _rms_norm_by_dispatcher, _rms_norm, x, normalized_shape, weight, eps)
+    return call(RMS_NORM, dispatched, _rms_norm, x, normalized_shape, weight, eps)
 
 
 def pack_layer_norm(
@@ -109,8 +109,6 @@ def own_rms_norm(tensors: Tensors, options: Options) -> torch.Tensor:
 
 LAYER_NORM = Operator("layer_norm", pack_layer_norm, partial(plan, "layer_norm"), own_layer_norm)
 RMS_NORM = Operator("rms_norm", pack_rms_norm, partial(plan, "rms_norm"), own_rms_norm)
-_layer_norm_by_dispatcher = partial(in_single_precision, LAYER_NORM)
-_rms_norm_by_dispatcher = partial(dispatched, RMS_NORM)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -175,31 +173,8 @@ class _RmsNorm(torch.autograd.Function):
         return dx, None, dweight, None, None
 
 
-def _layer_norm(
-    x: torch.Tensor,
-    normalized_shape: Sequence[int],
-    weight: torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    eps: float = 1e-5,
-    *,
-    direct: bool = False,
-) -> torch.Tensor:
-    made: torch.Tensor = _LayerNorm.apply(x, normalized_shape, weight, bias, eps, direct)  # type: ignore[no-untyped-call]
-    return made
-
-
-def _rms_norm(
-    x: torch.Tensor,
-    normalized_shape: Sequence[int],
-    weight: torch.Tensor | None = None,
-    eps: float | None = None,
-    *,
-    direct: bool = False,
-) -> torch.Tensor:
-    made: torch.Tensor = _RmsNorm.apply(x, normalized_shape, weight, eps, direct)  # type: ignore[no-untyped-call]
-    return made
-
-
+_layer_norm = partial(apply, LAYER_NORM, _LayerNorm)
+_rms_norm = partial(apply, RMS_NORM, _RmsNorm)
 define(
     "(Tensor x, SymInt[] normalized_shape, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor",
     LAYER_NORM,

@@ -11,9 +11,8 @@ from cukiln.torch import activations
 from cukiln.torch.activations import Activation
 from cukiln.torch.dispatch import Operator, Tensors, as_on_gpu
 from cukiln.torch.layouts import Matrices, is_aligned, is_packed, merged, stored_matrix
-from cukiln.torch.library import call, define, dispatched, forward
-from cukiln.torch.modes import autocast_dtype, uses_tf32
-from cukiln.torch.modes import cast as cast_to
+from cukiln.torch.library import apply, call, define, forward, lowered
+from cukiln.torch.modes import uses_tf32
 from cukiln.torch.plan import FLOATS, RINGS, Plan, seen_as
 from cukiln.torch.reductions import sum_of_axes
 
@@ -50,20 +49,8 @@ def pack(
     return tuple([tensor for tensor in (a, b, bias, residual) if tensor is not None]), options
 
 
-def _dispatched(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    residual: torch.Tensor | None,
-    activation: str | None,
-) -> torch.Tensor:
-    if a.dim() < 2 or b.dim() < 2:
-        return own(*pack(a, b, bias, residual, activation))
-    if (lower := autocast_dtype(a)) is not None:
-        a, b = cast_to(a, lower), cast_to(b, lower)
-        bias = None if bias is None else cast_to(bias, lower)
-        residual = None if residual is None else cast_to(residual, lower)
-    return dispatched(MATMUL, a, b, bias, residual, activation)
+def _dispatched(operator: Operator, a: torch.Tensor, b: torch.Tensor, *rest: Any) -> torch.Tensor:
+    return own(*pack(a, b, *rest)) if a.dim() < 2 or b.dim() < 2 else lowered(operator, a, b, *rest)
 
 
 # ---- the problem
@@ -245,21 +232,13 @@ def _of_bias(dz: torch.Tensor, of_product: torch.dtype, shape: torch.Size, dtype
     return dz.sum_to_size(shape)
 
 
-def _recorded(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None,
-    activation: str | None = None,
-    *,
-    direct: bool = False,
-) -> torch.Tensor:
+def _recorded(a: torch.Tensor, b: torch.Tensor, *rest: Any, direct: bool = False) -> torch.Tensor:
+    bias, residual, activation = (*rest, None, None, None)[:3]
     if a.dim() < 2 or b.dim() < 2:
         return own(*pack(a, b, bias, residual, activation))
-    if activation is None or activation in activations.OF_RESULT:
-        made: torch.Tensor = _Matmul.apply(a, b, bias, residual, activation, direct)  # type: ignore[no-untyped-call]
-        return made
-    return activations.apply(activation, _Matmul.apply(a, b, bias, residual, None, direct))  # type: ignore[no-untyped-call]
+    fused = activation if activation in activations.OF_RESULT else None
+    made = apply(MATMUL, _Matmul, a, b, bias, residual, fused, direct=direct)
+    return made if activation == fused else activations.apply(activation, made)
 
 
 define(

@@ -10,7 +10,7 @@ import torch
 from cukiln.errors import UsageError
 from cukiln.torch.dispatch import Operator, Tensors
 from cukiln.torch.layouts import ALIGNED, is_packed, packed
-from cukiln.torch.library import call, define, dispatched, forward
+from cukiln.torch.library import apply, call, define, dispatched, forward
 from cukiln.torch.plan import FLOATS, RINGS, Plan
 
 Function: TypeAlias = Literal["sum", "mean", "sum_of_squares", "max", "min", "argmax", "variance", "logsumexp"]
@@ -25,7 +25,7 @@ def reduce(x: torch.Tensor, dims: int | Sequence[int], op: Function = "sum", *, 
     if op not in get_args(Function):
         raise UsageError(f"op is {op!r}; allowed: {', '.join(get_args(Function))}")
     axes = [index(dim) for dim in (dims if isinstance(dims, Sequence) else [dims])]
-    return call(REDUCE, _by_dispatcher, _recorded, x, axes, op, keepdim)
+    return call(REDUCE, dispatched, _recorded, x, axes, op, keepdim)
 
 
 def sum_of_axes(x: torch.Tensor, axes: Sequence[int]) -> torch.Tensor:
@@ -117,7 +117,6 @@ def _argmax(x: torch.Tensor, axes: Sequence[int], keepdim: bool) -> torch.Tensor
 
 
 REDUCE = Operator("reduce", pack, plan, own)
-_by_dispatcher = partial(dispatched, REDUCE)
 
 
 class _Reduce(torch.autograd.Function):
@@ -166,11 +165,5 @@ def _of_values(op: str, dy: torch.Tensor, x: torch.Tensor, out: torch.Tensor, ax
     return dy * equal / equal.sum(axes, keepdim=True)
 
 
-def _recorded(
-    x: torch.Tensor, dims: Sequence[int], op: str = "sum", keepdim: bool = False, *, direct: bool = False
-) -> torch.Tensor:
-    made: torch.Tensor = _Reduce.apply(x, dims, op, keepdim, direct)  # type: ignore[no-untyped-call]
-    return made
-
-
+_recorded = partial(apply, REDUCE, _Reduce)
 define("(Tensor x, int[] dims, str op, bool keepdim=False) -> Tensor", REDUCE, _recorded)

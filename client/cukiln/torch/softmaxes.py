@@ -8,13 +8,13 @@ import torch
 
 from cukiln.torch.dispatch import Operator, Tensors
 from cukiln.torch.layouts import is_aligned, is_packed
-from cukiln.torch.library import call, define, forward, in_single_precision
+from cukiln.torch.library import apply, call, define, forward, in_single_precision
 from cukiln.torch.plan import FLOATS, Plan
 
 
 def softmax(x: torch.Tensor, dim: int = -1) -> torch.Tensor:
     """e^x / Σ e^x along `dim`, as `torch.softmax`; sums are of float32. Kernels are for the last axis."""
-    return call(SOFTMAX, _by_dispatcher, _recorded, x, dim)
+    return call(SOFTMAX, in_single_precision, _recorded, x, dim)
 
 
 def pack(x: torch.Tensor, dim: int) -> tuple[Tensors, tuple[int]]:
@@ -40,7 +40,6 @@ def own(tensors: Tensors, options: tuple[int]) -> torch.Tensor:
 
 
 SOFTMAX = Operator("softmax", pack, plan, own)
-_by_dispatcher = partial(in_single_precision, SOFTMAX)
 
 
 class _Softmax(torch.autograd.Function):
@@ -59,9 +58,5 @@ class _Softmax(torch.autograd.Function):
         return torch.ops.aten._softmax_backward_data(gradients[0], out, ctx.dim, ctx.dtype), None, None
 
 
-def _recorded(x: torch.Tensor, dim: int, *, direct: bool = False) -> torch.Tensor:
-    made: torch.Tensor = _Softmax.apply(x, dim, direct)  # type: ignore[no-untyped-call]
-    return made
-
-
+_recorded = partial(apply, SOFTMAX, _Softmax)
 define("(Tensor x, int dim) -> Tensor", SOFTMAX, _recorded)
