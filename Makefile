@@ -27,7 +27,7 @@ WHEELS_FOR := $(or $(filter 3.1%,$(PYTHON)),3.12)
 ifneq ($(filter 3.1%,$(PYTHON)),)
 override PYTHON := $(FOUND_PYTHON)
 endif
-# Every name of a Linux whose C library is 2.28 or newer: pip does not know that they contain each other.
+# Every name of a Linux whose C library is 2.28 or newer: pip does not derive which contain each other.
 WHEEL_PLATFORMS := manylinux1 manylinux2010 manylinux2014 manylinux_2_5 manylinux_2_12 manylinux_2_17 manylinux_2_24 \
 	manylinux_2_26 manylinux_2_27 manylinux_2_28
 OFFLINE := build/offline-wheels
@@ -84,7 +84,7 @@ test: lint $(TORCH_STAMP) ## lint, then every test but the long ones
 	@rm -f .pytest_cache/v/cache/lastfailed
 	@$(PYTEST) -m "not long" $(PYTEST_ARGS) || { test $$? = 1 && $(BIN)/python -m tests.support.run.again_alone; }
 
-test-long: export CUKILN_TEST_DRAWS := none
+test-long: export CUKILN_TEST_ROWS := none
 test-long: host $(RUN_STAMP) $(DEV_STAMP) $(TORCH_STAMP) $(VENDOR_STAMP) ## the tests that take minutes, and those of the vendor's libraries
 	@$(PYTEST) -m long $(PYTEST_ARGS)
 	@$(PYTEST) -m "not long" tests/of_workers/vendor $(PYTEST_ARGS)
@@ -186,7 +186,7 @@ $(VENV)/.made: constraints.txt
 	@echo "making $(VENV) with $$($(PYTHON) --version)"
 	@# One of another Python may be there, which would not be made anew.
 	@$(PYTHON) -m venv --clear $(VENV)
-	@# An older pip knows no dependency groups; hatchling and editables are what the editable install builds with.
+	@# An older pip has no dependency groups; hatchling and editables are what the editable install builds with.
 	@$(PIP) pip hatchling editables
 	@touch $@
 

@@ -50,11 +50,11 @@ def fill(client: cukiln.Client, record: cukiln.WinnerRecord) -> list[cukiln.Prep
     """The cache of `client`, with a record of its own for each problem."""
     prepared = []
     for number in range(ON_DISK):
-        one = client.prepare({**PROBLEM, "m": 512 + number}, target=TARGET)  # type: ignore[typeddict-item]
+        request = client.prepare({**PROBLEM, "m": 512 + number}, target=TARGET)  # type: ignore[typeddict-item]
         data = record_bytes(record.model_copy(update={"revision": number}))
         answer = CachedAnswer(client.url, record.key, number, hashlib.sha256(data).hexdigest(), time.time())
-        client.cache.keep_answer(one.digest, answer, data)
-        prepared.append(one)
+        client.cache.keep_answer(request.digest, answer, data)
+        prepared.append(request)
     return prepared
 
 

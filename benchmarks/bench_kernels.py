@@ -1,6 +1,6 @@
 """The kernels that tuning finds for the public shapes on this machine's GPU, against the vendor's library.
 
-Measures the device's ceilings, has `shapes.json` and the gradients of its convolutions compiled and proved (`cukiln
+Measures the device's ceilings, has `shapes.json` and the gradients of its convolutions compiled and verified (`cukiln
 export-bundle --compile-only`; a bundle that was made elsewhere: `--bundle`), and measures them without a service
 (`workers.offline.measure_bundle`). It ends within `--budget`, by when as many shapes as possible of each operator and
 dtype have a first comparison; the same command continues from `--out`. Without a GPU it exits with 2. `--results
@@ -190,18 +190,18 @@ def brought_back(folder: Path) -> tuple[dict[str, Any], dict[str, float]]:
     files = [read_results(path) for path in result_files(folder)]
     ceilings = folder / CEILINGS_FILE
     problems = [problem for results in files for problem in results["problems"]]
-    found = json.loads(ceilings.read_bytes()) if ceilings.is_file() else {}
+    reached = json.loads(ceilings.read_bytes()) if ceilings.is_file() else {}
     measured_on = files[0]["device"]
-    if found and (found["uuid"], found["driver"]) != (measured_on["uuid"], measured_on["driver"]):
+    if reached and (reached["uuid"], reached["driver"]) != (measured_on["uuid"], measured_on["driver"]):
         print(
-            f"{ceilings} is of {found['uuid']}, the results of {measured_on['uuid']}: it is left out", file=sys.stderr
+            f"{ceilings} is of {reached['uuid']}, the results of {measured_on['uuid']}: it is left out", file=sys.stderr
         )
-        found = {}
+        reached = {}
     if others := {results["device"]["uuid"] for results in files} - {measured_on["uuid"]}:
         raise UsageError(
             f"{folder} has results of several cards ({', '.join(sorted(others))}): show one after the other"
         )
-    return {**files[0], "problems": problems}, found.get("ceilings", {})
+    return {**files[0], "problems": problems}, reached.get("ceilings", {})
 
 
 def main() -> int:
@@ -231,7 +231,7 @@ def main() -> int:
         bundle = arguments.bundle or compiled(out, problems, arguments, default_target_of(device.capability))
         status, results = measured(out, bundle, arguments, arguments.budget - (time.monotonic() - start))
     result = summarised(results, ceilings)
-    if not arguments.results:  # of what was brought back, only the other machine knows them
+    if not arguments.results:  # not of what was brought back: only the other machine has them
         result |= {"level": arguments.level, "seconds": arguments.seconds, "wall_s": round(time.monotonic() - start, 1)}
     write_whole(out / RESULT_FILE, (json.dumps(result) + "\n").encode())
     whole = arguments.only == "*" and arguments.limit is None and result["complete"] and not arguments.no_file

@@ -26,12 +26,12 @@ TOPS = (1, 4, 8)
 def figures(published: PublishedSet, predicted: Sequence[float]) -> dict[str, Any]:
     """Of microseconds in the order of the file's runs."""
     fastest = min(run.measured for run in published.runs)
-    judged = [
+    runs = [
         (us, run)
         for us, run in zip(predicted, published.runs, strict=True)
         if run.problem != FITTED.get(published.name)
     ]
-    predicted, measured = [us for us, _ in judged], [run.measured for _, run in judged]
+    predicted, measured = [us for us, _ in runs], [run.measured for _, run in runs]
     finite = [ours / theirs for ours, theirs in zip(predicted, measured, strict=True) if ours < math.inf]
     ratio = round(statistics.median(finite), 3)
     if not published.tiles:
@@ -40,8 +40,8 @@ def figures(published: PublishedSet, predicted: Sequence[float]) -> dict[str, An
         return {"rho": rounded(rho, 3), **{f"top{n}": None for n in TOPS}, "ratio_median": ratio, "under_floor": under}
     problems = [
         Pairs(str(problem), *zip(*rows, strict=True))
-        for problem in dict.fromkeys(run.problem for _, run in judged)
-        if (rows := [(us, run.measured) for us, run in judged if run.problem == problem])
+        for problem in dict.fromkeys(run.problem for _, run in runs)
+        if (rows := [(us, run.measured) for us, run in runs if run.problem == problem])
     ]
     rhos = [rho for pairs in problems if (rho := spearman(pairs.predicted, pairs.measured)) is not None]
     tops = {f"top{n}": _mean(kept_share(pairs, n) for pairs in problems) for n in TOPS}

@@ -22,7 +22,7 @@ from storage.config.settings import Settings
 
 JOBS, WORKERS = 24, 2
 SIZES = (2, 3)  # candidates of a job, alternately
-ROWS = {"files": "groups WHERE source IS NOT NULL", "proofs": "tasks WHERE kind = 'verify'"}
+ROWS = {"files": "groups WHERE source IS NOT NULL", "verify_tasks": "tasks WHERE kind = 'verify'"}
 
 
 def requests(schedules: Sequence[dict[str, Any]], first: int) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Instructions of the main loops of attention and mla, read from SASS of the best predicted schedules; nothing runs.
 
 The main loop is the one with the most tensor-core instructions (HMMA); its body computes one tile of keys. Loops inside
-it count as often as they turn. What a branch of it alone reaches and masks scores (`mask`: between BSSY and BSYNC, with
+it count as often as they run. What a branch of it alone reaches and masks scores (`mask`: between BSSY and BSYNC, with
 FSEL, with neither products nor copies) runs for tiles with keys that some query does not see, and is counted apart.
 Counted are instructions of a warp, wherever a predicate may switch them off.
 
@@ -25,7 +25,7 @@ from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.attention.work import MMA_MACS
 from codegen.operators.mla.problem import HEAD_DIM_CKV
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.targets import target
@@ -47,7 +47,7 @@ PAGED = {
     "prompts, pages of 1": "flashinfer/gqa_paged_prefill_causal_h32_kv8_d128_ps1",
     "prompts, pages of 16": "vllm/gqa_paged_prefill_h32_kv8_d128_ps16",
 }
-COLUMNS_OF_TURN, ROWS_OF_TURN = 64, 8  # of the loops inside mla's: of a product with keys; of a copy
+COLUMNS_OF_ITERATION, ROWS_OF_ITERATION = 64, 8  # of the loops inside mla's: of a product with keys; of a copy
 _LABEL = re.compile(r"^(\.L\w+):")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P[T\d]+\s+)?([A-Z][A-Z0-9_.]*)([^;]*);")
 _TARGET_LABEL = re.compile(r"`\((\.L\w+)\)")
@@ -90,9 +90,9 @@ def read(sass: str) -> tuple[list[Instruction], dict[str, int]]:
     return instructions, labels
 
 
-def main_loop(sass: str, turns: Mapping[str, int] | None = None) -> Loop:
-    """`turns`: of each loop inside it that has this instruction. Raises ValueError where no loop has products, or where
-    there is a loop inside that `turns` does not have."""
+def main_loop(sass: str, iterations: Mapping[str, int] | None = None) -> Loop:
+    """`iterations`: of each loop inside it that has this instruction. Raises ValueError where no loop has products, or
+    where there is a loop inside that `iterations` does not have."""
     instructions, labels = read(sass)
     names = [instruction.name for instruction in instructions]
     loops = [
@@ -107,7 +107,7 @@ def main_loop(sass: str, turns: Mapping[str, int] | None = None) -> Loop:
     for inner in loops:
         if first <= inner[0] and inner[1] <= end and inner != (first, end):
             for number in range(*inner):
-                times[number] *= _turns(names[slice(*inner)], turns or {})
+                times[number] *= _iterations(names[slice(*inner)], iterations or {})
     masked = {number for branch in _branches(names[first:end]) for number in range(*branch)}
     body, mask = Counter[str](), Counter[str]()
     for number in range(first, end):
@@ -115,11 +115,13 @@ def main_loop(sass: str, turns: Mapping[str, int] | None = None) -> Loop:
     return Loop(body, mask)
 
 
-def _turns(names: Sequence[str], turns: Mapping[str, int]) -> int:
-    for name, count in turns.items():
+def _iterations(names: Sequence[str], iterations: Mapping[str, int]) -> int:
+    for name, count in iterations.items():
         if name in names:
             return count
-    raise ValueError(f"a loop inside the main one has none of {', '.join(turns) or 'no instruction'}: {Counter(names)}")
+    raise ValueError(
+        f"a loop inside the main one has none of {', '.join(iterations) or 'no instruction'}: {Counter(names)}"
+    )
 
 
 def _branches(names: Sequence[str]) -> list[tuple[int, int]]:
@@ -146,12 +148,15 @@ def candidate_of_shape(of: str, arch: str, name: str) -> Candidate:
     (fields,) = (shape for shape in shapes_of(of) if shape["name"].endswith(name))
     problem = operator(of).parse({field: value for field, value in fields.items() if field != "name"})
     candidates = lower(problem, target(arch), Search(level=LEVEL)).candidates
-    return min(candidates, key=lambda candidate: (predict_before(candidate, target(arch)).us, candidate.id))
+    return min(candidates, key=lambda candidate: (predict_uncompiled(candidate, target(arch)).us, candidate.id))
 
 
-def turns_of_mla(candidate: Candidate) -> dict[str, int]:
+def iterations_of_mla(candidate: Candidate) -> dict[str, int]:
     """Of the loops inside the main one; see block.cuh."""
-    return {PRODUCT: HEAD_DIM_CKV // COLUMNS_OF_TURN, COPY: int(candidate.schedule.get("tile_kv")) // ROWS_OF_TURN}
+    return {
+        PRODUCT: HEAD_DIM_CKV // COLUMNS_OF_ITERATION,
+        COPY: int(candidate.schedule.get("tile_kv")) // ROWS_OF_ITERATION,
+    }
 
 
 def predicted_other(candidate: Candidate, arch: str) -> float:
@@ -168,7 +173,7 @@ def counted(arch: str, head_dim: int, toolchain: Toolchain, processes: Processes
 def counted_of_mla(arch: str, what: str, toolchain: Toolchain, processes: Processes) -> dict[str, Any]:
     """`what`: of MLA. Raises as `counted`."""
     candidate = candidate_of_shape("mla", arch, MLA[what])
-    return {"what": what, **_counted(candidate, arch, turns_of_mla(candidate), toolchain, processes)}
+    return {"what": what, **_counted(candidate, arch, iterations_of_mla(candidate), toolchain, processes)}
 
 
 def counted_of_pages(arch: str, what: str, toolchain: Toolchain, processes: Processes) -> dict[str, Any]:
@@ -180,12 +185,12 @@ def counted_of_pages(arch: str, what: str, toolchain: Toolchain, processes: Proc
 
 
 def _counted(
-    candidate: Candidate, arch: str, turns: Mapping[str, int], toolchain: Toolchain, processes: Processes
+    candidate: Candidate, arch: str, iterations: Mapping[str, int], toolchain: Toolchain, processes: Processes
 ) -> dict[str, Any]:
     build = build_winner(candidate, target(arch), toolchain, processes, LIMITS)
     if build.sass is None:
         raise SystemExit("neither nvdisasm nor cuobjdump is found beside nvcc or in PATH")
-    loop = main_loop(build.sass.decode(), turns)
+    loop = main_loop(build.sass.decode(), iterations)
     return {
         "operator": candidate.kernel.operator,
         "target": arch,

@@ -16,7 +16,7 @@ from typing import Any
 
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.search.search import Search
 from codegen.targets import target
 
@@ -93,7 +93,7 @@ def best(arch: str, head_dim: int, causal: bool, length: int, level: int = LEVEL
     sheet = target(arch)
     problem = operator("attention").parse(fields_of(head_dim, causal, length))
     candidates = lower(problem, sheet, Search(level=level)).candidates
-    predictions = [(predict_before(candidate, sheet), candidate) for candidate in candidates]
+    predictions = [(predict_uncompiled(candidate, sheet), candidate) for candidate in candidates]
     prediction, candidate = min(predictions, key=lambda pair: (pair[0].us, pair[1].id))
     tflops = flops(causal, length) / prediction.us * 1e-6
     return Best(tflops, prediction.us, prediction.bound_by, candidate.schedule.as_dict())

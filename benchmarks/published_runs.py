@@ -16,7 +16,7 @@ from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operator import Work
 from codegen.operators import operator
-from codegen.predict.predict_uncompiled import estimate, predict_before
+from codegen.predict.predict_uncompiled import estimate, predict_uncompiled
 from codegen.predict.roofline import predict_work
 from codegen.problem import Problem
 from codegen.search.schedule import Schedule
@@ -30,7 +30,7 @@ DTYPES = {"bf16": "bfloat16", "fp16": "float16"}  # by what stands in a file's n
 LEVEL = 1  # of the search whose best stands beside the vendor's kernel
 
 # Problems that a constant of the prediction was fitted to (codegen/predict/roofline.py), by file: `RING_LATENCY_US` and
-# `PRODUCT_US`. The prediction is judged on the others.
+# `PRODUCT_US`. The prediction is evaluated on the others.
 FITTED = {"triton-h100-fp16": (128, 4096, 4096), "cublas-h100-bf16": (256, 256, 256)}
 
 Row = Mapping[str, str]
@@ -155,7 +155,7 @@ def _triton(row: Row, dtype: str, sheet: Target) -> Run:
     }  # fmt: skip
     extents = (int(row["m"]), int(row["n"]), int(row["k"]))
     candidate = MATMUL.candidate(_problem(extents, dtype=dtype), Schedule.of(schedule))
-    us = predict_before(candidate, sheet).us
+    us = predict_uncompiled(candidate, sheet).us
     return Run(extents, float(row["microseconds"]), us)
 
 
@@ -175,4 +175,4 @@ def _vendor(row: Row, dtype: str, sheet: Target) -> Run:
     extents = (int(row["m"]), int(row["n"]), int(row["k"]))
     candidate: Candidate = lower(_problem(extents, dtype=dtype), sheet, Search(level=LEVEL, keep=1)).candidates[0]
     measured = 2.0 * math.prod(extents) / float(row["tflops"]) / 1e6
-    return Run(extents, measured, predict_before(candidate, sheet).us)
+    return Run(extents, measured, predict_uncompiled(candidate, sheet).us)

@@ -56,7 +56,7 @@ def filled_in(field: dict[str, Any]) -> None:
 
 
 def refuse(kind: str, message: str, allowed: Any = None) -> PydanticCustomError:
-    """A validation error with a stable `kind`, a sentence that goes on from the field's name, and what is allowed."""
+    """A validation error with a stable `kind`, a sentence that begins with the field's name, and what is allowed."""
     return PydanticCustomError(kind, "{message}", {"message": message, "allowed": allowed})
 
 

@@ -85,7 +85,7 @@ class KeyRing:
         if self._clock() - self._read_at > FRESH_SECONDS:
             if self._reading is None:
                 self._reading = asyncio.create_task(self._read_again())
-            await asyncio.shield(self._reading)  # all that wait for it go on together, in their order
+            await asyncio.shield(self._reading)  # all that wait for it continue together, in their order
         return self._keys
 
     async def _read_again(self) -> None:

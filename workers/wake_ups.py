@@ -248,7 +248,7 @@ def events_key(job_id: str) -> str:
 
 
 def publish(client: Redis, job_id: str, type: str, data: Mapping[str, Any], *, length: int = EVENTS_PER_JOB) -> bool:
-    """Append an event to the job's stream. False where Redis is away: watchers then learn it from the database."""
+    """Append an event to the job's stream. False where Redis is away: watchers then read it from the database."""
     key = events_key(job_id)
     fields: dict[Any, Any] = {"type": type, "data": json.dumps(data, separators=(",", ":"), allow_nan=False)}
     try:
@@ -275,13 +275,13 @@ async def follow(
         answer: Any = await client.xread(
             {events_key(job_id): after}, count=READ_AT_ONCE, block=max(1, int(wait_seconds * 1000))
         )
-        events = _events(answer)
+        events = events_in(answer)
         if events:
             after = events[-1].id
         yield events
 
 
-def _events(answer: Any) -> list[Event]:
+def events_in(answer: Any) -> list[Event]:
     """From XREAD's answer: a list of pairs under RESP2, a mapping under RESP3, nothing after a timeout."""
     if not answer:
         return []

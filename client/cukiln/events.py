@@ -96,7 +96,7 @@ class _Reader:
         return min(self._transport.patience, wait) if wait is not None else delay(self._failures)
 
 
-class _Watched:
+class _Bounded:
     """A response whose text ends with the reader's deadline: comments, which keep it alive, are no events."""
 
     def __init__(self, response: httpx2.Response, reader: _Reader) -> None:
@@ -119,8 +119,8 @@ class _Watched:
 
 
 def _messages(response: httpx2.Response, reader: _Reader) -> httpx2.EventSource:
-    watched: Any = _Watched(response, reader)
-    return httpx2.EventSource(watched, LARGEST_EVENT)
+    bounded: Any = _Bounded(response, reader)
+    return httpx2.EventSource(bounded, LARGEST_EVENT)
 
 
 _LOST = "the event stream ended before the job did"

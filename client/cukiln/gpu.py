@@ -30,8 +30,8 @@ def find_gpus(library: str = DRIVER) -> Gpus:
         return Gpus(missing=f"no CUDA driver ({library})")
     version = ctypes.c_int(0)
     ask = getattr(driver, "cuDriverGetVersion", None)
-    known = ask is not None and ask(ctypes.byref(version)) == 0 and version.value > 0
-    cuda = (version.value // 1000, version.value % 1000 // 10) if known else None  # 1000 × major + 10 × minor
+    has_version = ask is not None and ask(ctypes.byref(version)) == 0 and version.value > 0
+    cuda = (version.value // 1000, version.value % 1000 // 10) if has_version else None  # 1000 × major + 10 × minor
     count = ctypes.c_int(0)
     code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
     if code != 0 or count.value == 0:

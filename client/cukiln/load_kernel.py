@@ -135,7 +135,7 @@ class Kernel:
     def bound(
         self, *, attributes: tuple[int, ...] | None = None, scalars: tuple[float, ...] | None = None
     ) -> Callable[..., None]:
-        """The library's own entry with these numbers, for callers to whom microseconds matter: it takes the tensors of
+        """The library's own entry with these numbers, for callers that count microseconds: it takes the tensors of
         a call, none of them a negated view, and behind them the address of a workspace where `workspace_bytes` of them
         is not 0. What goes wrong on the device is a `RuntimeError`."""
         numbers, run = self._numbers(attributes, scalars), self._run

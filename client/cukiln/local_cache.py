@@ -131,9 +131,9 @@ class LocalCache:
         if not self._is_checked:
             folders = [self.folder, *(self.folder / room for room in _ROOMS)]
             stats = [(folder, _stat(folder)) for folder in folders]
-            whys = [why for folder, found in stats if found is not None and (why := _why_not_own(folder, found))]
+            whys = [why for folder, stat in stats if stat is not None and (why := _why_not_own(folder, stat))]
             self._refusal = whys[0] if whys else None
-            self._is_checked = bool(whys) or all(found is not None for _, found in stats)
+            self._is_checked = bool(whys) or all(stat is not None for _, stat in stats)
             if whys:
                 _say_once(whys[0])
         return self._refusal

@@ -1,4 +1,4 @@
-"""What a kernel's PTX must show on the CPU: the plan of the twins, in each way that the PTX may be computed.
+"""What a kernel's PTX must show on the CPU: the plan of the CPU emulation, in each way that the PTX may be computed.
 
 A shipped kernel has no exact build, so where it approximates (`Operator.exact`) integers are held to the bound, as on
 a GPU. Approximate instructions come out at the lower end of their documented error in one run and at the upper end in
@@ -63,7 +63,7 @@ def ptx_cases(operator: Operator, kernel: Kernel, seed: int, ways: Ways) -> Iter
             yield replace(own, runs=(_run(case.runs[-1], high, ways.fusible),))
     if ways.is_settled:
         for inputs in promised_inputs(operator, kernel):
-            # How tensor cores round is of the twin alone until a GPU has confirmed it; whole numbers need no rounding.
+            # Tensor cores' rounding is the emulation's alone until a GPU has confirmed it; whole numbers need none.
             if inputs.kind == "integer" or not ways.tensor:
                 yield _promised(inputs)
 

@@ -43,7 +43,7 @@ def estimate(candidate: Candidate, target: Target) -> Resources:
     return Resources(registers, 0, spill_load_bytes=0, spill_store_bytes=0, stack_bytes=0, barriers=0)
 
 
-def predict_before(candidate: Candidate, target: Target) -> Prediction:
+def predict_uncompiled(candidate: Candidate, target: Target) -> Prediction:
     """As `predict`, without a compiler's report."""
     return predict(candidate, estimate(candidate, target), target)
 
@@ -65,7 +65,7 @@ class BestPredicted:
         return len(self._kept)
 
     def append(self, candidate: Candidate) -> None:
-        us = predict_before(candidate, self._target).us
+        us = predict_uncompiled(candidate, self._target).us
         insort(self._kept, (us, candidate.id, self._offered, candidate))
         self._offered += 1
         if len(self._kept) > self._count:

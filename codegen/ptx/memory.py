@@ -1,4 +1,4 @@
-"""Loads, stores, copies and atomic additions, each checked as the twins of the primitives check theirs."""
+"""Loads, stores, copies and atomic additions, each checked as the CPU emulation of primitives checks its own."""
 
 from codegen.ptx.operands import SIGNED, UNSIGNED, Operands
 from codegen.ptx.rules import Match, rule

@@ -152,7 +152,7 @@ class _Reader:
             self.pending_line = number
 
     def _locate(self, match: re.Match[str]) -> None:
-        """A primitive is named by the line that calls it, as its twin is: nvcc says where code was inlined."""
+        """A primitive is named by the line that calls it, as its emulation is: nvcc says where code was inlined."""
         at: Location = (match[1], match[2], match[3])
         if match[4]:
             self.callers[at] = (match[4], match[5], match[6])

@@ -11,14 +11,14 @@ from codegen.ptx.operands import Operands
 
 Match = re.Match[str]
 Rule = Callable[[Operands, Match], str]
-_RULES: list[tuple[re.Pattern[str], Rule]] = []
+RULES: list[tuple[re.Pattern[str], Rule]] = []
 
 
 def rule(pattern: str) -> Callable[[Rule], Rule]:
     """The C++ statement of instructions whose opcode is matched as a whole."""
 
     def add(made: Rule) -> Rule:
-        _RULES.append((re.compile(pattern), made))
+        RULES.append((re.compile(pattern), made))
         return made
 
     return add
@@ -27,7 +27,7 @@ def rule(pattern: str) -> Callable[[Rule], Rule]:
 def translation(operands: Operands) -> str:
     """The C++ statement of an instruction; raises UnknownPtx."""
     instruction: Instruction = operands.instruction
-    for pattern, made in _RULES:
+    for pattern, made in RULES:
         if match := pattern.fullmatch(instruction.opcode):
             return made(operands, match)
     raise instruction.refused(f"no rule for {instruction.opcode}")

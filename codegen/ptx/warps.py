@@ -5,7 +5,7 @@ from codegen.ptx.operands import Operands
 from codegen.ptx.rules import Match, rule
 
 # By the types of an mma: what carries it out, and the registers of d, a and b.
-_MMA = {
+MMA = {
     "m16n8k16.row.col.f32.f16.f16.f32": ("mma_f16", 4, 4, 2),
     "m16n8k16.row.col.f32.bf16.bf16.f32": ("mma_bf16", 4, 4, 2),
     "m16n8k16.row.col.f16.f16.f16.f16": ("mma_f16_f16", 2, 4, 2),
@@ -83,9 +83,9 @@ def _load_matrix(operands: Operands, match: Match) -> str:
 @rule(r"mma\.sync\.aligned\.(m16n8k\d+\.row\.col\.\w+\.\w+\.\w+\.\w+)")
 def _multiply(operands: Operands, match: Match) -> str:
     operands.count(4)
-    if match[1] not in _MMA:
+    if match[1] not in MMA:
         raise operands.instruction.refused("no rule for these types of mma")
-    name, of_d, of_a, of_b = _MMA[match[1]]
+    name, of_d, of_a, of_b = MMA[match[1]]
     targets = operands.registers(0, of_d, 32)
     a, b, c = (operands.values(number, count, 32) for number, count in ((1, of_a), (2, of_b), (3, of_d)))
     lines = [f"{target} = d[{number}];" for number, target in enumerate(targets)]

@@ -24,7 +24,7 @@ from codegen.rows.special import all_finite, special_norm, special_rows, special
 # Of beta so many are so large that every other whole number lies halfway between two outputs.
 OF_TIES, TIES = 0.25, {"float32": 1.0, "float16": 2.0**11, "bfloat16": 2.0**8}
 # Above so many elements rows are repeated.
-LARGEST_DRAWN = 2**22
+LARGEST_RANDOM = 2**22
 # Integers of a row of exact statistics are units times a power of two, the first of these with which fp32 rounds the
 # variance of 4 units² and epsilon to a power of four.
 UNITS = tuple(2.0**power for power in range(-8, 14))
@@ -76,7 +76,7 @@ def repeated(problem: RowProblem, rows: Array) -> Array:
 
 def random_shape(problem: RowProblem) -> tuple[int, int]:
     """How many rows are random, one at least, and how long they are."""
-    return min(problem.rows, max(1, LARGEST_DRAWN // problem.columns)), problem.columns
+    return min(problem.rows, max(1, LARGEST_RANDOM // problem.columns)), problem.columns
 
 
 def unit_of(epsilon: float) -> float:

@@ -77,7 +77,7 @@ class Rowsum(Operator):
         )
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
-        """Whole tiles and more of them than stages; ragged in both axes; the smallest."""
+        """Whole tiles and more of them than stages; tails in both axes; the smallest."""
         return [
             RowsumProblem(rows=64, columns=128),
             RowsumProblem(rows=45, columns=76),

@@ -45,7 +45,7 @@ KINDS: Mapping[str, Kind] = {
     "candidate-not-found": Kind(404, "There is no such candidate"),
     "kernel-not-found": Kind(404, "There is no winner record under this key"),
     "blob-not-found": Kind(404, "There is no blob with this digest"),
-    "method-not-allowed": Kind(405, "The path does not know this method"),
+    "method-not-allowed": Kind(405, "The path does not have this method"),
     "body-too-slow": Kind(408, "The body came too slowly"),
     "import-withdrawn": Kind(409, "The import was withdrawn while it was written"),
     "idempotency-key-reused": Kind(422, "Another request was sent under this Idempotency-Key"),

@@ -109,7 +109,7 @@ class BodyProcess:
                 self._ours.close()  # the channel ends with the first process
                 code = serve(self._its)
             except Exception:
-                log.exception("the process of large bodies cannot go on")
+                log.exception("the process of large bodies cannot continue")
             finally:
                 os._exit(code)
         return pid

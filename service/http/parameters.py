@@ -15,12 +15,14 @@ async def known_parameters(request: Request) -> None:
     `?staet=done` would otherwise list all jobs, not the done ones. Probes may add what they like to /healthz."""
     if not request.scope["query_string"] or not request.url.path.startswith("/v1/"):
         return
-    known = {parameter["name"]: parameter["schema"] for parameter in _described(request) if parameter["in"] == "query"}
+    described = {
+        parameter["name"]: parameter["schema"] for parameter in _described(request) if parameter["in"] == "query"
+    }
     given = Counter(name for name, _ in request.query_params.multi_items())
     faults = [
-        _fault(name[:100], sorted(known), times)
+        _fault(name[:100], sorted(described), times)
         for name, times in given.items()
-        if name not in known or (times > 1 and not _takes_several(known[name]))
+        if name not in described or (times > 1 and not _takes_several(described[name]))
     ]
     if faults:
         raise Refused(faults)

@@ -37,7 +37,7 @@ from service.requests.resolve import duplicate_names
 from storage.database.session import Clock
 from storage.database.sql import is_predicted
 from storage.transfer.imports import Import, ImportedCandidate, ImportedProblem
-from storage.transitions.measure import PROOFS
+from storage.transitions.measure import CONCLUSIVE
 
 IMPORT_SCHEMA = 1
 LEAST_TIME = 1e-3
@@ -151,7 +151,7 @@ class _Checker:
 
     def _target(self, name: str, at: Path) -> Target | None:
         if name not in architectures():
-            detail = f"{name!r} is not an architecture that this service knows."
+            detail = f"{name!r} is not an architecture of this service."
             self._faults.append(Fault("unknown-target", detail, json_path(at), sorted(architectures())))
             return None
         target = data_sheet(name)
@@ -216,7 +216,7 @@ class _Checker:
     def _fits(self, result: CandidateResult, at: Path) -> bool:
         """Whether verdict, code and times go together."""
         before = len(self._faults)
-        compiled = result.verdict in PROOFS
+        compiled = result.verdict in CONCLUSIVE
         if compiled and (result.code_digest is None or result.resources is None):
             self._wrong((*at, "code_digest"), f"A candidate that is {result.verdict} has code and resources.", None)
         if result.verdict != "skipped" and result.toolchain not in self._request.toolchains:

@@ -339,7 +339,7 @@ class _Reports:
         self._equal: dict[bytes, Job] = {}
 
     def again(self, made: str | Refused) -> Job | Refused:
-        """Of a job that was written before, as it stands; where it cannot be told, why."""
+        """Of a job that was written before, as it stands; where it cannot be read, why."""
         if isinstance(made, Refused):
             return made
         detail = f"The job of this key, {made}, is being removed. Send it again."

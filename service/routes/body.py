@@ -106,7 +106,7 @@ MAX_VALUES = 1_000_000
 MAX_CONTAINERS = 250_000
 """Of one body, 25 for each of 10,000 problems: they are made in 0.15 s, in which no other thread runs."""
 
-_PIECE_BYTES = 1 << 16
+PIECE_BYTES = 1 << 16
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[]{}")))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -149,8 +149,8 @@ def shape(body: bytes, max_depth: int = sys.maxsize) -> Shape:
     """Counted without recursion, piece by piece, so that other threads run; in part where a limit is passed."""
     text = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # every quote that is left begins or ends a string
     level = deepest = containers = commas = in_string = 0
-    for start in range(0, len(text), _PIECE_BYTES):
-        parts = text[start : start + _PIECE_BYTES].split(b'"')
+    for start in range(0, len(text), PIECE_BYTES):
+        parts = text[start : start + PIECE_BYTES].split(b'"')
         outside = b"".join(parts[in_string::2])
         in_string = (in_string + len(parts) - 1) % 2
         commas += outside.count(b",")

@@ -28,10 +28,10 @@ def require_one(session: Session, kind: Named, prefix: str, job: str | None = No
         detail = f"{prefix[:80]!r} names no {kind}: give 64 lower-case hexadecimal digits, or the first 8 or more."
         raise refuse(f"{kind}-not-found", detail, field=field)
     of_job = f" in job {job}" if job else ""
-    one = only_one(session, kind, prefix, job)
-    if one is None:
+    row = only_one(session, kind, prefix, job)
+    if row is None:
         raise refuse(f"{kind}-not-found", f"There is no {kind} {prefix!r}{of_job}.", field=field)
-    return one
+    return row
 
 
 def only_one(session: Session, kind: Named, prefix: str, job: str | None = None) -> str | None:

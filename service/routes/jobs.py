@@ -95,8 +95,8 @@ def known_job(job: str, service: ServiceDep) -> str:
                 return job
     elif _PREFIX.fullmatch(job):
         with service.database.read() as session:
-            if (one := only_one(session, "job", job)) is not None:
-                return one
+            if (row := only_one(session, "job", job)) is not None:
+                return row
     else:
         detail = f"{job[:64]!r} names no job: give 32 lower-case hexadecimal digits, or the first 8 or more."
         raise refuse("job-not-found", detail, field="job")

@@ -44,7 +44,7 @@ def raise_descriptor_limit() -> int:
 
 # Not TMPDIR: two services with different ones would not see each other's leases. systemd gives a service a /tmp of its
 # own where it is asked to (PrivateTmp), but the one /run/lock.
-_FOLDERS = (Path("/run/lock"), Path("/tmp"))
+LOCK_FOLDERS = (Path("/run/lock"), Path("/tmp"))
 _NAME = "cukiln-gpus"
 
 
@@ -52,7 +52,7 @@ def gpu_lock_folder(named: str | os.PathLike[str] | None = None) -> Path:
     """The folder that CUKILN_GPU_LOCKS names, absolute; else the machine's. Makes nothing."""
     if named:
         return Path(named).expanduser().absolute()
-    return next((folder for folder in _FOLDERS[:-1] if _is_for_all(folder)), _FOLDERS[-1]) / _NAME
+    return next((folder for folder in LOCK_FOLDERS[:-1] if _is_for_all(folder)), LOCK_FOLDERS[-1]) / _NAME
 
 
 def _is_for_all(folder: Path) -> bool:

@@ -72,7 +72,7 @@ def texts_of(*modules: str, packages: Collection[str]) -> dict[str, str]:
     waiting = list(modules)
     while waiting:
         name = waiting.pop()
-        if name in texts or name.partition(".")[0] not in packages or (read := _text_and_imports(name)) is None:
+        if name in texts or name.partition(".")[0] not in packages or (read := text_and_imports(name)) is None:
             continue
         texts[name], imported = read
         waiting += [*imported, name.rpartition(".")[0]]  # and its package
@@ -90,7 +90,7 @@ def operator_texts(module: str) -> dict[str, str]:
 
 
 @cache
-def _text_and_imports(name: str) -> tuple[str, tuple[str, ...]] | None:
+def text_and_imports(name: str) -> tuple[str, tuple[str, ...]] | None:
     if (path := source_of(name)) is None:
         return None
     text = path.read_text(encoding="utf-8")

@@ -256,7 +256,7 @@ _VERSION = Table(
 
 
 class OtherRelease(Exception):
-    """The database has a revision that this release does not know."""
+    """The database has a revision that this release does not have."""
 
 
 def revision(connection: Connection) -> str | None:

@@ -11,13 +11,13 @@ from storage.database.session import Session
 from storage.database.sql import change_each, core
 from storage.database.tables import BuildRow, CandidateRow
 from storage.entities.libraries import PtxVerdict
-from storage.entities.verdicts import proofs_of
+from storage.entities.verdicts import verdicts_to_show
 
 
 class StoredCandidate(SimpleNamespace):
     """The columns of a candidate, and of its build (None while it is not compiled): `library` holds its group,
-    `imported` is a verdict from elsewhere. `proof`: the newest `storage.entities.verdicts.Verdict`, of a GPU, else of
-    the CPU."""
+    `imported` is a verdict from elsewhere. `verification`: the newest `storage.entities.verdicts.Verdict`,
+    of a GPU, else of the CPU."""
 
 
 def candidates_of_problem(
@@ -33,7 +33,8 @@ def candidates_of_problem(
     if only is not None:
         query = query.where(CandidateRow.candidate.in_(only))
     rows = session.execute(query).mappings().all()
-    return [StoredCandidate(**row, proof=proof) for row, proof in zip(rows, proofs_of(session, rows), strict=True)]
+    verifications = verdicts_to_show(session, rows)
+    return [StoredCandidate(**row, verification=of) for row, of in zip(rows, verifications, strict=True)]
 
 
 def set_predictions(session: Session, problem_id: int, predictions: Mapping[str, Mapping[str, Any]]) -> None:

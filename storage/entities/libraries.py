@@ -21,7 +21,7 @@ PUBLISHED_AS = ("ok", "untranslated")
 @dataclass(frozen=True)
 class PtxVerdict:
     """What a library's PTX showed on the CPU. `verdict`: `workers.cpu.verify.Verdict`; `plan_version`: of what
-    judged it; seconds are g++'s and the run's; `promised`: `cukiln.types.PromisedOutput` as JSON."""
+    verified it; seconds are g++'s and the run's; `promised`: `cukiln.types.PromisedOutput` as JSON."""
 
     verdict: str
     message: str

@@ -40,7 +40,7 @@ def known_verdicts(session: Session, subjects: Iterable[str], venue: str, plans:
     return {row.subject: Verdict(**row._mapping) for row in rows}
 
 
-def best_proofs(
+def best_verdicts(
     session: Session, subjects: Iterable[tuple[str | None, str | None]]
 ) -> dict[tuple[str | None, str | None], Verdict]:
     """For each (slice, code digest) the verdict to show: that of a GPU before that of the CPU, the newest first.
@@ -51,28 +51,28 @@ def best_proofs(
     by_age = select(core(VerdictRow)).order_by(VerdictRow.created_at)
     rows = rows_among(session, by_age, VerdictRow.subject, {subject for pair in pairs for subject in pair if subject})
     newest = {row.subject: dict(row._mapping) for row in rows}
-    proofs = {}
+    shown = {}
     for built, code in pairs:
         on_gpu, on_cpu = newest.get(code or ""), newest.get(built or "")
         if on_gpu and on_cpu and "shared_memory" in on_cpu["details"]:
             counted = {"shared_memory": on_cpu["details"]["shared_memory"]}
             on_gpu = {**on_gpu, "details": {**counted, **on_gpu["details"]}}
-        if proof := on_gpu or on_cpu:
-            proofs[built, code] = Verdict(**proof)
-    return proofs
+        if verdict := on_gpu or on_cpu:
+            shown[built, code] = Verdict(**verdict)
+    return shown
 
 
-def proofs_of(session: Session, rows: Sequence[RowMapping]) -> list[Verdict | None]:
+def verdicts_to_show(session: Session, rows: Sequence[RowMapping]) -> list[Verdict | None]:
     """The verdict to show of each row of a candidate with its build (`slice`, `code_digest`, `imported`): of an
     imported candidate the verdict from elsewhere, unless a GPU here has verified its code."""
-    best = best_proofs(session, [(row["slice"], row["code_digest"]) for row in rows])
-    proofs = []
+    best = best_verdicts(session, [(row["slice"], row["code_digest"]) for row in rows])
+    shown = []
     for row in rows:
-        proof = best.get((row["slice"], row["code_digest"]))
-        if row["imported"] is not None and (proof is None or proof.venue != GPU):
-            proof = Verdict(subject=row["code_digest"] or row["slice"], venue=GPU, **row["imported"])
-        proofs.append(proof)
-    return proofs
+        verdict = best.get((row["slice"], row["code_digest"]))
+        if row["imported"] is not None and (verdict is None or verdict.venue != GPU):
+            verdict = Verdict(subject=row["code_digest"] or row["slice"], venue=GPU, **row["imported"])
+        shown.append(verdict)
+    return shown
 
 
 def wrong_codes(session: Session, code_digests: Iterable[str]) -> set[str]:

@@ -151,7 +151,7 @@ def _collect_older(database: Database, before: float) -> Iterator[Removed]:
         key = list(table.primary_key.columns)
         for page in pages(database, select(*key).where(which), key, ROWS_AT_ONCE):
             yield Removed(**{name: _delete(database, table, page, which)})
-    yield from _remove_blobs(database, before)
+    yield from remove_blobs(database, before)
 
 
 def _steps(before: float) -> list[tuple[str, Table, ColumnElement[bool]]]:
@@ -312,12 +312,12 @@ def find_half_accepted(session: Session) -> Callable[[Session], object] | None:
     if row is None:
         return None
     this = job.c.id == row.id
-    if row.state == ACCEPTING:  # first of all, so that its acceptance does not go on
+    if row.state == ACCEPTING:  # first of all, so that its acceptance ends
         return lambda session: session.execute(update(job).where(this, late).values(state=ABANDONED))
     return lambda session: remove_part(session, and_(this, job.c.state == ABANDONED))
 
 
-def _remove_blobs(database: Database, before: float) -> Iterator[Removed]:
+def remove_blobs(database: Database, before: float) -> Iterator[Removed]:
     """The rows. What needs one since the look has put it again, which made its row young, or is a winner record."""
     blob = core(BlobRow)
     put_before = database.clock.now() - SWEEP_AGE

@@ -24,7 +24,7 @@ from storage.database.sql import core, is_predicted, rows_among
 from storage.database.tables import BuildRow, CandidateRow, JobProblemRow, ToolchainRow
 from storage.entities.jobs import MAX_PAGE, job_state
 from storage.entities.libraries import PUBLISHED_AS
-from storage.entities.verdicts import GPU, Verdict, proofs_of
+from storage.entities.verdicts import GPU, Verdict, verdicts_to_show
 from storage.entities.winners import get_winners
 
 
@@ -70,7 +70,7 @@ def candidate_page(
     if verdict is not None:
         query = query.where(candidate.verdict == verdict)
     rows, next_cursor = read_page(session, query, (of_job.position, candidate.candidate), (int, str), limit, cursor)
-    reports = [_report(row, proof) for row, proof in zip(rows, proofs_of(session, rows), strict=True)]
+    reports = [_report(row, of) for row, of in zip(rows, verdicts_to_show(session, rows), strict=True)]
     return CandidatePage(candidates=reports, next_cursor=next_cursor)
 
 
@@ -98,22 +98,22 @@ def rejections(session: Session, job_id: str) -> Rejections | None:
     )
 
 
-def _report(row: RowMapping, proof: Verdict | None) -> CandidateReport:
+def _report(row: RowMapping, verification: Verdict | None) -> CandidateReport:
     resources = row["resources"] or {}
-    error = _worst_error(proof.details) if proof else {}
+    error = _worst_error(verification.details) if verification else {}
     return CandidateReport.model_validate(
         {
             **row,
             "problem": row["name"],
             "group": row["group_id"],
-            "verified": _verified(row, proof) if row["verdict"] == "ok" and proof else None,
+            "verified": _verified(row, verification) if row["verdict"] == "ok" and verification else None,
             "ptx": _ptx_mark(row["ptx_verdict"]),
             "max_error": error.get("max_error"),
             "error_bound": error.get("error_bound"),
             "registers": resources.get("registers"),
             "shared_bytes": _sum_of(resources, "static_shared_bytes", "dynamic_shared_bytes"),
             "spill_bytes": _sum_of(resources, "spill_load_bytes", "spill_store_bytes"),
-            "shared_memory": proof.details.get("shared_memory") if proof else None,
+            "shared_memory": verification.details.get("shared_memory") if verification else None,
             "occupancy": (row["prediction"] or {}).get("occupancy"),
             "spread": (row["measurement"] or {}).get("spread"),
             "tflops": _tflops(row),
@@ -128,9 +128,9 @@ def _ptx_mark(verdict: dict[str, Any] | None) -> dict[str, Any] | None:
     return {**verdict, "message": verdict["message"] or None, "promised": None}
 
 
-def _verified(row: RowMapping, proof: Verdict) -> Verified:
+def _verified(row: RowMapping, verification: Verdict) -> Verified:
     """Not verified on a GPU where the CPU found it right and a GPU found it wrong."""
-    on_gpu = proof.venue == GPU and proof.verdict == "ok"
+    on_gpu = verification.venue == GPU and verification.verdict == "ok"
     if on_gpu or not is_predicted(row["device_class"]):
         return "gpu"
     return verified_label(row["operator"], target(row["target"]).tensor_sums)
@@ -166,14 +166,14 @@ def candidate_facts(session: Session, candidate: str, job: str | None = None) ->
     if not rows:
         return None
     row = max(rows, key=lambda row: (row["measured_us"] is not None, row["verdict"] is not None, row["problem_id"]))
-    [proof] = proofs_of(session, [row])
+    [verification] = verdicts_to_show(session, [row])
     front = [entry for record in get_winners(session, [row["key"]]).values() for entry in record.front]
     published = next(
         (entry for entry in front if entry.candidate == candidate and entry.code_digest == row["code_digest"]), None
     )
     details = None
-    if proof is not None:
-        details = {**proof.details, "venue": proof.venue, "plan_version": proof.plan_version}
+    if verification is not None:
+        details = {**verification.details, "venue": verification.venue, "plan_version": verification.plan_version}
     return CandidateFacts.model_validate(
         {
             **row,

@@ -72,14 +72,14 @@ def _report(
 
 def _ptx_costs(session: Session, problems: Sequence[RowMapping]) -> dict[int, PtxCost]:
     """Kernels of each problem's candidates by what their PTX showed, and what this job spent on that. Verdicts of an
-    older plan are forgotten when a job begins to judge: before that no kernel is counted."""
+    older plan are forgotten when a job begins to verify: before that no kernel is counted."""
     candidate, build = core(CandidateRow).c, core(BuildRow).c
     builds: dict[int, set[str]] = {row["id"]: set() for row in problems}
-    judged = [row["id"] for row in problems if "ptx" in row["seconds"]]
+    verified = [row["id"] for row in problems if "ptx" in row["seconds"]]
     pairs = select(candidate.job_problem_id, candidate.build)
-    for problem_id, build_id in rows_among(session, pairs, candidate.job_problem_id, judged):
+    for problem_id, build_id in rows_among(session, pairs, candidate.job_problem_id, verified):
         builds[problem_id].add(build_id)
-    # By build: PostgreSQL compares no JSON, so that rows with a verdict cannot be told apart.
+    # By build: PostgreSQL compares no JSON, so rows with a verdict would not be distinct.
     query = select(build.id, build.ptx_verdict).where(build.ptx_verdict.is_not(None))
     verdicts = {
         id: verdict["verdict"] for id, verdict in rows_among(session, query, build.id, set().union(*builds.values()))

@@ -90,7 +90,7 @@ def profile_row(
         candidate=candidate.id,
         schedule=schedule.as_dict(),
         counts=counts,
-        kernels=[_kernel(*one, prediction, imads, target) for one in zip(launches, times_us, strict=True)],
+        kernels=[_kernel(launch, us, prediction, imads, target) for launch, us in zip(launches, times_us, strict=True)],
         ring_forms=[RingForm(**asdict(form)) for form in op.ring_forms(problem, schedule, openings)],
     )
 

@@ -31,7 +31,7 @@ from storage.errors import ImportWithdrawn
 from storage.queue.new_tasks import FINISH, NewTask, add_tasks
 from storage.transfer.withdrawals import clear_withdrawn
 from storage.transitions.apply_verdicts import FINISH_SECONDS, CandidateVerdict, write_candidate_verdicts
-from storage.transitions.measure import FINDINGS, PROOFS
+from storage.transitions.measure import CONCLUSIVE, FAILURES
 
 BUILD_SCHEMA = 2
 CANDIDATES_AT_ONCE = 250
@@ -238,13 +238,14 @@ def _insert_candidates(
     session: Session, new: Import, problem_id: int, problem: ImportedProblem, imported: Sequence[ImportedCandidate]
 ) -> None:
     builds: dict[str, dict[str, Any]] = {}
-    rows, findings = [], []
+    rows, verdicts = [], []
     for candidate in imported:
         build = _build_id(new, candidate, problem.target)
         compiled = candidate.verdict not in COMPILE_FAILURES
-        proof = _proof(session, new.plans[problem.operator], candidate) if candidate.verdict in PROOFS else None
+        is_conclusive = candidate.verdict in CONCLUSIVE
+        verification = _verification(session, new.plans[problem.operator], candidate) if is_conclusive else None
         if build in builds:  # of two candidates of one kernel a run may have verified one alone
-            builds[build]["imported"] = proof or builds[build]["imported"]
+            builds[build]["imported"] = verification or builds[build]["imported"]
         elif candidate.toolchain is not None and (candidate.code_digest is not None or not compiled):
             builds[build] = {
                 "id": build,
@@ -256,7 +257,7 @@ def _insert_candidates(
                 "code_digest": candidate.code_digest if compiled else None,
                 "resources": candidate.resources,
                 "log": None if compiled else candidate.message,
-                "imported": proof,
+                "imported": verification,
                 "created_at": clock_of(session).now(),
             }
         rows.append(
@@ -270,25 +271,25 @@ def _insert_candidates(
                 "prediction": candidate.prediction,
             }
         )
-        findings.append(
+        verdicts.append(
             CandidateVerdict(
                 problem_id, candidate.candidate, candidate.verdict, candidate.message, candidate.measurement
             )
         )
     insert_new(session, BuildRow, list(builds.values()))
     insert_new(session, CandidateRow, rows)
-    write_candidate_verdicts(session, findings)
+    write_candidate_verdicts(session, verdicts)
 
 
 def _insert_findings(session: Session, new: Import, imported: Sequence[ImportedCandidate]) -> None:
     """Code that is wrong: other imports' kernels that have it answer no more, unless a GPU here verified it."""
-    wrong = {row.code_digest for row in imported if row.verdict in FINDINGS and row.code_digest is not None}
+    wrong = {row.code_digest for row in imported if row.verdict in FAILURES and row.code_digest is not None}
     rows = [{"import_id": new.job_id, "code_digest": code} for code in sorted(wrong)]
     insert_new(session, ImportedFindingRow, rows)
     rejoin(session, keys_with(session, wrong))
 
 
-def _proof(session: Session, plan_version: str, candidate: ImportedCandidate) -> dict[str, Any]:
+def _verification(session: Session, plan_version: str, candidate: ImportedCandidate) -> dict[str, Any]:
     """A `storage.entities.verdicts.Verdict` without its subject and its venue."""
     return {
         "plan_version": plan_version,

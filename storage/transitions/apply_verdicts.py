@@ -8,7 +8,7 @@ from typing import Any, Literal
 from sqlalchemy import ColumnElement, Row, String, and_, cast, exists, false, or_, select, true
 
 from codegen.identity import PlanVersions
-from codegen.text.ptxas_report import telling_line
+from codegen.text.ptxas_report import first_error_line
 from storage.database.session import Session, clock_of
 from storage.database.sql import asks_predicted, change, change_each, chunks, core, is_predicted, rows_among
 from storage.database.tables import (
@@ -164,7 +164,7 @@ def compile_failures(session: Session, ids: list[str]) -> dict[str, tuple[str, s
             BuildRow.id.in_(ids), BuildRow.state.in_(COMPILE_FAILURES)
         )
     )
-    return {build: (state, telling_line(log or "") or None) for build, state, log in rows}
+    return {build: (state, first_error_line(log or "") or None) for build, state, log in rows}
 
 
 def cpu_verdicts(session: Session, ids: list[str], versions: "Versions") -> dict[str, tuple[str, str | None]]:
@@ -204,24 +204,24 @@ def invalidate(session: Session, code_digests: Collection[str], plans: PlanVersi
     return write_candidate_verdicts(session, [CandidateVerdict(*row) for row in rows])
 
 
-def write_candidate_verdicts(session: Session, findings: Sequence[CandidateVerdict]) -> list[int]:
+def write_candidate_verdicts(session: Session, verdicts: Sequence[CandidateVerdict]) -> list[int]:
     """Write verdicts and times to candidates; the problem of each."""
     rows = [
         {
-            "job_problem_id": finding.problem_id,
-            "candidate": finding.candidate,
-            "verdict": finding.verdict,
-            "message": finding.message,
-            "measured_us": finding.measurement["median_us"] if finding.measurement else None,
-            "measurement": finding.measurement,
+            "job_problem_id": verdict.problem_id,
+            "candidate": verdict.candidate,
+            "verdict": verdict.verdict,
+            "message": verdict.message,
+            "measured_us": verdict.measurement["median_us"] if verdict.measurement else None,
+            "measurement": verdict.measurement,
         }
-        for finding in findings
+        for verdict in verdicts
     ]
     change_each(session, CandidateRow, rows)
-    return [finding.problem_id for finding in findings]
+    return [verdict.problem_id for verdict in verdicts]
 
 
-def give_findings(
+def give_gpu_verdicts(
     session: Session,
     ids: list[str],
     plans: PlanVersions,
@@ -262,13 +262,13 @@ def give_findings(
         .where(or_(VerdictRow.verdict.is_not(None), MeasurementRow.code_digest.is_not(None)), which)
         .limit(most)
     )
-    findings = [
+    verdicts = [
         CandidateVerdict(row.job_problem_id, row.candidate, row.verdict, row.message)
         if row.verdict is not None
         else CandidateVerdict(row.job_problem_id, row.candidate, "ok", None, row.measurement)
         for row in rows
     ]
-    return write_candidate_verdicts(session, findings)
+    return write_candidate_verdicts(session, verdicts)
 
 
 def _stored_of_code(
@@ -336,9 +336,9 @@ def apply_known_verdicts(
 
     for ids in chunks(set(build_ids)):
         touched += give_verdicts(session, compile_failures(session, ids), condition, left())
-        proved = cpu_verdicts(session, ids, versions)
-        touched += give_verdicts(session, proved, condition & of_problems(asks_predicted()), left())
-        touched += give_findings(session, ids, versions.gpu_plans, versions.drivers, condition, left())
+        verified = cpu_verdicts(session, ids, versions)
+        touched += give_verdicts(session, verified, condition & of_problems(asks_predicted()), left())
+        touched += give_gpu_verdicts(session, ids, versions.gpu_plans, versions.drivers, condition, left())
     return add_next_steps(session, touched), most is not None and len(touched) >= most
 
 

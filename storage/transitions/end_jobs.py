@@ -194,7 +194,7 @@ def _unverified(session: Session, late: ColumnElement[bool], over: ColumnElement
     elif row.state == "failed":
         reason = f"its problem failed: {row.error}"
     else:
-        reason = f"{_budget(row.budget_seconds)} it was judged"
+        reason = f"{_budget(row.budget_seconds)} it was verified"
     alike = (
         (problem.job_id == row.job_id) & (problem.state == row.state) & problem.error.is_not_distinct_from(row.error)
     )
@@ -255,11 +255,11 @@ def _failed_verification(session: Session, since: float) -> Part | None:
             .where(exists().where(task.id == row.id, task.state == "failed"))
         )
         if session.scalar(waiting.limit(1)) is not None:
-            return partial(_skip_judging, waiting=waiting, asked=asked, reason=row.error)
+            return partial(_skip_unverified, waiting=waiting, asked=asked, reason=row.error)
     return None
 
 
-def _skip_judging(session: Session, *, waiting: Any, asked: ColumnElement[bool], reason: str) -> None:
+def _skip_unverified(session: Session, *, waiting: Any, asked: ColumnElement[bool], reason: str) -> None:
     ids: list[str] = list(session.scalars(waiting.distinct()))
     failed = compile_failures(session, ids)
     touched = give_verdicts(session, failed, true(), CLEARED_AT_ONCE)

@@ -32,13 +32,13 @@ from storage.transitions.apply_verdicts import (
 )
 from storage.transitions.pending_builds import MAX_ATTEMPTS
 
-FINDINGS = frozenset({"incorrect", "runtime_error", "run_timeout"})
-PROOFS = frozenset({"ok"}) | FINDINGS
+FAILURES = frozenset({"incorrect", "runtime_error", "run_timeout"})
+CONCLUSIVE = frozenset({"ok"}) | FAILURES
 """Verdicts that are stored of the code. Others (`skipped`) say nothing about it."""
 
 
 ToMeasure = Row[Any]
-"""Of `candidates_to_measure`. `problem` is canonical; `library`: a blob; `proven`: a GPU has verified its code by the
+"""Of `candidates_to_measure`. `problem` is canonical; `library`: a blob; `verified`: a GPU has verified its code by the
 reduced plan before."""
 
 
@@ -73,7 +73,7 @@ def candidates_to_measure(session: Session, ref: str, device_class: str, plans: 
             BuildRow.id.label("build"),
             BuildRow.library,
             BuildRow.code_digest,
-            (was_right & ~was_wrong).label("proven"),
+            (was_right & ~was_wrong).label("verified"),
         )
         .select_from(BuildRow)
         .join(CandidateRow, CandidateRow.build == BuildRow.id)
@@ -108,7 +108,7 @@ def record_measured(
     if torn := [result.candidate for result in results if (result.verdict == "ok") != (result.measurement is not None)]:
         raise ValueError(f"{lease.kind} {lease.ref}: right and without times, or the reverse: {', '.join(torn)}")
     # What outlives the job: verdicts on the code, and times, which replace the stored ones.
-    write_verdicts(session, _proofs(results), GPU, plans)
+    write_verdicts(session, _verdicts_on_code(results), GPU, plans)
     _write_measurements(session, results, str(lease.target), driver, plans)
     withdraw_code(session, wrong_codes(session, {result.code_digest for result in results}))
     add_seconds(session, _spent(results))
@@ -119,7 +119,7 @@ def apply_measured_verdicts(
 ) -> tuple[list[NextStep], bool]:
     """Write each result to some candidates of live problems of its class; a wrong one invalidates its code on every
     GPU. Returns the problems with a new task, and whether there may be more candidates: call it again."""
-    touched = _judge(session, results, device_class, VERDICTS_AT_ONCE)
+    touched = _apply_results(session, results, device_class, VERDICTS_AT_ONCE)
     codes = {result.code_digest for result in results}
     touched += invalidate(session, codes, plans, VERDICTS_AT_ONCE - len(touched))
     return add_next_steps(session, touched), len(touched) >= VERDICTS_AT_ONCE
@@ -160,7 +160,7 @@ def invalidate_contenders(
     `LostLease`."""
     require_lease(session, lease)
     problem_id = int(lease.ref)
-    failed = {contender.candidate: contender for contender in wrong if contender.verdict in FINDINGS}
+    failed = {contender.candidate: contender for contender in wrong if contender.verdict in FAILURES}
     rows = session.execute(
         select(CandidateRow.candidate, BuildRow.code_digest)
         .join(BuildRow, BuildRow.id == CandidateRow.build, isouter=True)
@@ -169,8 +169,8 @@ def invalidate_contenders(
     for candidate, code_digest in rows:
         contender = failed[candidate]
         was_right = (VerdictRow.subject == code_digest) & (VerdictRow.venue == GPU) & (VerdictRow.verdict == "ok")
-        found = {"verdict": contender.verdict, "message": contender.message, "details": dict(contender.details)}
-        change(session, VerdictRow, was_right, **found, created_at=clock_of(session).now())
+        values = {"verdict": contender.verdict, "message": contender.message, "details": dict(contender.details)}
+        change(session, VerdictRow, was_right, **values, created_at=clock_of(session).now())
     codes = {code_digest for _, code_digest in rows if code_digest}
     withdraw_code(session, wrong_codes(session, codes))
     write_candidate_verdicts(session, [failed[name] for name, _ in rows])
@@ -203,11 +203,11 @@ def forget_group_library(session: Session, digest: str) -> tuple[list[NextStep],
     return add_next_steps(session, touched), more
 
 
-def _proofs(results: Sequence[Measured]) -> list[NewVerdict]:
+def _verdicts_on_code(results: Sequence[Measured]) -> list[NewVerdict]:
     """One verdict per code and operator: of those that share it, the first that is wrong, else the first."""
     by_code: dict[tuple[str, str], Measured] = {}
     for result in sorted(results, key=lambda result: result.verdict == "ok"):
-        if result.verdict in PROOFS:
+        if result.verdict in CONCLUSIVE:
             by_code.setdefault((result.code_digest, result.operator), result)
     return [
         NewVerdict(
@@ -247,7 +247,7 @@ def _write_measurements(
     insert_new(session, MeasurementRow, list(rows.values()))
 
 
-def _judge(session: Session, results: Sequence[Measured], device_class: str, most: int) -> list[int]:
+def _apply_results(session: Session, results: Sequence[Measured], device_class: str, most: int) -> list[int]:
     """Write the results to at most so many candidates without a verdict; the problem of each."""
     by_code = {(result.candidate, result.code_digest): result for result in results}
     rows = session.execute(
@@ -258,12 +258,12 @@ def _judge(session: Session, results: Sequence[Measured], device_class: str, mos
         .where(JobProblemRow.device_class == device_class, JobProblemRow.state.in_(LIVE))
         .limit(most)
     )
-    findings = []
+    verdicts = []
     for problem_id, candidate, code_digest in rows:
         result = by_code[candidate, str(code_digest)]
-        findings.append(replace(result, problem_id=problem_id))
+        verdicts.append(replace(result, problem_id=problem_id))
         note_lost(session, [problem_id], result.message)
-    return write_candidate_verdicts(session, findings)
+    return write_candidate_verdicts(session, verdicts)
 
 
 def _spent(results: Sequence[Measured]) -> dict[int, dict[str, StageSeconds]]:

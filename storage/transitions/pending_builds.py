@@ -149,7 +149,7 @@ def lose_group(session: Session, group_id: str, error: str, *, stalled: bool = F
 
 
 def _apply_recorded(session: Session, group_id: str) -> None:
-    """What a group has recorded stands, and is judged; a verify task gives verdicts to what did not compile."""
+    """What a group has recorded stands, and is verified; a verify task gives verdicts to what did not compile."""
     ended = session.execute(
         select(build.id, build.state).where(build.group_id == group_id, build.state.not_in(UNBUILT))
     ).all()

@@ -192,7 +192,9 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> SmallKernels:
 @pytest.mark.parametrize("order", get_args(Order))
 @pytest.mark.parametrize("watch", [False, True])
 @pytest.mark.parametrize("name", RIGHT)
-def test_a_warp_that_comes_together_goes_on_together(name: str, watch: bool, order: Order, small: SmallKernels) -> None:
+def test_a_warp_that_comes_together_continues_together(
+    name: str, watch: bool, order: Order, small: SmallKernels
+) -> None:
     for seed in range(5):
         outcome = small.run(name, order, watch=watch, seed=seed)
         assert (outcome.outcome.status, outcome.message) == ("ok", "")

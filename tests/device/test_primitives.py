@@ -290,7 +290,7 @@ def test_four_words_are_transposed_as_bytes(emulations: CpuEmulations) -> None:
 # --- completeness
 
 
-def test_every_primitive_has_a_twin() -> None:
+def test_every_primitive_has_an_emulation() -> None:
     emulations = "".join((DEVICE / header).read_text() for header in EMULATION_HEADERS)
     for name in primitives():
         assert re.search(rf"^(?:CUKILN_INLINE|inline|#define) [^(=]*\b{name}\(", emulations, re.MULTILINE), name

@@ -121,7 +121,7 @@ PARAMETERS = {
 }  # fmt: skip
 ADDITIONS = {"u32": "%r11", "s32": "%r11", "f32": "%f11"}
 SNIPPETS = {
-    **{name_of("ld", *load): loading(*load) for load in LOADS},
+    **{name_of("ld", *each): loading(*each) for each in LOADS},
     **{name_of("st", *store): storing(*store) for store in STORES},
     **{name: of_parameters(name, loads) for name, loads in PARAMETERS.items()},
     "generic_global": Snippet(

@@ -15,7 +15,7 @@ from tests.device import test_ptx_approximations, test_ptx_machine, test_ptx_mem
 from tests.support.kernels.ptx_fragments import MMA
 
 assert translate.FAMILIES  # whose import fills the table
-PATTERNS = {pattern.pattern: pattern for pattern, _ in rules._RULES}
+PATTERNS = {pattern.pattern: pattern for pattern, _ in rules.RULES}
 
 
 def opcodes_of_cases() -> set[str]:
@@ -84,7 +84,7 @@ def all_opcodes(pattern: str) -> set[str]:
         return language(pattern)
     except ValueError:
         assert "mma" in pattern, f"how many opcodes has {pattern}?"
-        return {f"mma.sync.aligned.{types}" for types in warps._MMA}
+        return {f"mma.sync.aligned.{types}" for types in warps.MMA}
 
 
 def rule_of(opcode: str) -> str | None:
@@ -102,7 +102,7 @@ def test_each_alternative_of_a_rule_has_a_case(pattern: str) -> None:
 
 
 def test_all_kinds_of_mma_have_a_case() -> None:
-    assert {mma.types for mma in MMA.values()} == set(warps._MMA)
+    assert {mma.types for mma in MMA.values()} == set(warps.MMA)
 
 
 def test_the_opcodes_of_a_pattern_are_counted_out() -> None:

@@ -154,7 +154,7 @@ def any_bits(random: np.random.Generator, shape: tuple[int, ...], kind: str, spe
     return words if specials else np.where((words & field) == field, words & ~field, words)
 
 
-Draw = Callable[[np.random.Generator, tuple[int, ...], str, tuple[int, int]], Words]
+Fragment = Callable[[np.random.Generator, tuple[int, ...], str, tuple[int, int]], Words]
 
 
 def _spread(random: np.random.Generator, shape: tuple[int, ...], kind: str, edge: tuple[int, int]) -> Words:
@@ -175,7 +175,7 @@ def _special(random: np.random.Generator, shape: tuple[int, ...], kind: str, edg
 
 
 _TINY = {"float16": 2.0**-24, "bfloat16": 2.0**-133, "float32": 2.0**-149}
-DRAWS: dict[str, Draw] = {
+FRAGMENTS: dict[str, Fragment] = {
     "normal": lambda random, shape, kind, _: words_of(random.standard_normal(shape), kind),
     "positive": lambda random, shape, kind, _: words_of(random.random(shape), kind),
     "spread": _spread,
@@ -205,7 +205,7 @@ KINDS = [
 def differing(emulation: Any, model: Any, product: Product, random: np.random.Generator, kinds: tuple[str, str]) -> str:
     """The first sum that differs from the model's, "" where none does."""
     of_sum = "float16" if product.half_sums else "float32"
-    multiplied, added = (DRAWS[kind] for kind in kinds)
+    multiplied, added = (FRAGMENTS[kind] for kind in kinds)
     a, b = (
         multiplied(random, (TILES, *shape), product.kind, product.edge) for shape in ((16, product.k), (product.k, 8))
     )

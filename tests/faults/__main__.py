@@ -1,6 +1,6 @@
 """`python -m tests.faults [--jobs N] [--kills N] [--seed N] [--postgres]`: stderr has a line for each
-fault: its number, the kind that the seed draws, and what it was. The last line is one JSON object; the status is 1
-where something is wrong."""
+fault: its number, the kind that follows from the seed, and what it was. The last line is one JSON object; the status
+is 1 where something is wrong."""
 
 from __future__ import annotations
 

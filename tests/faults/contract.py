@@ -32,7 +32,7 @@ class Contract:
 
 
 def check_contract(url: str, folder: Path, *, examples: int, seed: int, phases: str = ALL) -> Contract:
-    """`examples`: that are drawn of each call. `phases`: schemathesis's, of which `coverage` goes through the
+    """`examples`: how many, of each call. `phases`: schemathesis's, of which `coverage` goes through the
     parameters one by one, with thousands of requests. `folder`: for what it writes. The jobs that it sends are
     cancelled."""
     result = folder / "contract.json"

@@ -35,7 +35,7 @@ from workers.supervisor.start_checks import free_port
 from workers.wake_ups import url_file
 
 T = TypeVar("T")
-PATIENCE_SECONDS = 2.0  # until a process of the kind that was drawn is there: tools come and go
+PATIENCE_SECONDS = 2.0  # until a process of the chosen kind is there: tools come and go
 QUEUE_SECONDS = 60.0  # until valkey is there again: a log that a full disk cut off is mended before it starts
 TOOLS = (
     "nvcc", "cicc", "ptxas", "cudafe++", "fatbinary", "g++", "cc1plus", "as", "ld", "collect2", "python",
@@ -132,10 +132,10 @@ class KilledService:
                 time.sleep(0.1)
 
     def kill_one(self, number: int) -> str | None:
-        """SIGKILL one of its processes: what was drawn and what it was, None where it has to come up first."""
+        """SIGKILL one of its processes: what was chosen and what it was, None where it has to come up first."""
         fault = schedule.kill(self._seed, number)
         deadline = time.monotonic() + PATIENCE_SECONDS
-        while not self._of(fault.drawn) and time.monotonic() < deadline:
+        while not self._of(fault.chosen) and time.monotonic() < deadline:
             self.keep()
             time.sleep(0.05)
         return self._do(fault, self._kill, self.killed)
@@ -153,7 +153,7 @@ class KilledService:
                 continue  # it has just ended
             if victim is not None:
                 counts[kind] += 1
-                return f"{fault.drawn}: {kind} ({victim})"
+                return f"{fault.chosen}: {kind} ({victim})"
         return None
 
     def _kill(self, kind: str, fault: Fault) -> str | None:

@@ -115,7 +115,7 @@ def random_kills(
         finally:
             left = service.stop()
     outcome.leftovers = len(left)
-    outcome.faults += [f"left over: {one}" for one in left]
+    outcome.faults += [f"left over: {each}" for each in left]
     outcome.seconds = round(time.monotonic() - began, 1)
     return outcome
 

@@ -1,4 +1,4 @@
-"""Which fault comes when: drawn by the seed and the fault's number alone, whatever lives when it comes."""
+"""Which fault comes when: chosen by the seed and the fault's number alone, whatever lives when it comes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHERS = {
     "pause valkey": 2, "pause fence": 2,
     "empty queue": 2, "torn log": 1, "database": 2, "full disk": 2, "read-only blobs": 1,
 }  # fmt: skip
-# What is taken, in this order, where the kind that was drawn has no process. None of it lives while the service starts:
+# What is taken, in this order, where the chosen kind has no process. None of it lives while the service starts:
 # then the fault waits, and a service that starts is not killed over and over.
 INSTEAD = ("worker child", "worker")
 OTHERS_INSTEAD = ("pause worker",)
@@ -26,7 +26,7 @@ PAUSES = (1.0, 12.0)  # seconds: shorter and longer than the leases, and than wh
 
 @dataclass(frozen=True)
 class Fault:
-    """`kinds`: the drawn one, then what is taken instead. `victim`: which of the processes, as a share of them.
+    """`kinds`: the chosen one, then what is taken instead. `victim`: which of the processes, as a share of them.
     `seconds`: of a pause, or of a disk's state."""
 
     kinds: tuple[str, ...]
@@ -34,7 +34,7 @@ class Fault:
     seconds: float
 
     @property
-    def drawn(self) -> str:
+    def chosen(self) -> str:
         return self.kinds[0]
 
 
@@ -48,6 +48,6 @@ def another(seed: int, number: int) -> Fault:
 
 
 def _draw(name: str, weights: Mapping[str, int], instead: tuple[str, ...]) -> Fault:
-    draws = random.Random(name)
-    (kind,) = draws.choices([*weights], [*weights.values()])
-    return Fault((kind, *instead), draws.random(), draws.uniform(*PAUSES))
+    rng = random.Random(name)
+    (kind,) = rng.choices([*weights], [*weights.values()])
+    return Fault((kind, *instead), rng.random(), rng.uniform(*PAUSES))

@@ -26,8 +26,8 @@ class Seen:
     def paths(self) -> list[str]:
         return [f"/v1/jobs/{job}" for job in self.jobs] + [f"/v1/kernels/{key}" for key in self.revisions]
 
-    def ask(self, client: httpx.Client, drawn: random.Random) -> httpx.Response:
-        return client.get(drawn.choice(self.paths or ["/v1/targets"]))
+    def ask(self, client: httpx.Client, rng: random.Random) -> httpx.Response:
+        return client.get(rng.choice(self.paths or ["/v1/targets"]))
 
     def changed(self, path: str, status: int, body: bytes) -> str | None:
         """How an answer contradicts an earlier one, None where it does not."""

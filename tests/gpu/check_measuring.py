@@ -178,7 +178,7 @@ def state(gpu: Any) -> str:
     state = gpu.state()
     require("nvml" not in state, f"no state: {state.get('nvml')}")
     for name in ("sm_mhz", "memory_mhz", "temperature_c", "power_w", "throttle"):
-        require(name in state, f"{name} is not told; told are {sorted(state)}")
+        require(name in state, f"{name} is not reported; reported are {sorted(state)}")
     return ", ".join(f"{name} {value}" for name, value in state.items())
 
 

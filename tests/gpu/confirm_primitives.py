@@ -59,7 +59,7 @@ def say_difference(check: Check, comparison: Comparison) -> str:
     if (difference := comparison.difference) is None:
         return ""
     place = f"block {difference.block}, word {difference.word} of {check.words_out}"
-    return f"{place}: the GPU gives 0x{difference.gpu:08x}, the CPU twin 0x{difference.cpu:08x}"
+    return f"{place}: the GPU gives 0x{difference.gpu:08x}, the CPU emulation 0x{difference.cpu:08x}"
 
 
 def check_on_cpu(check: Check, emulations: CpuEmulations) -> Outcome:
@@ -101,9 +101,9 @@ def confirmation(
         if outcome.failure and outcome.is_verdict
         for name in outcome.check.primitives
     }
-    judged = {outcome.check.name for outcome in outcomes if outcome.is_verdict}
+    compared = {outcome.check.name for outcome in outcomes if outcome.is_verdict}
     # Of some of its checks alone nothing is known of a primitive, but that it differs.
-    open_ = {name for check in wanted if check.name not in judged for name in check.primitives}
+    open_ = {name for check in wanted if check.name not in compared for name in check.primitives}
     tried = {name for check in wanted for name in check.primitives} - (open_ - failed.keys())
     confirmed = {name: entry for name, entry in before.get("primitives", {}).items() if name not in tried}
     for name in tried - failed.keys():
@@ -226,7 +226,7 @@ def open_gpu(module: str, device: str) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cpu-only", action="store_true", help="run the CPU twins alone; confirms nothing")
+    parser.add_argument("--cpu-only", action="store_true", help="run the CPU emulation alone; confirms nothing")
     parser.add_argument("--result", type=Path, default=CONFIRMED, help="the file to write")
     parser.add_argument(
         "--take", type=Path, metavar="FILE", help="a result from elsewhere, into --result; runs nothing"
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print(f"not run: {error}; nothing is confirmed", file=sys.stderr)
                 return NOT_RUN
             except RunFailed as error:
-                print(f"{error}; nothing is confirmed. --cpu-only runs the CPU twins alone", file=sys.stderr)
+                print(f"{error}; nothing is confirmed. --cpu-only runs the CPU emulation alone", file=sys.stderr)
                 return NO_GPU
             if why := why_no_kernel_loads(gpu.cuda, nvcc_version()):
                 print(f"{why}; nothing is confirmed", file=sys.stderr)

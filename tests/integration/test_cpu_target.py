@@ -37,8 +37,8 @@ def job(client: cukiln.Client) -> cukiln.Job:
 
 
 def find(client: cukiln.Client, target: str) -> cukiln.WinnerRecord | None:
-    (found,) = client.lookup([PRODUCT], target=target, refresh=True)
-    return found.record
+    (answer,) = client.lookup([PRODUCT], target=target, refresh=True)
+    return answer.record
 
 
 def test_the_targets_say_what_is_an_emulation(client: cukiln.Client) -> None:

@@ -1,4 +1,4 @@
-"""The examples for PyTorch as a user runs them, and the README's ten lines, over a service that has no GPU."""
+"""The examples for PyTorch as a user runs them, and the lines of docs/frameworks.md, over a service without a GPU."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run(*argv: str, url: str, folder: Path) -> str:
     return done.stdout
 
 
-# In `make test` a convolution's, and the README's lines below.
+# In `make test` a convolution's, and the page's lines below.
 @pytest.mark.parametrize(
     "words, graph, calls",
     [
@@ -72,11 +72,11 @@ def test_without_a_gpu_an_example_says_what_runs_here(tmp_path: Path, url: str) 
         run(str(ROOT / "examples/bert_layer.py"), url=url, folder=tmp_path)
 
 
-def test_the_readmes_lines_give_a_model_kernels(url: str, tmp_path: Path) -> None:
+def test_the_lines_of_the_page_give_a_model_kernels(url: str, tmp_path: Path) -> None:
     (block,) = (
         block
-        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-        if "cukiln.torch" in block
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "docs/frameworks.md").read_text(), re.DOTALL)
+        if "torch.compile" in block
     )
     assert len(block.splitlines()) <= 12
     counted = "with ck.counted() as calls:\n    model(x)\nprint(calls.kernels, calls.own)\n"

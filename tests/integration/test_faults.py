@@ -80,13 +80,13 @@ def expected(tmp_path_factory: pytest.TempPathFactory, at_work: Started) -> dict
 
 def test_the_seeds_draw_every_kind_of_kill_and_what_else_is_to_happen() -> None:
     runs = [*RUNS.values(), LEAST]
-    kinds = [{schedule.kill(run.seed, kill + 1).drawn for kill in range(run.kills)} for run in runs]
+    kinds = [{schedule.kill(run.seed, kill + 1).chosen for kill in range(run.kills)} for run in runs]
     assert set.union(*kinds[:2]) == {*schedule.KINDS}
     assert min(map(len, kinds[:2])) >= 6
     assert kinds[2] == {"tool", "worker child", "worker", "api"}
     for run in runs:
         after = range(run.another_after, run.kills + 1, run.another_after)
-        assert {schedule.another(run.seed, kill).drawn for kill in after} >= {*run.others}
+        assert {schedule.another(run.seed, kill).chosen for kill in after} >= {*run.others}
 
 
 def check(run: Run, expected: dict[str, str], compiled: Path | None = None) -> None:
@@ -175,12 +175,12 @@ def test_a_small_disk_is_full_or_closed_for_what_runs_and_gone_afterwards(tmp_pa
     folder.rmdir()
 
 
-def test_a_fault_is_drawn_by_the_seed_and_its_number_alone() -> None:
-    drawn = [schedule.kill(3, number) for number in range(1, 301)]
-    assert drawn[200:] == [schedule.kill(3, number) for number in range(201, 301)]
-    assert drawn != [schedule.kill(4, number) for number in range(1, 301)]
-    assert {fault.drawn for fault in drawn} == {*schedule.KINDS}
-    others = {schedule.another(3, number).drawn for number in range(1, 301)}
+def test_a_fault_follows_from_the_seed_and_its_number_alone() -> None:
+    faults = [schedule.kill(3, number) for number in range(1, 301)]
+    assert faults[200:] == [schedule.kill(3, number) for number in range(201, 301)]
+    assert faults != [schedule.kill(4, number) for number in range(1, 301)]
+    assert {fault.chosen for fault in faults} == {*schedule.KINDS}
+    others = {schedule.another(3, number).chosen for number in range(1, 301)}
     assert others == {*schedule.OTHERS}
 
 

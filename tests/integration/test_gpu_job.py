@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from sqlalchemy import RowMapping, func, select
 
 from cukiln.client import Client
-from cukiln.transport import Call
 from cukiln.types import CandidatePage, Contender, Job, ProblemReport, WinnerRecord
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
@@ -85,14 +85,14 @@ class World:
     client: Client
     database: Database
     gpu: Path
-    told: list[str]
+    messages: list[str]
     compiler: HeldCompiler
 
     def submit(self, *problems: dict[str, Any]) -> Job:
         return self.client.submit({"target": "sm_90a", "problems": list(problems)})
 
     def candidates(self, job: Job) -> CandidatePage:
-        response = self.client._transport.send(Call("GET", f"/v1/jobs/{job.job}/candidates"))
+        response = httpx.get(f"{self.client.url}/v1/jobs/{job.job}/candidates", timeout=60)
         return CandidatePage.model_validate(response.json())
 
     def record(self, job: Job, number: int = 0) -> WinnerRecord:
@@ -143,13 +143,13 @@ def serving(folder: Path, compiler: HeldCompiler, soon_embedded: Started) -> Ite
             measure_seconds=0.05,
             nvcc=str(compiler.nvcc),
         )
-        told: list[str] = []
+        messages: list[str] = []
         with (
-            soon_embedded(settings, say=told.append) as running,
+            soon_embedded(settings, say=messages.append) as running,
             Client(running.url, cache_dir=folder / "client") as client,
         ):
             database = Database(settings.database_url)
-            yield World(settings, running, client, database, gpu, told, compiler)
+            yield World(settings, running, client, database, gpu, messages, compiler)
             database.dispose()
 
 
@@ -223,9 +223,9 @@ def test_every_candidate_has_its_time_and_its_spread(world: World, job: Job) -> 
     page = world.candidates(job)
     measured = [candidate for candidate in page.candidates if candidate.device_class == NAME]
     assert len(measured) == 4
-    for one in measured:
-        assert one.measured_us is not None and one.measured_us > 0
-        assert one.spread is not None and 0 <= one.spread < 0.1
+    for each in measured:
+        assert each.measured_us is not None and each.measured_us > 0
+        assert each.spread is not None and 0 <= each.spread < 0.1
     assert {candidate.measured_us for candidate in page.candidates if candidate.device_class != NAME} == {None}
 
 
@@ -294,7 +294,7 @@ def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(wor
     assert [(row["attempt"], row["losses"]) for row in world.tasks("measure", after=last)] == [(1, 1)]
     record = world.record(ended)
     assert (record.revision, record.ranked_by) == (1, "measured")
-    assert any("gpu worker 1 was killed by SIGKILL" in words for words in world.told)
+    assert any("gpu worker 1 was killed by SIGKILL" in words for words in world.messages)
 
 
 @every_other_run
@@ -303,7 +303,9 @@ def test_a_gpu_that_is_gone_is_drained_and_its_job_waits_until_it_is_back(world:
     configure(world.gpu, open="missing")
     waiting = world.submit(probe("first", 31))
     wait_for(lambda: world.devices()[0].drained is not None, SECONDS, "the GPU to be drained")
-    wait_for(lambda: any("gpu worker 1 ended with 69" in words for words in world.told), SECONDS, str(world.told))
+    wait_for(
+        lambda: any("gpu worker 1 ended with 69" in words for words in world.messages), SECONDS, str(world.messages)
+    )
     assert "fallen off the bus" in str(world.devices()[0].drained)
     waiting_for = str(world.client.job(waiting.job).progress.waiting_for)
     assert waiting_for.startswith(f"no live worker measures on {NAME}: {UUID} was drained: ")

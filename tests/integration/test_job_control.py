@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
 from cukiln.client import Client
-from cukiln.transport import Call
 from cukiln.types import CandidatePage, Job
 from storage.config.settings import load_settings
 from storage.database.session import Database
@@ -136,9 +136,9 @@ def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_verified(world: W
     assert set(problem.verdicts) == {"ok", "skipped"}
     assert sum(problem.verdicts.values()) == 24
     assert problem.winner is not None
-    response = world.client._transport.send(Call("GET", f"/v1/jobs/{ended.job}/candidates?verdict=skipped&limit=1"))
+    response = httpx.get(f"{world.client.url}/v1/jobs/{ended.job}/candidates?verdict=skipped&limit=1", timeout=60)
     skipped = CandidatePage.model_validate(response.json()).candidates[0]
-    assert skipped.message == "the budget of 8 seconds ended before it was judged"
+    assert skipped.message == "the budget of 8 seconds ended before it was verified"
     again = world.submit(probe(1, 24))
     assert not again.cached, "the search was cut short: it is not covered"
     world.client.cancel(again.job)

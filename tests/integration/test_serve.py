@@ -111,8 +111,8 @@ def made(serving: Serving) -> Iterator[Serving]:
 
 @pytest.fixture
 def serving(tmp_path: Path, settings: Settings) -> Iterator[Serving]:
-    with made(Serving(tmp_path, settings)) as found:
-        yield found
+    with made(Serving(tmp_path, settings)) as world:
+        yield world
 
 
 def world_of(serving: Serving, folder: Path) -> QueueWorld:
@@ -138,8 +138,8 @@ def gone(pid: int) -> bool:
 
 @pytest.fixture
 def own_serving(tmp_path: Path, settings: Settings) -> Iterator[Serving]:
-    with made(Serving(tmp_path, settings, own_python=True)) as found:
-        yield found
+    with made(Serving(tmp_path, settings, own_python=True)) as world:
+        yield world
 
 
 def test_everything_is_started_kept_running_where_it_is_killed_or_stopped_and_ended_in_order(
@@ -325,11 +325,11 @@ def test_an_embedded_service_is_there_for_a_block_alone_on_its_folder_and_an_err
     monkeypatch.setattr("workers.worker.gpu_worker.probe", lambda *_: [])
     with pytest.raises(WorkerError, match=r"REDIS_URL.*cukiln serve"):
         redis_url(settings)
-    told: list[str] = []
+    messages: list[str] = []
     bare = settings.model_copy(update={"gpus": "auto", "gpu_module": "tests.support.gpu.fake_gpu"})
     with (
         pytest.raises(RuntimeError, match="in the block"),
-        serve.embedded(bare, commands=COMMANDS, say=told.append) as running,
+        serve.embedded(bare, commands=COMMANDS, say=messages.append) as running,
     ):
         assert answers(running.url)
         assert set(running.pids) == NAMES
@@ -346,7 +346,7 @@ def test_an_embedded_service_is_there_for_a_block_alone_on_its_folder_and_an_err
         raise RuntimeError("in the block")
     assert all(map(gone, running.pids.values()))
     assert not answers(running.url)
-    assert told == [], "nothing is said about a GPU"
+    assert messages == [], "nothing is said about a GPU"
 
 
 def test_a_child_that_ends_at_its_start_stops_everything_and_shows_its_words(
@@ -402,7 +402,7 @@ def test_each_gpu_gets_a_worker_that_is_known_before_the_service_is_ready(
         database = Database(with_gpu.database_url)
         with database.read() as session:
             devices = live_devices(session, 60.0)
-        assert [(one.device_class, one.uuid) for one in devices] == [
+        assert [(device.device_class, device.uuid) for device in devices] == [
             ("Another GPU", "GPU-1"),
             ("Simulated GPU", "GPU-0"),
         ]
@@ -411,13 +411,13 @@ def test_each_gpu_gets_a_worker_that_is_known_before_the_service_is_ready(
 
 @every_other_run
 def test_a_gpu_that_fell_out_is_used_again_once_it_answers(with_gpu: Settings, tmp_path: Path) -> None:
-    told: list[str] = []
-    with serve.embedded(with_gpu, commands=COMMANDS, say=told.append) as running:
+    messages: list[str] = []
+    with serve.embedded(with_gpu, commands=COMMANDS, say=messages.append) as running:
         world = QueueWorld(tmp_path, with_gpu, Database(with_gpu.database_url), wake_ups.connect(running.redis_url))
         [ref] = world.add("gone", kind="measure", target="Simulated GPU")
-        wait_for(lambda: "gpu worker 1 ended with 69, starting it again" in str(told), what=str(told))
+        wait_for(lambda: "gpu worker 1 ended with 69, starting it again" in str(messages), what=str(messages))
         (tmp_path / "gpu-is-back").touch()
-        wait_for(lambda: world.journal("end", ref), what=str(told))
+        wait_for(lambda: world.journal("end", ref), what=str(messages))
         assert {entry.attempt for entry in world.journal("start", ref)} == {1}
 
 
@@ -449,7 +449,7 @@ def test_locks_that_cannot_have_a_folder_are_refused(with_gpu: Settings, tmp_pat
 def test_what_cannot_be_said_stops_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", full)
-        serve._say("it runs")
+        serve.write_line("it runs")
         with contextlib.suppress(OSError):
             full.close()
 
@@ -614,11 +614,13 @@ def test_a_child_is_started_again_after_growing_pauses(
     monkeypatch.setattr(supervised_process, "LONGEST_PAUSE_SECONDS", 0.04)
     child = a_child(tmp_path, fork_server, "print('here'); raise SystemExit(3)")
     child.start()
-    told: list[str] = []
-    while sum("started again" in words for words in told) < 4:
-        told.append(child.keep() or "")
+    messages: list[str] = []
+    while sum("started again" in words for words in messages) < 4:
+        messages.append(child.keep() or "")
     pauses = [
-        float(match[1]) for words in told if (match := re.search(r"ended with 3, starting it again in (\S+) s", words))
+        float(match[1])
+        for words in messages
+        if (match := re.search(r"ended with 3, starting it again in (\S+) s", words))
     ]
     assert pauses == [0.01, 0.02, 0.04, 0.04]
     child.end(5.0)

@@ -1,1 +1,1 @@
-"""Mutants by rule: wrong kernels made of an operator's text by a program, judged by the product's own plan."""
+"""Mutants by rule: wrong kernels made of an operator's text by a program, verified by the product's own plan."""

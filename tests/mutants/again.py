@@ -1,4 +1,4 @@
-"""`python -m tests.mutants.again RESULT…`: judges again, by the plan as it is now, the mutants that survived a run of
+"""`python -m tests.mutants.again RESULT…`: verifies again, by the plan as it is now, the mutants that survived a run of
 `tests.mutants.run` or were argued away, and writes each result where it was read."""
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from tests.mutants.changes import Change, changes_of, sections
-from tests.mutants.judge import ARGUED, Bench, Judged, settled
+from tests.mutants.emulation import runtime
 from tests.mutants.run import KERNELS
 from tests.mutants.subjects import SUBJECTS
-from tests.mutants.twin import runtime
+from tests.mutants.verify import ARGUED, Bench, MutantResult, settled
 
 
 def undecided(row: Mapping[str, Any]) -> bool:
@@ -27,7 +27,7 @@ class Benches:
 
     def __init__(self, subject: str, seed: int, folder: Path) -> None:
         (of,) = [each for each in SUBJECTS if each.name == subject]
-        self._all, self._drawn, self._seed, self._folder = of.kernels(), of.drawn(KERNELS, seed), seed, folder
+        self._all, self._sample, self._seed, self._folder = of.kernels(), of.sample(KERNELS, seed), seed, folder
         self._built = dict[str, Bench]()
 
     def of(self, name: str) -> Bench:
@@ -37,7 +37,7 @@ class Benches:
         return self._built[name]
 
     def others(self, name: str) -> Iterator[Bench]:
-        return (self.of(other) for other in self._drawn if other != name)
+        return (self.of(other) for other in self._sample if other != name)
 
 
 def as_it_stands(bench: Bench, row: Mapping[str, Any]) -> Change | None:
@@ -52,7 +52,7 @@ def as_it_stands(bench: Bench, row: Mapping[str, Any]) -> Change | None:
     return min(same, key=lambda change: abs(change.line - was.line), default=None)
 
 
-def judged_again(result: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
+def verified_again(result: Mapping[str, Any], folder: Path) -> list[dict[str, Any]]:
     """The rows of a result; of a mutant whose line is no more there is none."""
     benches, rows = Benches(result["subject"], result["seed"], folder), list[dict[str, Any]]()
     for row in result["mutants"]:
@@ -64,14 +64,14 @@ def judged_again(result: Mapping[str, Any], folder: Path) -> list[dict[str, Any]
         if change is None:
             sys.stdout.write(f"{name}: no such line any more: {row['change']['text'].strip()}\n")
             continue
-        judged = settled(benches.of(name), change, benches.others(name))
-        rows.append(asdict(replace(judged, seconds=judged.seconds + row["seconds"])))
-        _say(judged)
+        settled_again = settled(benches.of(name), change, benches.others(name))
+        rows.append(asdict(replace(settled_again, seconds=settled_again.seconds + row["seconds"])))
+        _say(settled_again)
     return rows
 
 
-def _say(judged: Judged) -> None:
-    sys.stdout.write(f"{judged.kernel}: {judged.change.words()} => {judged.outcome}: {judged.how[:160]}\n")
+def _say(result: MutantResult) -> None:
+    sys.stdout.write(f"{result.kernel}: {result.change.words()} => {result.outcome}: {result.how[:160]}\n")
     sys.stdout.flush()
 
 
@@ -79,7 +79,7 @@ def main() -> None:
     for name in sys.argv[1:]:
         result = json.loads(Path(name).read_text(encoding="utf-8"))
         with TemporaryDirectory(prefix="mutants_") as folder:
-            result["mutants"] = judged_again(result, Path(folder))
+            result["mutants"] = verified_again(result, Path(folder))
         Path(name).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

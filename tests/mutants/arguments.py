@@ -1,7 +1,7 @@
 """Why some changed texts are the same kernel, though compilers make another one of them. An argument is about lines of
-a file; `judge` checks that the outputs of such a mutant have the bits of the kernel as it is, in every case of its plan
-under three seeds, and takes it for no equivalent where one bit differs. Where an argument says that only roundings
-differ, all outputs have to be right in each of these cases."""
+a file; `verify` checks that the outputs of such a mutant have the bits of the kernel as it is, in every case of its
+plan under three seeds, and takes it for no equivalent where one bit differs. Where an argument says that only
+roundings differ, all outputs have to be right in each of these cases."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from codegen.text.render_group import (
     render_device,
 )
 from tests.mutants.changes import Change, sections
-from tests.mutants.twin import run
+from tests.mutants.emulation import run
 from tests.support.kernels.cpu_helpers import toolchain
 
 ARCHITECTURE = "sm_80"

@@ -14,9 +14,9 @@ from dataclasses import asdict
 from functools import partial
 from multiprocessing import get_context
 
-from tests.mutants.judge import Judged, judge
 from tests.mutants.rules import WIDE
 from tests.mutants.subjects import SUBJECTS
+from tests.mutants.verify import MutantResult, verify_mutants
 from tests.support.run.places import ARTIFACTS
 
 FOLDER = ARTIFACTS / "rule-mutants"
@@ -31,28 +31,31 @@ def share(name: str, each: int = EACH) -> int:
     return max(min(LEAST, each), -(-each // len(subjects)))
 
 
-def judged_mutants(name: str, mutants: int, kernels: int, seed: int) -> list[Judged]:
+def mutants_with_outcomes(name: str, mutants: int, kernels: int, seed: int) -> list[MutantResult]:
     """Of a subject; they are an artifact, too."""
     (subject,) = [each for each in SUBJECTS if each.name == name]
-    judged = list(judge(subject.drawn(kernels, seed), mutants, seed))
+    results = list(verify_mutants(subject.sample(kernels, seed), mutants, seed))
     FOLDER.mkdir(parents=True, exist_ok=True)
-    rows = {"subject": name, "seed": seed, "mutants": [asdict(each) for each in judged]}
+    rows = {"subject": name, "seed": seed, "mutants": [asdict(each) for each in results]}
     (FOLDER / f"{name.replace(' ', '-').replace(',', '')}.json").write_text(json.dumps(rows, indent=1) + "\n")
-    return judged
+    return results
 
 
-def survivors(judged: Sequence[Judged]) -> list[str]:
+def survivors(results: Sequence[MutantResult]) -> list[str]:
     return [
         f"{each.kernel}: {each.change.words()} ({each.how})"
-        for each in judged
+        for each in results
         if each.outcome == "survived" and each.change.rule != WIDE
     ]
 
 
 def _said(name: str, each: int, kernels: int, seed: int) -> None:
-    judged = judged_mutants(name, share(name, each), kernels, seed)
-    counts = Counter(one.outcome for one in judged)
-    words = [f"{name}: {dict(counts)}, {sum(one.seconds for one in judged):.0f} CPU seconds", *survivors(judged)]
+    results = mutants_with_outcomes(name, share(name, each), kernels, seed)
+    counts = Counter(result.outcome for result in results)
+    words = [
+        f"{name}: {dict(counts)}, {sum(result.seconds for result in results):.0f} CPU seconds",
+        *survivors(results),
+    ]
     sys.stdout.write("\n  ".join(words) + "\n")
     sys.stdout.flush()
 

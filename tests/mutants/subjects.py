@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from codegen.kernel import Kernel
 from tests.operators.harness.declarations import Declarations
-from tests.operators.harness.proofs import classes
+from tests.operators.harness.verifications import classes
 
 OF_TESTS = "tests.operators"
 
@@ -28,9 +28,9 @@ class Subject:
         declared = [each for module in self.modules for each in _declared(module) if each.operator == self.operator]
         return {name: kernel for each in declared for name, kernel in _kernels(each).items()}
 
-    def drawn(self, count: int, seed: int) -> dict[str, Kernel]:
+    def sample(self, count: int, seed: int) -> dict[str, Kernel]:
         """So many kernels, no two alike where the operator has others: again and again the one of most new classes
-        among a few that a seed draws."""
+        among a few of a seed."""
         kernels = self.kernels()
         rng = random.Random(f"{seed} {self.name}")
         names, chosen, having = sorted(kernels), dict[str, Kernel](), set[tuple[object, ...]]()
@@ -73,7 +73,7 @@ SUBJECTS = tuple(
 
 
 def _declared(module: str) -> tuple[Declarations, ...]:
-    os.environ.setdefault("CUKILN_TEST_SEED", "0")  # by which the module's own tests are drawn
+    os.environ.setdefault("CUKILN_TEST_SEED", "0")  # by which the module's own tests are chosen
     declared = importlib.import_module(module).DECLARED
     assert isinstance(declared, tuple)
     return declared
@@ -81,7 +81,7 @@ def _declared(module: str) -> tuple[Declarations, ...]:
 
 def _kernels(declared: Declarations) -> Mapping[str, Kernel]:
     """Those that its tests verify; where they verify none but as mutants and random cases, those of the mutants."""
-    if declared.proofs is not None:
-        return declared.proofs.kernels()
+    if declared.verifications is not None:
+        return declared.verifications.kernels()
     assert declared.mutations is not None, declared.operator
     return declared.mutations.kernels(declared.operator)

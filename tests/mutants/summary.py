@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tests.mutants.arguments import takes
-from tests.mutants.judge import ARGUED, SAME_LIBRARY, SAME_PTX
 from tests.mutants.rules import WIDE
 from tests.mutants.subjects import SUBJECTS
+from tests.mutants.verify import ARGUED, SAME_LIBRARY, SAME_PTX
 
 COLUMNS = ("mutants", "caught", "equivalent", "survived", "of 32-bit offsets")
 # How the plan caught them: words of a message, the first that fit.

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from tests.mutants.changes import changes_of
-from tests.mutants.judge import in_turn
 from tests.mutants.rules import RULES
 from tests.mutants.subjects import SUBJECTS
+from tests.mutants.verify import in_turn
 
 TEXT = """namespace cukiln {
 #if defined(CUKILN_DEVICE)

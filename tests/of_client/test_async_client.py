@@ -109,8 +109,8 @@ def test_lookups_are_cached_and_revalidated(scripted: ScriptedService, tmp_path:
         async with AsyncClient(scripted.url, cache_dir=tmp_path, fresh_seconds=0) as client:
             revisions = []
             for _ in range(2):
-                (found,) = await client.lookup([MATMUL])
-                revisions.append(found.record.revision)
+                (answer,) = await client.lookup([MATMUL])
+                revisions.append(answer.record.revision)
             while len(scripted.seen) < 2 or (await client.lookup([MATMUL]))[0].record.revision == 1:
                 await asyncio.sleep(0.01)
             return revisions

@@ -1,4 +1,4 @@
-"""`cukiln accuracy`: what a winner's proof and the vendor's library say of their distance from float64."""
+"""`cukiln accuracy`: what a winner's verification and the vendor's library say of their distance from float64."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ H200 = "NVIDIA H200"
 
 
 def candidate(name: str, **changes: Any) -> dict[str, Any]:
-    """One on the CPU, that was proved right."""
+    """One on the CPU, that was verified as right."""
     return {
         "problem": "ffn1",
         "device_class": "predicted:sm_90a",
@@ -50,7 +50,7 @@ def measured(name: str, us: float, **changes: Any) -> dict[str, Any]:
 
 def printed(width: int, *candidates: dict[str, Any]) -> str:
     output = io.StringIO()
-    found = [CandidateReport.model_validate(one) for one in candidates]
+    found = [CandidateReport.model_validate(each) for each in candidates]
     print_candidates(Console(file=output, width=width), fastest_first(found))
     return output.getvalue()
 
@@ -66,8 +66,8 @@ def test_what_the_ptx_showed_has_a_column_where_any_was_run() -> None:
 
 
 def names(*candidates: dict[str, Any]) -> str:
-    found = fastest_first([CandidateReport.model_validate(one) for one in candidates])
-    return "".join(one.candidate[0] for one in found)
+    found = fastest_first([CandidateReport.model_validate(each) for each in candidates])
+    return "".join(each.candidate[0] for each in found)
 
 
 def test_the_fastest_right_one_comes_first() -> None:
@@ -153,7 +153,7 @@ def test_the_command_reads_every_page(
     assert run(monkeypatch, "job1", "--json", "--url", with_pages.url) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["job"] == "job1"
-    assert [one["measured_us"] for one in answer["candidates"]] == [10.0, 11.0, 12.0]
+    assert [each["measured_us"] for each in answer["candidates"]] == [10.0, 11.0, 12.0]
     assert CandidateReport.model_validate(answer["candidates"][0]).device_class == H200
 
 

@@ -255,9 +255,9 @@ def targets_json(**classes: list[str]) -> dict[str, Any]:
             "name": target,
             "data_sheet": {},
             "toolchains": ["t"],
-            "device_classes": [*found, f"predicted:{target}"],
+            "device_classes": [*each, f"predicted:{target}"],
         }
-        for target, found in classes.items()
+        for target, each in classes.items()
     ]
     return {"targets": targets, "toolchains": []}
 
@@ -452,7 +452,7 @@ def test_an_interrupted_fetch_leaves_the_old_record_whole(cukiln: Run, with_winn
     assert not any(path.name.startswith(("9", ".")) for path in folder.iterdir())
 
 
-def test_a_key_that_nobody_knows_is_one_line(cukiln: Run, scripted: ScriptedService) -> None:
+def test_an_unknown_key_is_one_line(cukiln: Run, scripted: ScriptedService) -> None:
     scripted.on("GET", f"/v1/kernels/{'a' * 64}", problem_json(404, "kernel-not-found", "There is no winner record"))
     code, _, err = cukiln("fetch", "a" * 64, "--out", "out", "--url", scripted.url)
     assert (code, err) == (1, "cukiln: There is no winner record\n")

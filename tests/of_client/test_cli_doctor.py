@@ -97,11 +97,11 @@ def test_a_python_that_may_not_be_run_is_a_finding(monkeypatch: pytest.MonkeyPat
     python.touch(mode=0o644)
     monkeypatch.setattr(sys, "executable", str(python))
     monkeypatch.setattr("sys.argv", ["cukiln", "doctor"])
-    found = findings()
+    by_name = findings()
     for name in ("nvcc", "fence"):
-        assert found[name].state == "missing" and "Permission denied" in found[name].detail
-        assert "a user that may run this Python" in str(found[name].todo)
-    assert found["database"].state == "found"
+        assert by_name[name].state == "missing" and "Permission denied" in by_name[name].detail
+        assert "a user that may run this Python" in str(by_name[name].todo)
+    assert by_name["database"].state == "found"
 
 
 def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -109,8 +109,8 @@ def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch: pytest.M
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "exists", denied)
-    found = disk("data folder", tmp_path / "data")
-    assert (found.state, found.detail) == ("missing", f"{tmp_path / 'data'} cannot be written: Permission denied")
+    state = disk("data folder", tmp_path / "data")
+    assert (state.state, state.detail) == ("missing", f"{tmp_path / 'data'} cannot be written: Permission denied")
 
 
 @pytest.mark.parametrize(
@@ -130,11 +130,11 @@ def test_what_the_environment_names_must_be_there(
     variable: str, value: str, name: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
-    found = findings()[name]
-    assert found.state == "missing"
-    assert words in found.detail
-    assert found.todo
-    assert "secret" not in found.detail
+    by_name = findings()[name]
+    assert by_name.state == "missing"
+    assert words in by_name.detail
+    assert by_name.todo
+    assert "secret" not in by_name.detail
 
 
 def test_the_compilers_that_are_named_are_the_ones_that_are_looked_at(
@@ -146,13 +146,13 @@ def test_the_compilers_that_are_named_are_the_ones_that_are_looked_at(
     monkeypatch.setenv("CUKILN_CXX", str(compiler))
     monkeypatch.setenv("CUKILN_NVCC", str(nvcc))
     monkeypatch.setenv("OPERATOR_PATH", str(FAULTY))
-    found = findings()
-    assert (found["g++"].state, found["g++"].detail) == ("found", str(compiler))
+    by_name = findings()
+    assert (by_name["g++"].state, by_name["g++"].detail) == ("found", str(compiler))
     assert (
-        found["nvcc"].state == "found"
-        and f"({nvcc}), for a driver of release 580 or later (CUDA 13)" in found["nvcc"].detail
+        by_name["nvcc"].state == "found"
+        and f"({nvcc}), for a driver of release 580 or later (CUDA 13)" in by_name["nvcc"].detail
     )
-    assert found["operators"].state == "found"
+    assert by_name["operators"].state == "found"
 
 
 def test_a_service_that_answers_is_found(scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,10 +160,10 @@ def test_a_service_that_answers_is_found(scripted: ScriptedService, monkeypatch:
     scripted.on("GET", "/v1/targets", {"targets": [], "toolchains": []})
     assert findings()["service"].state == "found"
     scripted.on("GET", "/v1/targets", problem_json(401, "unauthorized", "The API key is missing"))
-    found = findings()["service"]
-    assert found.state == "missing"
-    assert found.todo is not None
-    assert "set CUKILN_API_KEY" in found.todo
+    by_name = findings()["service"]
+    assert by_name.state == "missing"
+    assert by_name.todo is not None
+    assert "set CUKILN_API_KEY" in by_name.todo
 
 
 def test_each_means_of_the_fence_has_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,15 +182,15 @@ def test_each_means_of_the_fence_has_a_line(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_no_host_compiler_says_how_to_install_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    found = host_compiler()
-    assert (found.state, found.todo) == ("missing", "install it: apt-get install g++ (Debian, Ubuntu)")
+    state = host_compiler()
+    assert (state.state, state.todo) == ("missing", "install it: apt-get install g++ (Debian, Ubuntu)")
     assert findings()["nvcc"].state == "missing"  # nvcc cannot do without
 
 
-def test_a_machine_without_a_driver_is_told_what_happens_then() -> None:
-    found = gpu("libcukiln-no-such-driver.so")
-    assert found.state == "optional"
-    assert "verified on the CPU and ranked by prediction" in found.detail
+def test_a_machine_without_a_driver_says_what_happens_then() -> None:
+    state = gpu("libcukiln-no-such-driver.so")
+    assert state.state == "optional"
+    assert "verified on the CPU and ranked by prediction" in state.detail
 
 
 def driver_library(folder: Path, *, code: int = 0, count: int = 2, version: int | None = 13000) -> str:
@@ -216,13 +216,15 @@ def test_the_driver_is_asked_for_its_devices(code: int, count: int, state: str, 
     assert found.state == state
     assert found.detail == "First, Second" if state == "found" else f"(code {code})" in found.detail
     more = list(gpu_findings(load_settings(), library))[1:]
-    assert [one.name for one in more] == (["driver", "cupy", "nvidia-ml-py", "gpu leases"] if state == "found" else [])
+    assert [each.name for each in more] == (
+        ["driver", "cupy", "nvidia-ml-py", "gpu leases"] if state == "found" else []
+    )
 
 
 def test_gpus_that_are_not_to_be_used_need_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUKILN_GPUS", "none")
-    found = list(gpu_findings(load_settings(), driver_library(tmp_path)))
-    assert [(one.name, one.state) for one in found] == [("gpu", "found"), ("measuring", "optional")]
+    states = list(gpu_findings(load_settings(), driver_library(tmp_path)))
+    assert [(each.name, each.state) for each in states] == [("gpu", "found"), ("measuring", "optional")]
 
 
 @pytest.mark.parametrize(
@@ -244,9 +246,9 @@ def test_a_driver_without_a_version_is_taken_as_it_is(tmp_path: Path) -> None:
 
 def test_a_package_is_found_by_its_distribution() -> None:
     assert package("numpy", "num(py)?", "").detail.startswith("numpy ")
-    found = package("cupy", "no-such-package", "without it nothing is measured on the GPU")
-    assert (found.state, found.detail) == ("optional", "not installed; without it nothing is measured on the GPU")
-    assert found.todo == "install it: pip install --constraint constraints.txt --group gpu (for CUDA 12: gpu-cuda12)"
+    state = package("cupy", "no-such-package", "without it nothing is measured on the GPU")
+    assert (state.state, state.detail) == ("optional", "not installed; without it nothing is measured on the GPU")
+    assert state.todo == "install it: pip install --constraint constraints.txt --group gpu (for CUDA 12: gpu-cuda12)"
 
 
 def test_who_has_a_gpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -287,9 +289,9 @@ def test_a_client_alone_is_healthy_and_says_what_it_lacks(
         "gpu": "optional",
         "cache folder": "found",
     }
-    found = findings()
-    assert "cukiln serve" in str(found["service"].todo)
-    assert "to run one, install a driver for CUDA 13 (release 580 or later)" in found["gpu"].detail
+    by_name = findings()
+    assert "cukiln serve" in str(by_name["service"].todo)
+    assert "to run one, install a driver for CUDA 13 (release 580 or later)" in by_name["gpu"].detail
     monkeypatch.setenv("CUKILN_URL", f"http://{CLOSED}")  # one that is named has to be there
     assert not doctor_report().healthy
     scripted.on("GET", "/v1/targets", {"targets": [], "toolchains": [], "devices": []})
@@ -316,7 +318,7 @@ def test_a_clients_gpu_needs_a_driver_for_the_services_kernels(
 ) -> None:
     found = list(client_gpu(made_for, driver_library(tmp_path, version=version)))
     states = [("gpu", "found"), ("driver", "found" if todo is None else "missing")]
-    assert [(one.name, one.state) for one in found] == states
+    assert [(each.name, each.state) for each in found] == states
     assert found[1].todo is None if todo is None else todo in str(found[1].todo)
     assert Report(tuple(found)).healthy == (todo is None)
 

@@ -25,7 +25,7 @@ def test_what_a_job_waits_for_stands_where_else_its_time_does() -> None:
     assert counts(progress(None)).endswith("about 7.0 s left")
 
 
-def test_a_log_says_once_what_a_job_waits_for_and_once_that_it_goes_on() -> None:
+def test_a_log_says_once_what_a_job_waits_for_and_once_that_it_continues() -> None:
     output = io.StringIO()
     lines = PlainLines(Console(file=output, width=300))
     for words in (None, WORDS, WORDS, None, None):

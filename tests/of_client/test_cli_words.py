@@ -189,9 +189,9 @@ def printed(job: dict[str, Any], width: int = 140) -> str:
 
 def many_winners(*schedules: dict[str, Any]) -> dict[str, Any]:
     job = job_json("done")
-    (one,) = job["problems"]
+    (problem,) = job["problems"]
     problems = [
-        {**one, "name": f"p{i}", "winner": {**one["winner"], "schedule": schedule}}
+        {**problem, "name": f"p{i}", "winner": {**problem["winner"], "schedule": schedule}}
         for i, schedule in enumerate(schedules)
     ]
     return {**job, "problems": problems}
@@ -313,24 +313,24 @@ def test_a_vendor_within_the_bound_or_not_looked_at_is_a_peer(bound: float | Non
 
 def test_what_keep_left_out_broke_no_rule() -> None:
     job = job_json("done")
-    (one,) = job["problems"]
-    one.update(candidates=2, rejected={"shared_memory": 3, "keep": 124})
+    (problem,) = job["problems"]
+    problem.update(candidates=2, rejected={"shared_memory": 3, "keep": 124})
     better = "more schedules were predicted slower than the best 2"
     lines = notes(Job.model_validate(job))
     assert lines[-2:] == [
         "3 more schedules broke a rule of their operator and were not compiled",
         f"124 {better} and were not compiled",
     ]
-    job["problems"] = [one, {**one, "rejected": {"keep": 1}}]
+    job["problems"] = [problem, {**problem, "rejected": {"keep": 1}}]
     assert notes(Job.model_validate(job))[-1] == f"125 {better} of their problem and were not compiled"
-    job["problems"] = [{**one, "rejected": {"keep": 1}}]
+    job["problems"] = [{**problem, "rejected": {"keep": 1}}]
     assert "broke a rule" not in printed(job)
 
 
 def test_a_long_name_is_whole_in_several_lines() -> None:
     job = job_json("done")
-    (one,) = job["problems"]
-    one["name"] = "resnet50/b32/s2_1x1_reduce/wgrad"
+    (problem,) = job["problems"]
+    problem["name"] = "resnet50/b32/s2_1x1_reduce/wgrad"
     starts = [line.split(" ")[0] for line in printed(job, 200).splitlines()]
     assert starts[1:3] == ["resnet50/b32/", "s2_1x1_reduce/wgrad"]
 
@@ -338,9 +338,9 @@ def test_a_long_name_is_whole_in_several_lines() -> None:
 def test_problems_on_several_classes_say_which() -> None:
     wide = 200
     job = measured_job()
-    (one,) = job["problems"]
+    (problem,) = job["problems"]
     predicted = job_json("done")["problems"][0]
-    job["problems"] = [{**one, "name": "n" * 30}, {**predicted, "name": "n" * 30}]
+    job["problems"] = [{**problem, "name": "n" * 30}, {**predicted, "name": "n" * 30}]
     lines = [line.strip() for line in printed(job, wide).splitlines()]
     assert sum(line.startswith("n" * 20 + " ") for line in lines) == 2
     assert sum(line.split(" ")[0] == "n" * 10 for line in lines) == 2
@@ -374,8 +374,8 @@ def test_a_ratio_to_the_vendor_has_its_interval_and_may_be_a_tie(ratio: dict[str
 @pytest.mark.parametrize(("ratio", "words"), RATIOS)
 def test_a_lookup_shows_the_ratio_of_the_comparison_that_the_kernel_was_in(ratio: dict[str, Any], words: str) -> None:
     output = io.StringIO()
-    found = LookupResult.model_validate({"name": "ffn1", "key": "a" * 64, "record": compared_record(ratio)})
-    print_lookups(Console(file=output, width=140), [found])
+    answer = LookupResult.model_validate({"name": "ffn1", "key": "a" * 64, "record": compared_record(ratio)})
+    print_lookups(Console(file=output, width=140), [answer])
     assert words in output.getvalue()
 
 
@@ -428,8 +428,8 @@ def test_a_lookup_marks_a_record_of_a_gpu_that_changed() -> None:
     }
     record["front"][0]["measured_on"] = {**run, "rounds": 9, "unsteady": CHANGED}
     output = io.StringIO()
-    found = LookupResult.model_validate({"name": "ffn1", "key": "a" * 64, "record": record})
-    print_lookups(Console(file=output, width=200), [found])
+    answer = LookupResult.model_validate({"name": "ffn1", "key": "a" * 64, "record": record})
+    print_lookups(Console(file=output, width=200), [answer])
     assert "(unsteady)" in output.getvalue() and f"{CHANGED[0]} (ffn1)" in " ".join(output.getvalue().split())
 
 
@@ -490,8 +490,8 @@ def test_a_lookup_shows_measured_times_beside_the_vendors() -> None:
     record = record_json(device_class=H200, ranked_by="measured", vendor=vendor)
     record["front"][0].update(measured_us=12.3, verified="gpu", schedule=LONGEST)
     found = [
-        LookupResult.model_validate({"name": name, "key": "a" * 64, "record": one})
-        for name, one in (("ffn1", record), ("ffn2", record_json()), ("ffn3", None))
+        LookupResult.model_validate({"name": name, "key": "a" * 64, "record": each})
+        for name, each in (("ffn1", record), ("ffn2", record_json()), ("ffn3", None))
     ]
     for width in (80, 140):
         output = io.StringIO()

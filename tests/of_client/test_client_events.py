@@ -25,7 +25,7 @@ from tests.support.fixtures.client import (
 Clients = Callable[..., Client]
 
 
-def test_a_broken_stream_goes_on_after_the_last_event(
+def test_a_broken_stream_continues_after_the_last_event(
     scripted: ScriptedService, client_of: Clients, waits: list[float]
 ) -> None:
     first = stream(message("1-0", "progress", {"n": 1}), message("2-0", "progress", {"n": 2}))

@@ -410,11 +410,11 @@ def test_an_odd_id_stays_one_part_of_the_path(
         assert f"/{id}" in seen.path and seen.path.startswith("/v1/")
 
 
-def test_a_shared_client_that_is_dropped_closes_its_connections_once_nobody_has_it(scripted: ScriptedService) -> None:
+def test_a_shared_client_that_is_dropped_closes_its_connections_once_it_has_no_user(scripted: ScriptedService) -> None:
     scripted.on("GET", "/v1/operators", {"operators": []})
 
     def connected(key: str) -> Client:
-        client = Client(transport=shared_client._transport(scripted.url, key, False))
+        client = Client(transport=shared_client.shared_transport(scripted.url, key, False))
         client.operators()
         return client
 

@@ -153,7 +153,7 @@ def test_a_configuration_file_that_the_system_refuses_to_look_at_is_an_error_tha
             ClientSettings.from_environment({"CUKILN_CONFIG": str(folder / "config.toml")})
 
 
-def test_a_user_without_a_home_folder_is_told_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_user_without_a_home_folder_sees_what_to_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 

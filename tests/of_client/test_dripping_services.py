@@ -20,6 +20,7 @@ from cukiln.client import AsyncClient, Client
 from cukiln.transport import AsyncTransport, Transport
 from tests.support.fixtures.client import MATMUL
 from tests.support.fixtures.queue import wait_for
+from tests.support.run.forget_caches import forget_caches
 
 OK = b"HTTP/1.1 200 OK\r\n"
 ZEROS = gzip.compress(bytes(2**23), mtime=0)[:32]  # behind which each byte of 0 is about a thousand zeros
@@ -124,12 +125,16 @@ def test_an_awaited_one_does(call: str, dripping: Dripping) -> None:
 
 
 def test_a_network_that_no_limit_can_be_set_for_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
-    bounded_network._warn_once.cache_clear()
-    with httpx2.Client() as whole, httpx2.Client() as without, httpx2.Client() as another:
+    forget_caches(bounded_network)
+    other = httpx2.MockTransport(lambda request: httpx2.Response(200))
+    with (
+        httpx2.Client() as whole,
+        httpx2.Client(transport=other) as without,
+        httpx2.Client(transport=other) as another,
+    ):
         bound_network(whole)
         assert not caplog.records
         for client in (without, another):
-            client._transport = httpx2.MockTransport(lambda request: httpx2.Response(200))
             bound_network(client)
     (said,) = caplog.records
     assert httpx2.__version__ in said.message and "2.16 has them" in said.message

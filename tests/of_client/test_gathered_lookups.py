@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from cukiln.client import AsyncClient
 from cukiln.errors import BadRequest, NotAuthorised, UnexpectedAnswer
+from cukiln.transport import AsyncTransport
 from cukiln.types import LookedUp
 from tests.support.fixtures.client import MATMUL, ScriptedService, closed_port, problem_json, record_json, silent_server
 
@@ -77,12 +78,12 @@ def test_which_one_is_refused_is_asked_no_longer_than_the_budget(scripted: Scrip
     scripted.on("POST", "/v1/lookups", by_m(frozenset({3})), lambda request: StreamingResponse(never()))
 
     async def ask(client: AsyncClient) -> Any:
-        answers = await gathered(*range(1, 5))(client)
-        return answers, client._transport.breaker.open
+        return await gathered(*range(1, 5))(client)
 
-    answers, is_open = looked_up(scripted.url, ask, lookup_budget=0.5)
+    transport = AsyncTransport(scripted.url)
+    answers = looked_up(scripted.url, ask, lookup_budget=0.5, transport=transport)
     assert all("refused, and the time was over" in answer[0].unanswered for answer in answers)
-    assert len(scripted.seen) == 3 and not is_open
+    assert len(scripted.seen) == 3 and not transport.breaker.open
 
 
 def test_a_record_that_is_none_is_a_miss_of_its_caller_alone(scripted: ScriptedService) -> None:

@@ -145,15 +145,15 @@ def test_numbers_of_a_call_keep_their_order_in_a_lock_and_in_the_cache(
     scripted.on("POST", "/v1/lookups", {"results": [result], "hits": 1, "misses": 0})
     for _ in range(2):  # the second client has it from the cache
         with cukiln.Client(scripted.url) as client:
-            (found,) = client.lookup([PROBLEM], target="sm_90a")
-    assert len(scripted.seen) == 1 and found.record is not None
-    make_lock(Path("cukiln.lock"), [PROBLEM], [found.record]).write()
+            (answer,) = client.lookup([PROBLEM], target="sm_90a")
+    assert len(scripted.seen) == 1 and answer.record is not None
+    make_lock(Path("cukiln.lock"), [PROBLEM], [answer.record]).write()
     resorted = json.dumps(json.loads(Path("cukiln.lock").read_text()), sort_keys=True)
     Path("cukiln.lock").write_text(resorted)
     cukiln.load(library, sha256=digest)
     locked = load(PROBLEM, locked=True).entry
     assert locked is not None
-    for launch in (found.record.front[0].launch, locked.launch):
+    for launch in (answer.record.front[0].launch, locked.launch):
         written = launch.model_dump()
         assert {name: list(written[name].items()) for name in numbers} == {
             name: list(of_name.items()) for name, of_name in numbers.items()

@@ -449,10 +449,10 @@ def test_a_prepared_problem_is_looked_up_as_the_problem_itself(scripted: Scripte
     client = client_of(scripted.url)
     bare = {name: value for name, value in MATMUL.items() if name != "target"}
     prepared = client.prepare({**bare, "name": "ffn1"}, target="sm_90a", deterministic=True)
-    (found,) = client.lookup([prepared])
-    assert found.name == "ffn1"
+    (answer,) = client.lookup([prepared])
+    assert answer.name == "ffn1"
     assert scripted.seen[0].json == {"problems": [{**bare, "name": "ffn1"}], "target": "sm_90a", "deterministic": True}
-    assert client.lookup([bare], target="sm_90a", deterministic=True)[0].record == found.record
+    assert client.lookup([bare], target="sm_90a", deterministic=True)[0].record == answer.record
     assert len(scripted.seen) == 1
 
 

@@ -59,9 +59,9 @@ def test_a_neighbours_kernels_are_answered_from_memory_for_a_while(
     scripted.on("POST", "/v1/lookups", neighbours())
     client = client_of(scripted.url)
     for _ in range(3):
-        (found,) = client.lookup([MATMUL], on_miss="nearest")
-        assert found.is_of_neighbour and found.record is not None and found.record.tuned_for is not None
-        assert found.record.tuned_for.problem == {"m": 96}
+        (answer,) = client.lookup([MATMUL], on_miss="nearest")
+        assert answer.is_of_neighbour and answer.record is not None and answer.record.tuned_for is not None
+        assert answer.record.tuned_for.problem == {"m": 96}
     assert len(sent(scripted)) == 1
 
 
@@ -90,9 +90,9 @@ def test_they_are_asked_for_again_soon_and_give_way_to_the_winner(
     (stale,) = client.lookup([MATMUL], on_miss="nearest")
     assert stale.is_of_neighbour and asked.wait(30)
     assert sent(scripted)[1]["on_miss"] == "nearest"
-    while not (found := client.lookup([MATMUL], on_miss="nearest")[0]).is_winner:
+    while not (answers := client.lookup([MATMUL], on_miss="nearest")[0]).is_winner:
         time.sleep(0.01)
-    assert found.record is not None and found.record.revision == 1
+    assert answers.record is not None and answers.record.revision == 1
     assert client.lookup([MATMUL])[0].is_winner
     while client.cache.usage().records == 0:  # it is written after it is remembered
         time.sleep(0.01)
@@ -146,8 +146,8 @@ def test_the_async_client_does_the_same(scripted: ScriptedService, tmp_path: Pat
     async def ask() -> None:
         async with AsyncClient(scripted.url, cache_dir=tmp_path) as client:
             for _ in range(2):
-                (found,) = await client.lookup([MATMUL], on_miss="nearest")
-                assert found.is_of_neighbour and found.tuning is not None
+                (answer,) = await client.lookup([MATMUL], on_miss="nearest")
+                assert answer.is_of_neighbour and answer.tuning is not None
             (part,) = await client.lookup_fields([MATMUL], ["key"])
             assert part.record == {"key": "k"}
 

@@ -27,7 +27,7 @@ SHOWN = r"[/nope] [red]:bomb:\x9b2J\x1b]0;x \u202eevil"
 @given(st.text())
 def test_no_character_that_moves_or_turns_a_text_is_left(text: str) -> None:
     shown = printable(text, lines=True)
-    assert all(unicodedata.category(one) not in ("Cc", "Cs", "Zl", "Zp") or one in "\n\t" for one in shown)
+    assert all(unicodedata.category(each) not in ("Cc", "Cs", "Zl", "Zp") or each in "\n\t" for each in shown)
     assert not {"RLO", "LRO", "RLE", "LRE", "PDF", "RLI", "LRI", "FSI", "PDI"} & set(
         map(unicodedata.bidirectional, shown)
     )

@@ -53,11 +53,11 @@ def test_several_launches_share_a_workspace(two_launches: Built, child: Child, f
     assert answer[10] == ["ValueError", "the workspace begins at 0x73000008; a multiple of 16 bytes is allowed"]
     assert answer[11] == ["TypeError", "2 extents were given; this kernel has 1"]
     seen = launches(log)
-    assert [(one["grid"], one["block"], one["shared"]) for one in seen[:2]] == [
+    assert [(each["grid"], each["block"], each["shared"]) for each in seen[:2]] == [
         (function.grid, function.block, function.shared_bytes) for function in two_launches.launch.functions
     ]
-    assert [one["function"] for one in seen] == [1000, 1001, 1000, 1001]
-    assert [one["peek"] for one in seen] == [0x72000000] * 2 + [0x73000000] * 2  # low half of the workspace pointer
+    assert [each["function"] for each in seen] == [1000, 1001, 1000, 1001]
+    assert [each["peek"] for each in seen] == [0x72000000] * 2 + [0x73000000] * 2  # low half of the workspace pointer
     assert two_launches.launch.workspace_bytes == 4000
 
 
@@ -79,8 +79,8 @@ def test_a_winner_of_three_launches_runs_them_in_order(three_launches: Built, ch
     body = 'answer = attempt("run", T((1000,)), T((1000,)), T((4000,), "uint8"), 2.5)'
     answer, log = child(calls(three_launches.path, body), driver=fake_driver)
     assert answer is None
-    assert [one["function"] for one in launches(log)] == [1000, 1001, 1002]
-    assert [one["shared"] for one in launches(log)] == [0, 0, 128]
+    assert [launch["function"] for launch in launches(log)] == [1000, 1001, 1002]
+    assert [launch["shared"] for launch in launches(log)] == [0, 0, 128]
 
 
 def test_the_workspace_of_a_call_depends_on_its_launch_values(
@@ -108,7 +108,7 @@ def test_the_workspace_of_a_call_depends_on_its_launch_values(
     assert answer[3:5] == [0, 0]
     assert answer[5] != 0 and answer[6] == "ValueError: the workspace is null; this call needs 20000 bytes"
     assert answer[7] != 0 and answer[8] == "ValueError: the workspace is null; this call needs 12000 bytes"
-    assert [one["grid"] for one in launches(log)] == [(16, 5, 1), (16, 1, 1), (16, 3, 1), (16, 1, 1)]
+    assert [launch["grid"] for launch in launches(log)] == [(16, 5, 1), (16, 1, 1), (16, 3, 1), (16, 1, 1)]
     answer, _ = child(calls(sliced_workspace.path, 'answer = attempt("workspace_bytes", 1000)'), driver=fake_driver)
     assert answer == 20_000  # through tvm-ffi: with the winner's own values
 
@@ -145,7 +145,7 @@ def test_the_plan_of_a_split_has_the_launches_and_the_workspace_of_its_cost(
         parts = {"none": 0, "workspace": slices, "atomic": 1}[way]
         assert launch.workspace_bytes == cost.workspace_bytes == parts * 40 * 32 * 4
         (run,) = (
-            one for one, name in zip(launch.functions, functions_of(candidate.kernel), strict=True) if name == "run"
+            each for each, name in zip(launch.functions, functions_of(candidate.kernel), strict=True) if name == "run"
         )
         assert run.grid[1] == slices == launch.launch["split_k"]
 
@@ -178,7 +178,7 @@ def test_a_call_of_a_split_needs_the_workspace_of_its_own_extents(
         "TypeError",
         "3 arguments were given; this call takes 3 tensors, the workspace, then 0 numbers",
     ]
-    assert [one["grid"][1] for one in launches(log)] == [5, 1, 5, 1, 2, 1]
+    assert [launch["grid"][1] for launch in launches(log)] == [5, 1, 5, 1, 2, 1]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int8"])
@@ -189,8 +189,8 @@ def test_a_cap_on_the_workspace_rejects_exactly_what_needs_more_and_says_how_muc
     search = Search.model_validate({"tunables": {"tile_k": [32], "fragments": [1], **ways}})
     every = lower(problem, SM_90A, search).candidates
     within = lower(problem, SM_90A, search, limit)
-    needed = {one.id: own.cost(problem, one.schedule).workspace_bytes for one in every}
-    assert {one.id for one in within.candidates} == {one for one, size in needed.items() if size <= limit}
+    needed = {each.id: own.cost(problem, each.schedule).workspace_bytes for each in every}
+    assert {candidate.id for candidate in within.candidates} == {each for each, size in needed.items() if size <= limit}
     over = [size for size in needed.values() if size > limit]
     assert set(needed.values()) == {0, 5120, 10_240, 25_600}
     if not over:

@@ -81,7 +81,7 @@ def test_calls_of_every_kernel_and_thread_on_a_stream_share_one_buffer_of_the_by
     _, log = run(body)
     ((word, address, size),) = memory(log)
     assert (word, size) == ("alloc", 4000)
-    assert [one["peek"] for one in launches(log)] == [address] * 24
+    assert [launch["peek"] for launch in launches(log)] == [address] * 24
 
 
 def test_a_larger_need_replaces_the_buffer_and_a_smaller_one_does_not(run: Any) -> None:
@@ -89,7 +89,7 @@ def test_a_larger_need_replaces_the_buffer_and_a_smaller_one_does_not(run: Any) 
     (_, first, _), freed, (_, second, size) = memory(log)
     assert freed == ("free", first, 0)
     assert size == 8000
-    assert [one["peek"] for one in launches(log)] == [first] * 4 + [second] * 4
+    assert [launch["peek"] for launch in launches(log)] == [first] * 4 + [second] * 4
 
 
 def test_two_threads_on_two_streams_never_share_a_buffer_nor_come_between_a_calls_launches(run: Any) -> None:
@@ -100,12 +100,12 @@ def test_two_threads_on_two_streams_never_share_a_buffer_nor_come_between_a_call
     """
     _, log = run(body)
     seen = launches(log)
-    buffers = {stream: {one["peek"] for one in seen if one["stream"] == stream} for stream in (7, 8)}
-    assert all(len(found) == 1 for found in buffers.values())
+    buffers = {stream: {each["peek"] for each in seen if each["stream"] == stream} for stream in (7, 8)}
+    assert all(len(each) == 1 for each in buffers.values())
     assert buffers[7] != buffers[8]
     assert len(memory(log)) == 2
     for stream in (7, 8):
-        functions = [one["function"] for one in seen if one["stream"] == stream]
+        functions = [each["function"] for each in seen if each["stream"] == stream]
         assert functions == [1000, 1001] * 300
 
 
@@ -113,7 +113,7 @@ def test_devices_have_buffers_of_their_own(run: Any) -> None:
     _, log = run("for device in (0, 1, 0, 1): call(device=device, stream=7)")
     assert [word for word, *_ in memory(log)] == ["alloc", "alloc"]
     seen = launches(log)
-    assert {(one["context"], one["peek"]) for one in seen} == {
+    assert {(each["context"], each["peek"]) for each in seen} == {
         (100, seen[0]["peek"]), (101, seen[2]["peek"])
     }  # fmt: skip
     assert seen[0]["peek"] != seen[2]["peek"]
@@ -127,7 +127,7 @@ def test_the_stream_of_a_thread_is_another_one_in_every_thread(run: Any) -> None
 def test_the_callers_own_workspace_needs_no_other(run: Any) -> None:
     _, log = run('call(workspace=T((4000,), "uint8", address=0x72000000), stream=7)')
     assert memory(log) == []
-    assert [one["peek"] for one in launches(log)] == [0x72000000] * 2
+    assert [launch["peek"] for launch in launches(log)] == [0x72000000] * 2
 
 
 def test_a_call_runs_on_its_frameworks_current_stream_or_on_the_one_that_is_given(run: Any) -> None:
@@ -138,7 +138,7 @@ def test_a_call_runs_on_its_frameworks_current_stream_or_on_the_one_that_is_give
     call()
     """
     _, log = run(body)
-    seen = [(one["stream"], one["peek"]) for one in launches(log)]
+    seen = [(launch["stream"], launch["peek"]) for launch in launches(log)]
     assert [stream for stream, _ in seen] == [77, 77, 5, 5, 5, 5, 0, 0]
     assert len({place for _, place in seen}) == 4
 
@@ -161,7 +161,7 @@ def test_a_call_runs_on_cupys_current_stream_and_asks_for_no_order_with_another(
     call(workspace=workspace)
     """
     _, log = run(body)
-    assert [one["stream"] for one in launches(log)] == [66, 66, 5, 5, 0, 0]
+    assert [launch["stream"] for launch in launches(log)] == [66, 66, 5, 5, 0, 0]
 
 
 def test_tensors_of_cupy_are_handed_over_while_their_stream_is_captured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_a_captured_graph_keeps_its_buffers_for_itself(run: Any) -> None:
     """
     answer, log = run(body)
     assert answer == [4000, 0, 4000 + 2 * (4000 + 8000)]
-    seen = [one["peek"] for one in launches(log)][::2]
+    seen = [launch["peek"] for launch in launches(log)][::2]
     eager, small, large, _, small_2, large_2, *_ = seen
     assert seen[:8] == [eager, small, large, large, small_2, large_2, large_2, eager]
     assert len({*seen[:7]}) == 5

@@ -1,4 +1,4 @@
-"""Element types: NumPy, C++ and DLPack mean the same bits by a name, and outputs of every type are judged."""
+"""Element types: NumPy, C++ and DLPack mean the same bits by a name, and outputs of every type are checked."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_numpy_holds_the_bytes_that_kernels_hold(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_launch_code_knows_the_c_type_by_the_same_name(name: str) -> None:
+def test_launch_code_has_the_c_type_by_the_same_name(name: str) -> None:
     header = (files("codegen") / "device" / "launch.h").read_text()
     spelled = dtype(name).cxx.removeprefix("cukiln::")
     assert re.search(rf"element_type<{spelled}> = ElementType::{name};", header)
@@ -46,7 +46,9 @@ def test_bfloat16_is_the_upper_half_of_float32() -> None:
         ("int32", [1, 2**31 - 1, -(2**31)], 2), ("float32", [1.0, 2.0**100, -0.25], 2.0),
     ],
 )  # fmt: skip
-def test_outputs_of_every_type_are_judged_and_compared_bit_by_bit(name: str, values: list[float], other: float) -> None:
+def test_outputs_of_every_type_are_compared_with_the_bound_and_bit_by_bit(
+    name: str, values: list[float], other: float
+) -> None:
     out = np.array(values).astype(dtype(name).numpy)
     expected, zero = out.astype(np.float64), np.zeros(3)
     assert check_output(out, expected, zero, exact=True).ok

@@ -83,7 +83,7 @@ def test_a_sample_asks_also_where_it_passes_over_kernels_that_have_no_more_launc
     assert len(steps) == 2 * 1001
 
 
-def test_a_size_that_json_cannot_hold_is_told_as_the_largest_that_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_size_that_json_cannot_hold_is_shown_as_the_largest_that_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
     own = Matmul.space
 
     def copies(self: Matmul, *arguments: Any) -> SearchSpace:

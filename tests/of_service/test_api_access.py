@@ -25,8 +25,8 @@ PATHS = ["/v1/jobs", "/v1/nothing", "/v1", "/v1/operators", f"/v1/blobs/sha256/{
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with serving(tmp_path_factory.mktemp("guarded"), api_key=KEY) as found:
-        yield found
+    with serving(tmp_path_factory.mktemp("guarded"), api_key=KEY) as served:
+        yield served
 
 
 @pytest.mark.parametrize("path", PATHS)

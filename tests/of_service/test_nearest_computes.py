@@ -15,7 +15,7 @@ from codegen.kernel import Candidate
 from codegen.problem import Problem
 from tests.support.kernels.compile_cache import CachingProcesses
 from tests.support.kernels.cpu_calls import checked_call
-from tests.support.kernels.neighbour_cases import KINDS, draw
+from tests.support.kernels.neighbour_cases import KINDS, random_case
 from tests.support.kernels.random_cases import seed_of_this_run
 from tests.support.run.each_run import every_other_run
 from tests.support.service.worked_api import WorkedApi
@@ -43,7 +43,7 @@ def client(service: WorkedApi, tmp_path: Path) -> Iterator[cukiln.Client]:
 @every_other_run
 def test_a_neighbours_library_computes_the_problem(service: WorkedApi, client: cukiln.Client) -> None:
     rng = random.Random(seed_of_this_run())
-    require_right([draw(kind, rng, 6) for kind in rng.sample([*KINDS], EACH_RUN)], service, client)
+    require_right([random_case(kind, rng, 6) for kind in rng.sample([*KINDS], EACH_RUN)], service, client)
 
 
 @pytest.mark.long
@@ -51,7 +51,7 @@ def test_a_neighbours_library_computes_the_problem(service: WorkedApi, client: c
 @pytest.mark.parametrize("kind", KINDS)
 def test_neighbours_of_every_kind(kind: str, service: WorkedApi, client: cukiln.Client) -> None:
     rng = random.Random(seed_of_this_run())
-    require_right([draw(kind, rng, 12) for _ in range(3)], service, client)
+    require_right([random_case(kind, rng, 12) for _ in range(3)], service, client)
 
 
 def require_right(pairs: Sequence[Pair], service: WorkedApi, client: cukiln.Client) -> None:
@@ -61,8 +61,8 @@ def require_right(pairs: Sequence[Pair], service: WorkedApi, client: cukiln.Clie
     problems = client.wait(job, timeout=1).problems
     assert [problem.error for problem in problems] == [None] * len(pairs), problems
     for candidate, others in pairs:
-        found = client.lookup([other.canonical() for other in others], target="cpu", on_miss="nearest")  # type: ignore[misc]
-        for other, answer in zip(others, found, strict=True):
+        answers = client.lookup([other.canonical() for other in others], target="cpu", on_miss="nearest")  # type: ignore[misc]
+        for other, answer in zip(others, answers, strict=True):
             said = f"{other.canonical()} by {candidate.schedule.as_dict()} of {candidate.problem.canonical()}"
             assert answer.record is not None, f"no neighbour for {said}"
             assert (answer.record.emulates, answer.is_of_neighbour) == ("sm_80", True)

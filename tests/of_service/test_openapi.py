@@ -46,8 +46,8 @@ def test_a_client_that_is_made_of_the_description_works(api: Api, tmp_path: Path
     settings.write_text("post_hooks: []\n")  # it would format and check what it made
     make = [str(Path(sys.executable).parent / "openapi-python-client"), "generate", "--url", f"{api.url}/openapi.json"]
     make += ["--output-path", str(made), "--config", str(settings), "--fail-on-warning"]
-    told = subprocess.run(make, capture_output=True, text=True, check=False)
-    assert told.returncode == 0, told.stdout + told.stderr
+    done = subprocess.run(make, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
     use = [sys.executable, "-c", USE, api.url]
     used = subprocess.run(use, cwd=made, capture_output=True, text=True, check=False)
     assert used.stdout.split() == [str(len(operators())), MATMUL["operator"]], used.stderr

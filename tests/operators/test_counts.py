@@ -18,7 +18,7 @@ from codegen.search.search import Search
 from codegen.targets import target
 from tests.support.kernels.counted_runs import Counted, count_runs
 from tests.support.kernels.random_cases import seed_of_this_run
-from tests.support.run.each_run import DRAWS, some_each_run
+from tests.support.run.each_run import SOME_ROWS, some_each_run
 
 TARGET = target("sm_80")
 MATMUL: dict[str, Any] = {"operator": "matmul", "m": 70, "n": 52, "k": 44, "layout": "nt"}
@@ -348,18 +348,18 @@ UNEVEN = (
 MORE = 4
 
 
-def drawn() -> set[str]:
+def some_cases() -> set[str]:
     """Of the cases that repeat no other, in a run of `make test`: one of each operator, and some more."""
     by_seed, by_operator = random.Random(seed_of_this_run()), dict[str, list[str]]()
     for name, (fields, _) in CASES.items():
         if name not in REPEATS:
             by_operator.setdefault(fields["operator"], []).append(name)
     every = [name for names in by_operator.values() for name in names]
-    return {*map(by_seed.choice, by_operator.values()), *by_seed.sample(every, MORE)} if DRAWS else set()
+    return {*map(by_seed.choice, by_operator.values()), *by_seed.sample(every, MORE)} if SOME_ROWS else set()
 
 
 def _marked(names: Iterable[str]) -> list[Any]:
-    of_this_run = drawn()
+    of_this_run = some_cases()
     return [pytest.param(name, marks=() if name in of_this_run else pytest.mark.long) for name in names]
 
 
@@ -441,7 +441,7 @@ def test_multiplications_and_truncations_are_those_of_the_run(
 
 
 @pytest.mark.long
-def test_the_cases_that_make_test_draws_from_have_every_class_of_all() -> None:
+def test_the_cases_of_make_test_have_every_class_of_all() -> None:
     every = {name: candidate(*case).kernel for name, case in CASES.items()}
     kept = [_classes(kernel) for name, kernel in every.items() if name not in REPEATS]
     assert set[object]().union(*kept) == set[object]().union(*map(_classes, every.values()))
@@ -466,19 +466,19 @@ def test_of_two_functions_the_dearer_one_is_counted(operator_name: str, tmp_path
         "matmul": {**RING, "epilogue": [{"op": "masked_activation", **sides}]},
         "masked_activation": {**MASKED, **sides, "dtype": "int64", "fraction_bits": 18},
     }[operator_name]
-    one = candidate(fields, {"matmul": {"algorithm": "limbs"}}.get(operator_name, {"algorithm": "vectorised"}))
+    own = candidate(fields, {"matmul": {"algorithm": "limbs"}}.get(operator_name, {"algorithm": "vectorised"}))
     op = operator(operator_name)
     outputs = 70 * 52 if operator_name == "matmul" else 5003
     shape = (70, 52) if operator_name == "matmul" else (5003,)
     half = (np.arange(outputs) < outputs // 2).reshape(shape).astype(np.uint8)
     masks = {"set": np.ones_like(half), "clear": np.zeros_like(half), "half": half}
-    runs = count_runs(dict.fromkeys(masks, one), tmp_path, masks)
+    runs = count_runs(dict.fromkeys(masks, own), tmp_path, masks)
     multiplied = {name: run.of()["imad"].multiplications for name, run in runs.items()}
     assert multiplied == {"set": outputs, "clear": 3 * outputs, "half": 3 * outputs - 2 * (outputs // 2)}
-    assert op.multiplications(one.problem) == 3 * outputs + (outputs * 44 if operator_name == "matmul" else 0)
-    (said,) = (part for part in op.launches(one.problem, one.schedule, TARGET)[-1].primitives if part.name == "imad")
+    assert op.multiplications(own.problem) == 3 * outputs + (outputs * 44 if operator_name == "matmul" else 0)
+    (said,) = (part for part in op.launches(own.problem, own.schedule, TARGET)[-1].primitives if part.name == "imad")
     assert said.multiplications == multiplied["clear"]
-    assert op.cost(one.problem, one.schedule).truncations == runs["clear"].of()["truncate"].times
+    assert op.cost(own.problem, own.schedule).truncations == runs["clear"].of()["truncate"].times
 
 
 @pytest.mark.parametrize("name", _marked(CASES))
@@ -570,10 +570,10 @@ def test_floats_send_no_ring_bytes(candidates: dict[str, Candidate]) -> None:
 )
 def test_public_filters_make_a_product_local_where_it_has_filters(fields: dict[str, Any]) -> None:
     """dy and x of a filters' gradient are both secret, whatever filters are."""
-    one, op = candidate(fields, {}), operator(fields["operator"])
-    secret, public = (op.ring_bytes(one.problem, one.schedule, Openings(filters=f)) for f in FILTERS)
+    own, op = candidate(fields, {}), operator(fields["operator"])
+    secret, public = (op.ring_bytes(own.problem, own.schedule, Openings(filters=f)) for f in FILTERS)
     assert secret is not None and public is not None
-    truncated = 8 * op.cost(one.problem, one.schedule).truncations  # once for each output
+    truncated = 8 * op.cost(own.problem, own.schedule).truncations  # once for each output
     assert public == (secret if fields["operator"] == "conv2d_wgrad" else truncated) and secret > truncated
 
 
@@ -590,14 +590,14 @@ def test_a_masked_activation_alone_sends_what_it_sends_in_an_epilogue(
     alone = candidate({**MASKED, **fields, "where_set": where_set, "mask": "bytes", "shape": [70, 52]}, {})
     sent = operator("masked_activation").ring_bytes(alone.problem, alone.schedule, Openings())
     plain, fused = (candidate({**MATMUL, **fields, "epilogue": chain}, {}) for chain in ([], [node]))
-    of_matmul = [operator("matmul").ring_bytes(one.problem, one.schedule, Openings()) or 0 for one in (plain, fused)]
+    of_matmul = [operator("matmul").ring_bytes(each.problem, each.schedule, Openings()) or 0 for each in (plain, fused)]
     assert sent == of_matmul[1] - of_matmul[0] == 8 * 70 * 52 * products * (1 + (bits > 0))
 
 
 def test_lists_of_a_masked_activation_send_what_they_compute() -> None:
     fields = {**MASKED, **SQUARES, "dtype": "int64", "fraction_bits": 18}
-    one = candidate(fields, {"algorithm": "gather_scatter"})
-    assert operator("masked_activation").ring_bytes(one.problem, one.schedule, Openings()) == 16 * (5003 + 5003 // 2)
+    own = candidate(fields, {"algorithm": "gather_scatter"})
+    assert operator("masked_activation").ring_bytes(own.problem, own.schedule, Openings()) == 16 * (5003 + 5003 // 2)
     floats = candidate(MASKED, {})
     assert operator("masked_activation").ring_bytes(floats.problem, floats.schedule, Openings()) is None
 
@@ -611,5 +611,5 @@ def test_lists_of_a_masked_activation_send_what_they_compute() -> None:
 )  # fmt: skip
 def test_sums_over_a_ring_send_nothing(fields: dict[str, Any], sent: int | None) -> None:
     """Comparisons are not counted: what `max` and `min` send is none. int32 summed in int64 is no ring."""
-    one = candidate({"operator": "reduce", "shape": [40, 30], "axes": [1], "fn": "sum", **fields}, {})
-    assert operator("reduce").ring_bytes(one.problem, one.schedule, Openings()) == sent
+    own = candidate({"operator": "reduce", "shape": [40, 30], "axes": [1], "fn": "sum", **fields}, {})
+    assert operator("reduce").ring_bytes(own.problem, own.schedule, Openings()) == sent

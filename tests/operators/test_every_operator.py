@@ -15,7 +15,7 @@ from codegen.operators import operators
 from cukiln.client import Client
 from tests.operators.harness.declarations import Declarations
 from tests.operators.harness.jobs import client, problem_of_each_run, problems_of, require_failures, require_winners
-from tests.operators.harness.proofs import kernels_of, of_every_class, seconds, ways
+from tests.operators.harness.verifications import kernels_of, of_every_class, seconds, ways
 from tests.support.kernels.cpu_helpers import verify
 from tests.support.kernels.random_cases import seed_of_this_run
 from tests.support.run.each_run import every_other_run
@@ -61,8 +61,8 @@ BY_TURNS = (
 
 
 def test_a_job_of_several_operators_ends_with_verified_winners_that_are_found_again(client: Client) -> None:
-    drawn = random.Random(seed_of_this_run())
-    require_winners(client, [problem_of_each_run(DECLARED[drawn.choice(names)]) for names in BY_TURNS])
+    rng = random.Random(seed_of_this_run())
+    require_winners(client, [problem_of_each_run(DECLARED[rng.choice(names)]) for names in BY_TURNS])
 
 
 def test_every_operator_with_a_job_has_its_turn() -> None:
@@ -119,8 +119,8 @@ Asked = dict[tuple[str, int], Kernel]
 def for_the_sanitizers() -> Asked:
     """Of all modules, those that have a part of an operator too."""
     declarations = declared_in(sorted(FOLDER.glob("*/test_*.py")))
-    proofs = [declared.proofs for declared in declarations if declared.proofs is not None]
-    kernels = dict.fromkeys(kernel for each in proofs for kernel in each.sanitized())
+    verifications = [declared.verifications for declared in declarations if declared.verifications is not None]
+    kernels = dict.fromkeys(kernel for each in verifications for kernel in each.sanitized())
     return {(kernel.operator, number): kernel for number, kernel in enumerate(kernels)}
 
 
@@ -148,7 +148,9 @@ SANITIZED = 2
 def test_kernels_of_some_operators_are_clean_under_the_sanitizers() -> None:
     """Others each time, and of matmul always: most of what the sanitizers see is the text that operators share."""
     every = cheapest_of_each_operator(for_the_sanitizers())
-    assert {name for name, _ in every} == {name for name, declared in DECLARED.items() if declared.proofs is not None}
+    assert {name for name, _ in every} == {
+        name for name, declared in DECLARED.items() if declared.verifications is not None
+    }
     (first,) = (key for key in every if key[0] == "matmul")
     others = random.Random(seed_of_this_run()).sample(sorted(every.keys() - {first}), SANITIZED - 1)
     require_clean({key: every[key] for key in (first, *others)})

@@ -19,7 +19,7 @@ import pytest
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from tests.operators.harness.every_form import WITH_DECLARATIONS, declarations_of, forms
-from tests.operators.harness.proofs import kernels_of, of_every_class, seconds
+from tests.operators.harness.verifications import kernels_of, of_every_class, seconds
 from tests.operators.reduce import random_cases as reductions
 from tests.operators.test_every_operator import DECLARED
 from tests.support.kernels.ptx_mutants import Mutant, mutants_of, ptx_of, sample, verdict_of
@@ -39,18 +39,18 @@ def many(test: Callable[..., None]) -> Callable[..., None]:
 
 @cache
 def kernels(name: str) -> tuple[Kernel, ...]:
-    """Of every class; of reduce, whose declarations prove none, those of random cases."""
+    """Of every class; of reduce, whose declarations have no verifications, those of random cases."""
     of = kernels_of([DECLARED[name]])
     if of:
         return tuple(dict.fromkeys(of[each] for each in sorted(of_every_class(of))))
-    return tuple(dict.fromkeys(candidate.kernel for _, candidate in reductions.draws(40, seed=7)))
+    return tuple(dict.fromkeys(candidate.kernel for _, candidate in reductions.random_cases(40, seed=7)))
 
 
 def kernel_of_this_run(name: str) -> Kernel:
     """The one of three that compiles fastest."""
     seed = seed_of_this_run()
     having = [declared.random_cases for declared in declarations_of(name) if declared.random_cases is not None]
-    cases = random.Random(seed).choice(having).draws(3, seed)
+    cases = random.Random(seed).choice(having).cases(3, seed)
     return min((candidate.kernel for _, candidate in cases), key=seconds)
 
 
@@ -115,17 +115,17 @@ def test_mutants_of_the_ptx_are_caught(name: str) -> None:
     plain = [kernel for kernel in kernels(name) if operator(name).exact(kernel)] or kernels(name)
     kernel, ptx, mutants = with_enough_mutants(plain, seed)
     chosen = sample(mutants, MUTANTS, seed)
-    judged = [(mutant, verdict_of(kernel, mutant.of(ptx))) for mutant in chosen]
-    assert len(judged) == MUTANTS
-    survived = [mutant for mutant, verdict in judged if verdict.verdict == "ok"]
+    verified = [(mutant, verdict_of(kernel, mutant.of(ptx))) for mutant in chosen]
+    assert len(verified) == MUTANTS
+    survived = [mutant for mutant, verdict in verified if verdict.verdict == "ok"]
     rows = [
         {"rule": mutant.rule, "line": mutant.line, "before": mutant.before.strip(), "after": mutant.after.strip()}
         | {"verdict": verdict.verdict, "message": verdict.message[:200]}
-        for mutant, verdict in judged
+        for mutant, verdict in verified
     ]
     ARTIFACTS.mkdir(exist_ok=True)
     (ARTIFACTS / f"ptx_mutants_{name}.json").write_text(json.dumps({"kernel": kernel.to_json(), "mutants": rows}))
     # What is left are mostly equivalent ones: a bound that the plan's extents do not come to, a comparison with an end
     # that is never met.
-    caught = [verdict for _, verdict in judged if verdict.verdict in ("incorrect", "runtime_error", "run_timeout")]
+    caught = [verdict for _, verdict in verified if verdict.verdict in ("incorrect", "runtime_error", "run_timeout")]
     assert len(caught) >= CAUGHT, [(mutant.rule, mutant.before) for mutant in survived]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mutants.run import KERNELS, judged_mutants, share, survivors
+from tests.mutants.run import KERNELS, mutants_with_outcomes, share, survivors
 from tests.mutants.subjects import SUBJECTS
 from tests.support.kernels.random_cases import seed_of_this_run
 from tests.support.run.each_run import some_each_run
@@ -20,14 +20,14 @@ UNEXPLAINED = 8
 
 @pytest.mark.parametrize("name", some_each_run(list(FEW)))
 def test_a_mutant_is_caught_or_the_same_kernel(name: str) -> None:
-    judged = judged_mutants(name, FEW[name], 1, SEED)
-    assert survivors(judged) == []
-    assert any(each.outcome == "caught" for each in judged)
+    results = mutants_with_outcomes(name, FEW[name], 1, SEED)
+    assert survivors(results) == []
+    assert any(each.outcome == "caught" for each in results)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [subject.name for subject in SUBJECTS])
 def test_few_mutants_of_any_seed_survive(name: str) -> None:
-    judged = judged_mutants(name, 2 * share(name), 2 * KERNELS, seed_of_this_run())
-    mutants = [each for each in judged if each.outcome != "no mutant"]
-    assert 100 * len(survivors(judged)) <= UNEXPLAINED * len(mutants), survivors(judged)
+    results = mutants_with_outcomes(name, 2 * share(name), 2 * KERNELS, seed_of_this_run())
+    mutants = [each for each in results if each.outcome != "no mutant"]
+    assert 100 * len(survivors(results)) <= UNEXPLAINED * len(mutants), survivors(results)

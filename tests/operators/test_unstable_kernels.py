@@ -21,15 +21,15 @@ from codegen.run_once import of_purpose
 from codegen.search.schedule import Schedule
 from tests.mutants.subjects import SUBJECTS
 from tests.operators.attention import kernels as attentions
-from tests.operators.harness.proofs import seconds
+from tests.operators.harness.verifications import seconds
 from tests.operators.mla import kernels as latents
 from tests.operators.rows.kernels import kernel as row_kernel
 from tests.operators.test_every_operator import DECLARED
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
-from tests.support.kernels.mutant_runs import AS_IT_IS, judge_mutants
+from tests.support.kernels.mutant_runs import AS_IT_IS, verify_mutants
 from tests.support.kernels.mutants import changed, mutants, switched_operator
 from tests.support.kernels.random_cases import seed_of_this_run
-from tests.support.run.each_run import DRAWS, rows_using
+from tests.support.run.each_run import SOME_ROWS, rows_using
 
 OWN, ROWS, FOLDS = "kernel.cuh", "rows.cuh", "reduce.cuh"
 ELEMENTS = "static_cast<const typename C::Element*>(arguments.x)"
@@ -86,7 +86,7 @@ def a_block_for_a_row(fn: str, dtypes: tuple[str, ...] = DTYPES) -> dict[str, Ke
 
 def reaching_far(name: str, most: int, words: str = "") -> dict[str, Kernel]:
     """So many of the declared kernels whose plan reaches beyond 32 bits, with `words` in their names."""
-    declared, own = DECLARED[name].proofs, operator(name)
+    declared, own = DECLARED[name].verifications, operator(name)
     assert declared is not None
     kernels = {called: kernel for called, kernel in declared.kernels().items() if words in called}
     far = {called: kernel for called, kernel in kernels.items() if of_purpose(own.run_once(kernel), "far")}
@@ -95,7 +95,7 @@ def reaching_far(name: str, most: int, words: str = "") -> dict[str, Kernel]:
 
 def strided(most: int) -> dict[str, Kernel]:
     """So many of the declared gradients of images with a stride, all of whose outputs a kernel computes."""
-    declared = DECLARED["conv2d_dgrad"].proofs
+    declared = DECLARED["conv2d_dgrad"].verifications
     assert declared is not None
     kernels = {called: kernel for called, kernel in declared.kernels().items() if kernel.signature_dict["strided"]}
     return dict(list(kernels.items())[:: -(-len(kernels) // most)])
@@ -350,27 +350,27 @@ FAR = 8
 
 def in_turn() -> dict[str, Unstable]:
     far = [words for words in CASES if "32 bits" in words]
-    drawn = random.Random(seed_of_this_run()).sample(far, FAR)
-    return {words: case for words, case in CASES.items() if words not in far or words in drawn}
+    some = random.Random(seed_of_this_run()).sample(far, FAR)
+    return {words: case for words, case in CASES.items() if words not in far or words in some}
 
 
 def few(name: str) -> list[Kernel]:
     """Of an operator's cases in turn some kernels of which each has one: again and again one that is in most of them,
     of those that are cheap by this run's seed, so that runs have all dtypes."""
-    drawn = random.Random(f"{seed_of_this_run()} {name}")
+    rng = random.Random(f"{seed_of_this_run()} {name}")
     missing = {words: case for words, case in in_turn().items() if case.operator == name}
     chosen: list[Kernel] = []
     while missing:
         cases = Counter(kernel for case in missing.values() for kernel in dict.fromkeys(case.kernels.values()))
         often = [kernel for kernel in cases if cases[kernel] == max(cases.values())]
-        chosen.append(drawn.choice([each for each in often if seconds(each) <= 1.5 * min(map(seconds, often))]))
+        chosen.append(rng.choice([each for each in often if seconds(each) <= 1.5 * min(map(seconds, often))]))
         missing = {words: case for words, case in missing.items() if chosen[-1] not in case.kernels.values()}
     return chosen
 
 
 def marked() -> list[Any]:
     """Cases with the names of their kernels; `make test` has each case in turn in few."""
-    turn = in_turn() if DRAWS else {}
+    turn = in_turn() if SOME_ROWS else {}
     chosen = {kernel for name in dict.fromkeys(case.operator for case in turn.values()) for kernel in few(name)}
     return [
         pytest.param(words, called, marks=() if words in turn and kernel in chosen else pytest.mark.long)
@@ -396,7 +396,7 @@ def verdicts_of(
     selected = selected_in(request)
 
     @cache
-    def judged(base: str) -> Mapping[tuple[Kernel, str], str]:
+    def messages_of(base: str) -> Mapping[tuple[Kernel, str], str]:
         folder = tmp_path_factory.mktemp(base)
         name = f"{base}_{folder.name}"
         class_name, texts = type(operator(base)).__name__, operator(base).kernel_texts
@@ -408,11 +408,11 @@ def verdicts_of(
         }
         with switched_operator(base, class_name, folder / "operator", name, sites):
             own = [Kernel(name, kernel.signature, kernel.tunables) for kernel in kernels]
-            verdicts = judge_mutants(own, folder / "build", asked=asked)
+            verdicts = verify_mutants(own, folder / "build", asked=asked)
         names = {AS_IT_IS: "", **{mutant.number: mutant.name for mutant in mutants(sites)}}
         return {(kernels[each.kernel], names[each.number]): each.verdict for each in verdicts}
 
-    return judged
+    return messages_of
 
 
 @pytest.mark.parametrize(("words", "called"), marked())

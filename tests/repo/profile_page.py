@@ -17,7 +17,7 @@ from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.convolution.winograd_operator import AS_PRODUCT
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.predict.roofline import LAUNCH_US
 from codegen.search.search import Search
 from codegen.targets import target
@@ -50,8 +50,15 @@ def forms(problem: Conv2dProblem, opened: Operands = "multiplied") -> tuple[Ring
 
 def first_layer() -> str:
     rows = [
-        [one.name, one.filters, "ours" if one.ours else "others", one.ring_bytes, one.truncations, one.multiplications]
-        for one in forms(layer(*LAYERS[0]))
+        [
+            form.name,
+            form.filters,
+            "ours" if form.ours else "others",
+            form.ring_bytes,
+            form.truncations,
+            form.multiplications,
+        ]
+        for form in forms(layer(*LAYERS[0]))
     ]
     return markdown(("form", "filters", "of", "ring bytes", "truncations", "multiplications"), rows)
 
@@ -107,7 +114,7 @@ def relus() -> dict[str, Candidate]:
     )
     made = lower(problem, TARGET, Search(level=1)).candidates
     best: dict[str, Candidate] = {}
-    for candidate in sorted(made, key=lambda one: (predict_before(one, TARGET).us, one.id)):
+    for candidate in sorted(made, key=lambda each: (predict_uncompiled(each, TARGET).us, each.id)):
         best.setdefault(str(candidate.schedule.get("algorithm")), candidate)
     return {"masked": best["vectorised"], "lists": best["gather_scatter"]}
 
@@ -148,7 +155,7 @@ def relu_table(runs: dict[str, Counted]) -> str:
     """Lanes' accesses and bytes as the CPU build counts them. A kernel for each region is a form: a launch that copies,
     then one for each run of kept elements."""
     candidates, code = relus(), {name: by_function(sass(candidate)) for name, candidate in relus().items()}
-    us = {name: f"{predict_before(candidate, TARGET).us:.3g}" for name, candidate in candidates.items()}
+    us = {name: f"{predict_uncompiled(candidate, TARGET).us:.3g}" for name, candidate in candidates.items()}
     dense = _counted(runs["lists"], "run")
     of_lists = sum(map(instructions, code["lists"].values()))
     rows = [

@@ -9,7 +9,7 @@ from codegen.fixed_point import IMADS, bits_of
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.matmul.limbs import limb_products
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.predict.roofline import IMAD_LANES
 from codegen.search.search import Search
 from codegen.targets import target
@@ -31,7 +31,7 @@ def best(algorithm: str, dtype: str, arch: str) -> float | None:
     """Milliseconds of the best at level 1; None where the target has no such schedule."""
     fields = {"operator": "matmul", "m": EXTENT, "n": EXTENT, "k": EXTENT, "dtype": dtype}
     candidates = lower(operator("matmul").parse(fields), target(arch), Search(level=1)).candidates
-    times = [predict_before(c, target(arch)).us for c in candidates if c.schedule.get("algorithm") == algorithm]
+    times = [predict_uncompiled(c, target(arch)).us for c in candidates if c.schedule.get("algorithm") == algorithm]
     return min(times) / 1e3 if times else None
 
 
@@ -61,7 +61,7 @@ def best_of_layer(layer: tuple[int, int, int], way: Way, limb_split: str, arch: 
     search = Search(tunables={"algorithm": [algorithm], "limb_split": [limb_split]})
     candidates = lower(operator(name).parse(fields), target(arch), search).candidates
     tried = (c for c in candidates if c.schedule.as_dict().get("limb_split", "fused") == limb_split)
-    return min(predict_before(c, target(arch)).us for c in tried if c.schedule.get("algorithm") == algorithm)
+    return min(predict_uncompiled(c, target(arch)).us for c in tried if c.schedule.get("algorithm") == algorithm)
 
 
 def layers(way: Way) -> str:

@@ -44,23 +44,23 @@ def problem(**fields: Any) -> Any:
 
 
 def test_a_product_left_out_hides_in_the_bound_of_a_long_sum_and_differs_on_integers() -> None:
-    found = figures(problem(k=200_000), {"numpy": by_numpy, "wrong": without_last_product})
-    right, wrong = found["numpy"], found["wrong"]
+    measured = figures(problem(k=200_000), {"numpy": by_numpy, "wrong": without_last_product})
+    right, wrong = measured["numpy"], measured["wrong"]
     assert right["integers_wrong"] == 0.0 and right["of_bound"] < 0.01
     assert wrong["of_bound"] < 1.0 and wrong["integers_wrong"] > 0.5
     assert wrong["rms"] > 1000 * right["rms"]
     assert figures(problem(k=300), {"wrong": without_last_product})["wrong"]["of_bound"] > 1.0
 
 
-def test_an_error_is_told_in_parts_of_the_results_size() -> None:
+def test_an_error_is_reported_in_parts_of_the_results_size() -> None:
     def off(asked: Any, inputs: Any) -> Any:
         expected, _ = operator("matmul").reference(asked, inputs)
         return expected + 2.0 * np.sqrt(np.mean(expected**2)) * np.where(np.arange(16) == 3, 1.0, 0.0)
 
-    found = figures(problem(), {"off": off})["off"]
-    assert found["max"] == pytest.approx(2.0)
-    assert found["rms"] == pytest.approx(0.5)
-    assert found["integers_wrong"] == pytest.approx(1 / 16)
+    measured = figures(problem(), {"off": off})["off"]
+    assert measured["max"] == pytest.approx(2.0)
+    assert measured["rms"] == pytest.approx(0.5)
+    assert measured["integers_wrong"] == pytest.approx(1 / 16)
 
 
 def test_a_way_that_does_not_know_the_problem_is_left_out() -> None:
@@ -96,26 +96,28 @@ def test_pytorchs_convolutions_are_right(name: str, layout: str, padding: Any) -
         "groups": 2,
         "out_dtype": "float32",
     }
-    found = figures(operator(name).parse(asked), {"torch": by_torch})["torch"]
-    assert found["integers_wrong"] == 0.0 and 0.0 < found["of_bound"] < 1.0
+    measured = figures(operator(name).parse(asked), {"torch": by_torch})["torch"]
+    assert measured["integers_wrong"] == 0.0 and 0.0 < measured["of_bound"] < 1.0
 
 
 @pytest.mark.parametrize("layout", ["nhwc", "nchw"])
 def test_a_pixel_left_out_of_a_filter_gradient_differs_on_integers(layout: str) -> None:
     asked = {**CONV, "operator": "conv2d_wgrad", "layout": layout, "padding": 0, "n": 8, "h": 22, "w": 22}
-    found = figures(operator("conv2d_wgrad").parse(asked), {"wrong": without_last_product})["wrong"]
-    assert found["integers_wrong"] > 0.5
+    measured = figures(operator("conv2d_wgrad").parse(asked), {"wrong": without_last_product})["wrong"]
+    assert measured["integers_wrong"] > 0.5
     padded = operator("conv2d_wgrad").parse({**asked, "padding": 1})
     assert figures(padded, {"wrong": without_last_product}) == {}
 
 
 @every_other_run
-def test_a_jobs_winners_are_run_on_the_longest_sums_of_their_proofs(client: Client) -> None:
+def test_a_jobs_winners_are_run_on_the_longest_sums_of_their_plans(client: Client) -> None:
     small = {**MATMUL, "k": 36, "name": "one"}
     job = client.tune([small], target="sm_80", search={"level": 0, "limit": 1})
     ((name, candidate, reduced),) = winners(job.job, client.url)
     assert (name, candidate.schedule.as_dict()) == ("one", job.problems[0].winner.schedule)
-    assert reduced.sum_length == max(one.sum_length or 0 for one in operator("matmul").test_problems(candidate.kernel))
+    assert reduced.sum_length == max(
+        each.sum_length or 0 for each in operator("matmul").test_problems(candidate.kernel)
+    )
 
 
 def test_the_default_problems_have_a_long_sum_of_every_dtype() -> None:

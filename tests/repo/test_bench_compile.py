@@ -104,10 +104,10 @@ def test_the_groups_of_the_floor_hold_kernels_of_every_shape_alike() -> None:
 
 def test_the_candidates_of_a_model_are_those_of_its_problems() -> None:
     case = CASES["matmul"]
-    found = model_candidates(case, H100, 3)
-    assert len(found) == 3 * 6
+    candidates = model_candidates(case, H100, 3)
+    assert len(candidates) == 3 * 6
     first = operator("matmul").parse(public_shape("bert_base/qkv"))
-    assert found[:3] == list(lower(first, H100, Search(level=2, limit=3)).candidates)
+    assert candidates[:3] == list(lower(first, H100, Search(level=2, limit=3)).candidates)
     assert model_candidates(CASES["matmul/float16"], H100, 3) == []
 
 
@@ -125,23 +125,28 @@ def turns() -> list[dict[str, Compiled]]:
 
 
 def test_the_figures_are_of_the_medians_and_have_every_key() -> None:
-    found = figures(turns(), DEVICE, 96, 120, 2)
-    assert found.keys() >= {
+    measured = figures(turns(), DEVICE, 96, 120, 2)
+    assert measured.keys() >= {
         "kernels", "candidates", "baseline_s", "hidet_rule_s", "ours_s", "ratio_wall", "ratio_cpu", "ratio_hidet",
         "floor_s", "over_floor", "phases",
     }  # fmt: skip
-    assert (found["baseline_s"], found["ours_s"], found["kernels"], found["candidates"]) == (80.0, 8.0, 96, 120)
-    ratios = [found[f"ratio_{name}"] for name in ("wall", "cpu", "hidet")]
+    assert (measured["baseline_s"], measured["ours_s"], measured["kernels"], measured["candidates"]) == (
+        80.0,
+        8.0,
+        96,
+        120,
+    )
+    ratios = [measured[f"ratio_{name}"] for name in ("wall", "cpu", "hidet")]
     assert ratios == [10.0, 10.0, 2.0]
-    assert found["phases"] == {"cicc": 1}
-    assert found["memory"]["peak_bytes"] == 170  # two processes: never more than the two largest at once
+    assert measured["phases"] == {"cicc": 1}
+    assert measured["memory"]["peak_bytes"] == 170  # two processes: never more than the two largest at once
 
 
 def test_the_floor_leaves_a_files_fixed_seconds_out() -> None:
-    found = figures(turns(), DEVICE, 96, 120, 2)
-    assert found["floor_s"] == pytest.approx(0.15 * 96 / 2)
-    assert (found["over_floor"], found["floor"]["r2"]) == (1.11, 1.0)
-    assert found["over_floor_cpu"] == found["over_floor"], "two processes were busy all the time"
+    measured = figures(turns(), DEVICE, 96, 120, 2)
+    assert measured["floor_s"] == pytest.approx(0.15 * 96 / 2)
+    assert (measured["over_floor"], measured["floor"]["r2"]) == (1.11, 1.0)
+    assert measured["over_floor_cpu"] == measured["over_floor"], "two processes were busy all the time"
 
 
 def test_ways_that_come_to_different_code_end_the_benchmark() -> None:
@@ -191,15 +196,15 @@ def test_cutlass_is_compiled_beside_a_kernel_of_the_same_tile(tmp_path: Any, pro
         return SimpleNamespace(wall_seconds=1.0, cpu_seconds=3.0 if include else 2.0)
 
     ways: Any = SimpleNamespace(library=library)
-    found = cutlass_seconds(tmp_path, ways, processes, H100)
-    assert (found["version"], found["ratio_cpu"]) == ("4.2.0", 1.5)
+    seconds = cutlass_seconds(tmp_path, ways, processes, H100)
+    assert (seconds["version"], seconds["ratio_cpu"]) == ("4.2.0", 1.5)
     assert "static constexpr int tile_m = 128;" in texts[1]
 
 
 def test_a_models_problems_are_those_whose_operator_exists() -> None:
-    found = problems_of(MODELS, ["matmul"])
-    assert len(found) == 6 + 24
-    assert len({problem["m"] for problem in found if problem["name"].startswith("llama3_8b")}) == 6
+    problems = problems_of(MODELS, ["matmul"])
+    assert len(problems) == 6 + 24
+    assert len({problem["m"] for problem in problems if problem["name"].startswith("llama3_8b")}) == 6
     assert len(problems_of(MODELS, ["matmul", "attention"])) == 6 + 24 + 3
     assert {problem["operator"] for problem in problems_of(MODELS, operators())} <= set(operators())
     attention = problems_of(MODELS, operators(), ["bert_base/attn", "llama3_8b/decode"])

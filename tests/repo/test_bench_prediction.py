@@ -38,7 +38,7 @@ def test_figures_are_those_of_their_definition() -> None:
     assert rated["rho"] == -0.5  # of the first problem; the other has nothing to rank
 
 
-def test_a_problem_that_a_constant_was_fitted_to_is_not_judged_on() -> None:
+def test_a_problem_that_a_constant_was_fitted_to_is_not_evaluated_on() -> None:
     fitted = [Run((128, 4096, 4096), measured, 0.0) for measured in (4.0, 1.0)]
     runs = [*fitted, Run((2, 2, 2), 3.0, 0.0), Run((2, 2, 2), 6.0, 0.0)]
     published = PublishedSet("triton-h100-fp16", "h100", "float16", tiles=True, runs=tuple(runs))

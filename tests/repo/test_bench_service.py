@@ -14,7 +14,7 @@ from benchmarks import bench_lookup, bench_overhead
 
 @dataclass
 class Spans:
-    """Stands in for the log of compilers, and for a client whose service starts nvcc as told."""
+    """Stands in for the log of compilers, and for a client whose service starts nvcc as it is asked to."""
 
     started: list[float] = field(default_factory=list)
     starts_after: float = 0.0  # seconds after the request

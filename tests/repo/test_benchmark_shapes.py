@@ -25,14 +25,14 @@ def test_a_public_shape_is_found_by_its_name_alone() -> None:
 
 
 def test_kernels_of_every_public_shape_are_measured_gradients_too() -> None:
-    names = [one["name"] for one in every_shape()]
+    names = [each["name"] for each in every_shape()]
     assert len(names) == len(set(names))
     measured = bench_kernels.matching_shapes("*")
-    assert measured == [one for one in every_shape() if one["operator"] in operators()]
-    assert {one["operator"] for one in measured} >= {
+    assert measured == [each for each in every_shape() if each["operator"] in operators()]
+    assert {each["operator"] for each in measured} >= {
         *(operator for operator, _ in GRADIENTS.values()), "conv2d", "matmul", "reduce", "masked_activation",
     }  # fmt: skip
-    found = {one["operator"] for one in bench_kernels.matching_shapes("resnet50/b256/*")}
+    found = {shape["operator"] for shape in bench_kernels.matching_shapes("resnet50/b256/*")}
     assert found == {"conv2d", "conv2d_dgrad", "conv2d_wgrad"}
 
 
@@ -47,8 +47,8 @@ def test_the_public_matmuls_are_those_of_three_sets() -> None:
 def test_every_public_convolution_has_its_gradient_of_the_image() -> None:
     forward, gradients = shapes_of("conv2d"), shapes_of("conv2d_dgrad")
     assert len(forward) == len(gradients) > 50
-    found = public_shape("resnet18/b8/s1_down3x3/dgrad")
-    assert {**found, "operator": "conv2d"} == public_shape("resnet18/b8/s1_down3x3")
+    shape = public_shape("resnet18/b8/s1_down3x3/dgrad")
+    assert {**shape, "operator": "conv2d"} == public_shape("resnet18/b8/s1_down3x3")
 
 
 @pytest.mark.parametrize("problem", shapes_of("matmul"), ids=lambda problem: problem["name"])
@@ -58,7 +58,7 @@ def test_a_public_matmul_has_schedules_at_level_1(problem: dict[str, Any]) -> No
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_of_proofs_has_distinct_kernels_of_its_kind(name: str) -> None:
+def test_a_family_of_verifications_has_distinct_kernels_of_its_kind(name: str) -> None:
     family, kernels = FAMILIES[name], sample(FAMILIES[name], 6)
     assert len({kernel.id for kernel in kernels}) == 6
     on_tensor_cores = {kernel.operator == "attention" or "mma_k" in kernel.tunables.as_dict() for kernel in kernels}
@@ -72,9 +72,9 @@ def test_every_public_convolution_has_the_gradient_of_its_filters_in_fp32_and_in
     assert 2 * len(forward) == len(gradients) > 100
     narrow = public_shape("resnet18/b8/s1_down3x3/wgrad_fp16")
     assert {**narrow, "operator": "conv2d"} == public_shape("resnet18/b8/s1_down3x3")
-    found = public_shape("resnet18/b8/s1_down3x3/wgrad")
-    assert found["out_dtype"] == "float32"
-    assert {**found, "operator": "conv2d", "out_dtype": "float16"} == public_shape("resnet18/b8/s1_down3x3")
+    shape = public_shape("resnet18/b8/s1_down3x3/wgrad")
+    assert shape["out_dtype"] == "float32"
+    assert {**shape, "operator": "conv2d", "out_dtype": "float16"} == public_shape("resnet18/b8/s1_down3x3")
 
 
 ROWS_AND_MASKED = [*shape_sets()["rows"], *shape_sets()["masked"]]
@@ -83,8 +83,8 @@ ROWS_AND_MASKED = [*shape_sets()["rows"], *shape_sets()["masked"]]
 @pytest.mark.parametrize("problem", ROWS_AND_MASKED, ids=lambda problem: problem["name"])
 def test_public_rows_and_masked_activations_have_every_algorithm_of_level_1(problem: dict[str, Any]) -> None:
     own = operator(problem["operator"])
-    found = lower(own.parse(public_shape(problem["name"])), target("sm_90a"), Search(level=1)).candidates
-    algorithms = {one.schedule.get("algorithm") for one in found}
+    candidates = lower(own.parse(public_shape(problem["name"])), target("sm_90a"), Search(level=1)).candidates
+    algorithms = {each.schedule.get("algorithm") for each in candidates}
     if problem["operator"] == "masked_activation":
         assert algorithms == {"vectorised", "gather_scatter"}
     elif problem["name"] == "llama3_8b/vocabulary":  # longer than registers or shared memory hold
@@ -100,8 +100,8 @@ OF_FLASHINFER = [entry for entry in SERVED if entry["name"].startswith("flashinf
 @pytest.mark.parametrize("problem", [*shapes_of("attention"), *shapes_of("mla")], ids=lambda problem: problem["name"])
 def test_a_public_attention_is_a_request_with_schedules_at_level_1(problem: dict[str, Any]) -> None:
     own = operator(problem["operator"])
-    found = lower(own.parse(public_shape(problem["name"])), target("sm_90a"), Search(level=1, limit=8))
-    assert found.why_empty is None
+    lowered = lower(own.parse(public_shape(problem["name"])), target("sm_90a"), Search(level=1, limit=8))
+    assert lowered.why_empty is None
 
 
 def test_every_operators_public_shapes_are_requests() -> None:

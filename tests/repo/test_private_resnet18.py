@@ -58,7 +58,9 @@ def test_the_first_layers_schedules_send_what_the_forms_say() -> None:
         schedule = candidate.schedule
         counts = (op.ring_bytes(problem, schedule, Openings()), op.cost(problem, schedule).truncations)
         sent[schedule.as_dict().get("output_tile")] = counts
-        forms = {one.name: (one.ring_bytes, one.truncations) for one in op.ring_forms(problem, schedule, Openings())}
+        forms = {
+            form.name: (form.ring_bytes, form.truncations) for form in op.ring_forms(problem, schedule, Openings())
+        }
         assert forms["product"] == (759_296, 65_536) and forms["winograd, truncated once"] == (647_168, 65_536)
     assert sent == {None: (759_296, 65_536), 2: (647_168, 65_536), 4: (634_880, 65_536)}
 

@@ -22,7 +22,7 @@ def test_the_page_has_the_tables_of_today(name: str) -> None:
 def test_the_first_layers_forms_send_what_was_measured_elsewhere() -> None:
     """Ring bytes, truncations, multiplications, and whether filters are secret: logs of a two-party evaluation."""
     forms = profile_page.forms(layer(*LAYERS[0]))
-    assert [(one.ring_bytes, one.truncations, one.multiplications, one.filters) for one in forms] == [
+    assert [(form.ring_bytes, form.truncations, form.multiplications, form.filters) for form in forms] == [
         (759_296, 65_536, 1_769_472, "secret"),
         (6_291_456, 786_432, 786_432, "public"),
         (3_964_928, 495_616, 786_432, "public"),

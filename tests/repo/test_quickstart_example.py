@@ -98,16 +98,16 @@ def test_the_quickstart_has_bert_bases_attention_and_llamas_of_a_prompt() -> Non
 def test_the_quickstart_has_64_candidates_per_fp32_problem_and_several_groups() -> None:
     lowered = candidates()
     assert all(len({candidate.id for candidate in lowered[name]}) >= 64 for name in BERT_BASE)
-    kernels = {candidate.kernel.id: candidate.kernel for found in lowered.values() for candidate in found}
+    kernels = {candidate.kernel.id: candidate.kernel for each in lowered.values() for candidate in each}
     assert sum(map(kernel_seconds, kernels.values())) > 2 * WORTHWHILE_SECONDS
 
 
 def test_the_problems_on_tensor_cores_are_few_enough_for_a_first_look() -> None:
-    assert {len(found) for name, found in candidates().items() if name not in BERT_BASE} == {8}
+    assert {len(each) for name, each in candidates().items() if name not in BERT_BASE} == {8}
 
 
 def test_problems_that_differ_in_extents_share_their_kernels_but_for_their_defaults() -> None:
-    kernels = {name: {candidate.kernel.id for candidate in found} for name, found in candidates().items()}
+    kernels = {name: {candidate.kernel.id for candidate in each} for name, each in candidates().items()}
     for name in ("proj", "ffn2"):
         assert len(kernels[name] - kernels["qkv"]) <= 1
     assert not kernels["qkv"] & kernels["ffn1"]

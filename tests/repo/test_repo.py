@@ -136,8 +136,7 @@ def test_every_path_a_page_names_exists(page: Path) -> None:
 def test_the_readmes_python_runs_as_far_as_its_names() -> None:
     import cukiln
 
-    # The block for PyTorch behind it is run, by tests/integration/test_examples.py.
-    block, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     tree = ast.parse(block)
     attributes = {
         node.attr
@@ -292,7 +291,7 @@ def test_no_module_beside_the_operators_imports_one() -> None:
     """They are found by their folders: what two of them share is no part of either."""
     for path in sorted((ROOT / "codegen").glob("*.py")):
         tree = ast.parse(path.read_text())
-        found = [one.module or "" for one in ast.walk(tree) if isinstance(one, ast.ImportFrom)]
+        found = [each.module or "" for each in ast.walk(tree) if isinstance(each, ast.ImportFrom)]
         assert not [name for name in found if name.startswith("codegen.operators.")], path.name
 
 
@@ -365,9 +364,9 @@ def bare_machine(folder: Path, *tools: str) -> str:
     """A PATH with these of this machine's tools and no other."""
     (folder / "bin").mkdir()
     for tool in tools:
-        found = shutil.which(tool)
-        assert found, tool
-        (folder / "bin" / tool).symlink_to(found)
+        path = shutil.which(tool)
+        assert path, tool
+        (folder / "bin" / tool).symlink_to(path)
     return str(folder / "bin")
 
 

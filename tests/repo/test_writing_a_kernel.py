@@ -52,7 +52,7 @@ def shown_commands() -> list[Shown]:
 
 
 def snippets(language: str) -> list[str]:
-    return [text for found, text in FENCE.findall(PAGE) if found == language]
+    return [text for each, text in FENCE.findall(PAGE) if each == language]
 
 
 def apply_changes(changes: str, file: Path) -> None:
@@ -68,8 +68,15 @@ def normalised(output: str) -> str:
 
 
 def test_the_page_shows_every_kind_of_fault_that_it_promises() -> None:
-    titles = [one.section for one in shown_commands()]
-    wanted = ("Prove it", "Print from one lane", "A race", "A missing wait", "A divergent collective", "Bank conflicts")
+    titles = [command.section for command in shown_commands()]
+    wanted = (
+        "Verify it",
+        "Print from one lane",
+        "A race",
+        "A missing wait",
+        "A divergent collective",
+        "Bank conflicts",
+    )
     assert set(titles) == set(wanted)
 
 
@@ -82,7 +89,7 @@ def runtime(
 
 
 @pytest.mark.parametrize(
-    "shown", some_each_run(shown_commands(), 4), ids=lambda one: f"{one.section} {one.command.partition('.json')[2]}"
+    "shown", some_each_run(shown_commands(), 4), ids=lambda each: f"{each.section} {each.command.partition('.json')[2]}"
 )
 def test_a_command_prints_what_the_page_says(shown: Shown, tmp_path: Path, runtime: None) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "examples" / "rowsum", ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,6 +1,6 @@
 """Which lane holds which element of a matrix in which register, as the PTX ISA manual (version 9.1) says it.
 
-Plain data, written from the manual and from nothing of this repository: the CPU twins are tested against it.
+Plain data, written from the manual and from nothing of this repository: the CPU emulation are tested against it.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class KernelTest:
         return None
 
     def shared_memory(self) -> list[dict[str, Any]]:
-        """What the watched runs counted, by place; those with the most lost wavefronts first."""
+        """What the race-checked runs counted, by place; those with the most lost wavefronts first."""
 
         def rank(access: SharedAccess) -> tuple[int, str, int, str]:
             file, _, line = access.site.rpartition(":")

@@ -44,18 +44,18 @@ class LaunchCode:
         if unknown := sorted(set(self.operator.limited) - set(names)):
             return f"its operator's `limited` names {unknown}, which no call has; allowed: {', '.join(names)}"
         for name in self.operator.limited:
-            said = self.said_of(library, case, tensors, {name: BEYOND})
-            if not said.startswith(REFUSED):
-                return f"its launch code takes {name} = {BEYOND}, which it cannot index; then: {said}"
+            answer = self.answer_to(library, case, tensors, {name: BEYOND})
+            if not answer.startswith(REFUSED):
+                return f"its launch code takes {name} = {BEYOND}, which it cannot index; then: {answer}"
         for call in self.operator.edge_calls(self.kernel):
-            said = self.said_of(library, case, tensors, call.numbers, NO_BLOCKS, call.launch)
-            if not (said == "ok" if call.taken else said.startswith(REFUSED)):
+            answer = self.answer_to(library, case, tensors, call.numbers, NO_BLOCKS, call.launch)
+            if not (answer == "ok" if call.taken else answer.startswith(REFUSED)):
                 numbers = ", ".join(f"{name} = {number}" for name, number in {**call.numbers, **call.launch}.items())
                 must = "take" if call.taken else "refuse"
-                return f"its launch code must {must} a call with {numbers}; it says: {said}"
+                return f"its launch code must {must} a call with {numbers}; it says: {answer}"
         return ""
 
-    def said_of(
+    def answer_to(
         self,
         library: CpuLibrary,
         case: Case,

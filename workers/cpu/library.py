@@ -73,7 +73,7 @@ class SharedAccess:
 @dataclass(frozen=True)
 class Outcome:
     """How a run ended. `tainted`: kernel code faulted or wrote where it must not, so this process may be damaged.
-    `shared_memory`: of a watched run, what it counted up to its end."""
+    `shared_memory`: of a race-checked run, what it counted up to its end."""
 
     status: Status
     message: str

@@ -33,7 +33,7 @@ WIDTH = 100  # columns of what a person reads
 @dataclass(frozen=True)
 class Options:
     """`limit`: candidates of each problem; None: all that `schedules` lists, else one. `part`: of the test plan. `ptx`:
-    run what nvcc makes of the kernels in place of the twins of their primitives."""
+    run what nvcc makes of the kernels in place of the CPU emulation of their primitives."""
 
     problem: str | None = None
     limit: int | None = None
@@ -56,7 +56,7 @@ def prove(request: Mapping[str, Any], options: Options) -> int:
         load_operator_path(settings)
         if options.ptx and options.sanitize:
             raise WrongUse(
-                "--sanitize is for the twins of primitives, --ptx for what nvcc makes of them: leave one out"
+                "--sanitize is for the CPU emulation of primitives, --ptx for what nvcc makes of them: leave one out"
             )
         kernels = list(dict.fromkeys(_kernels(request, options, settings)))
         verdicts = _verify(kernels, options, settings)
@@ -66,7 +66,7 @@ def prove(request: Mapping[str, Any], options: Options) -> int:
     for asked, verdict in zip(kernels, verdicts, strict=True):
         sys.stdout.write(_json(asked.kernel, verdict) if options.as_json else report(asked, verdict))
     if options.part != Part() and not options.as_json:
-        sys.stdout.write("A part of the test plan was run: nothing is proved by that.\n")
+        sys.stdout.write("A part of the plan was run: that verifies nothing.\n")
     outcomes = {verdict.verdict for verdict in verdicts}
     return RIGHT if outcomes <= {"ok"} else UNTRANSLATED if outcomes <= {"ok", "untranslated"} else WRONG
 
@@ -105,9 +105,9 @@ def _verify(kernels: Sequence[Asked], options: Options, settings: Settings) -> l
             own = [each.kernel for each in kernels if (each.sums, each.target) == (sums, target)]
             if target:
                 request = PtxRequest(target, options.seed, sums, options.part)
-                judged = verify_ptx(own, request, toolchain, processes, settings.limits("verify"))
+                shown = verify_ptx(own, request, toolchain, processes, settings.limits("verify"))
             else:
-                judged = verify_on_cpu(
+                shown = verify_on_cpu(
                     own,
                     toolchain,
                     processes,
@@ -119,7 +119,7 @@ def _verify(kernels: Sequence[Asked], options: Options, settings: Settings) -> l
                     on_print=sys.stderr.write if options.as_json else sys.stdout.write,
                     part=options.part,
                 )
-            verdicts |= {(verdict.kernel_id, sums, target): verdict for verdict in judged}
+            verdicts |= {(verdict.kernel_id, sums, target): verdict for verdict in shown}
     return [verdicts[each.kernel.id, each.sums, each.target] for each in kernels]
 
 

@@ -237,7 +237,7 @@ _OURS = ("translate", "read")  # of `codegen.ptx`; they import the rules
 def ptx_plans(sums: int = TURING_SUMS) -> PlanVersions:
     """The digest of the translator, of what its instructions do, and of how the text is built and run, with the
     version of the CPU's plan for the operator. `sums`: whose tensor cores add (`Target.tensor_sums`)."""
-    judge = _judge()
+    judge = _modules()
     return {
         name: digest("ptx_plan", ptx_plan.PLAN_SCHEMA, cpu_plan=version, judge=judge)
         for name, version in cpu_plans(sums=sums).items()
@@ -245,7 +245,7 @@ def ptx_plans(sums: int = TURING_SUMS) -> PlanVersions:
 
 
 @cache
-def _judge() -> str:
+def _modules() -> str:
     device = resources.files("codegen") / "device" / "ptx"
     texts = {path.name: path.read_text(encoding="utf-8") for path in device.iterdir() if path.name.endswith(".h")}
     modules = (*(f"codegen.ptx.{name}" for name in _OURS), ptx_plan.__name__, render_ptx.__name__)

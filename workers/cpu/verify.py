@@ -245,7 +245,7 @@ def _death(running: str | None, finished: Finished, limits: Limits) -> CpuVerdic
     elif finished.ended_by is not None:
         message = f"reached the limit on {finished.ended_by}"
     elif finished.returncode == SANITIZER_EXIT:
-        # The report from its first telling line on.
+        # The report from its first line with an error on.
         starts = [at for mark in ("ERROR: AddressSanitizer", "runtime error:") if (at := words.find(mark)) >= 0]
         start = words.rfind("\n", 0, min(starts)) + 1 if starts else 0
         message = f"sanitizer: {words[start : start + MAX_WORDS]}"

@@ -213,7 +213,7 @@ class CupyGpu:
                 expected, bound = own.reference(problem, inputs)
                 self.synchronize()
                 beat(f"warming up: reading {kind} results of {fields['dtype']}")
-                tensors = Operands(self, operands, proving=True)
+                tensors = Operands(self, operands, verifying=True)
                 tensors.write(inputs)
                 tensors.out.poison()
                 self.synchronize()
@@ -369,7 +369,7 @@ def _describe(cupy: Any, ordinal: int) -> Device:
     return Device(
         name=name,
         # Of a part the driver reports the part's own UUID, and a product's name that ends so: "… MIG 1g.10gb".
-        uuid=format_uuid(_uuid(ordinal), of_a_part=" MIG " in name),
+        uuid=format_uuid(uuid_of(ordinal), of_a_part=" MIG " in name),
         capability=(int(properties["major"]), int(properties["minor"])),
         # Without NVIDIA's management library only the CUDA version that the driver is for is known.
         driver=gpu_state.driver_version() or f"CUDA {version // 1000}.{version % 1000 // 10}",
@@ -380,7 +380,7 @@ def _describe(cupy: Any, ordinal: int) -> Device:
     )
 
 
-def _uuid(ordinal: int) -> bytes:
+def uuid_of(ordinal: int) -> bytes:
     """By the driver: CuPy's property ends at the first zero byte. Numbers are those of CUDA_VISIBLE_DEVICES in both."""
     device, uuid = ctypes.c_int(), (ctypes.c_ubyte * 16)()
     try:

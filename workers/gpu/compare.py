@@ -242,13 +242,13 @@ class ComparisonTask:
         us, _, call = min(timed, key=lambda entry: entry[:2])
         call.run(0)
         self.gpu.synchronize()
-        judged = check_output(call.result(0), prepared.expected, prepared.bound, exact=False)
+        checked = check_output(call.result(0), prepared.expected, prepared.bound, exact=False)
         described = call.describe()
         if len(timed) > 1:
             described["algorithm"] += f" (the fastest of {len(timed)})"
         if refused:
             described["algorithm"] += f"; refused: {refused}"
-        described |= {"max_error": number(judged.max_error), "error_bound": number(judged.error_bound)}
+        described |= {"max_error": number(checked.max_error), "error_bound": number(checked.error_bound)}
         return _Vendor(described, _vendor_calls(call, sets), us), None
 
     def _time_offers(self, offered: Sequence[VendorCall], sets: int) -> tuple[list[tuple[float, int, VendorCall]], str]:

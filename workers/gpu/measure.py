@@ -140,7 +140,7 @@ class MeasureTask:
         library = self._libraries.load(entry.library)
         verifier = Verifier(self._gpu, own, candidate.kernel, self._references, self._beat)
         verification.cases = verifier.cases
-        if not entry.proven and (wrong := self._verify_reduced(entry.library, own, candidate, verifier)):
+        if not entry.verified and (wrong := self._verify_reduced(entry.library, own, candidate, verifier)):
             return verification.fail("incorrect", wrong.message, tainted=wrong.harmed)
         cases = tuple(full_cases(own, candidate, self._task.seed))
         if wrong := verifier.run(library, cases, keep=True):

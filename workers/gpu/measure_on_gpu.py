@@ -119,7 +119,7 @@ class Life:
     running_since: float = 0.0
     doing: str = ""
     problem: str = ""
-    judged: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
     compared: str | None = None
     has_compared: bool = False
     gone: str | None = None
@@ -251,14 +251,14 @@ class _GpuChildren:
                 life.problem = self._waiting[value].problem
         elif kind == "candidate":
             result = CandidateResult(**value)
-            if result.candidate in life.judged:
+            if result.candidate in life.reported:
                 life.forger = result.candidate
             # Of a comparison, those that are wrong come together at its end.
             is_in_turn = self.task.kind == "compare" or result.candidate == life.running
             if result.candidate not in self._waiting or not is_in_turn:
                 raise ValueError(result.candidate)
             life.running = None
-            life.judged.append(result.candidate)
+            life.reported.append(result.candidate)
             life.reported_cpu += result.verify_cpu + result.measure_cpu
             self._keep(result)
         elif kind == "comparison":
@@ -294,8 +294,8 @@ class _GpuChildren:
         """Code under test has written a line. Where no candidate is running, that of the last result is suspected, and
         it may well be the forged one, since the child's own lines make no sense after it."""
         life.garbage = line[:200].decode("utf-8", "replace")
-        if life.forger is None and life.running is None and life.judged and self.task.kind == "measure":
-            life.forger = life.judged[-1]
+        if life.forger is None and life.running is None and life.reported and self.task.kind == "measure":
+            life.forger = life.reported[-1]
 
     def _keep(self, result: CandidateResult) -> None:
         self._waiting.pop(result.candidate)
@@ -315,7 +315,7 @@ class _GpuChildren:
             self._never_ready(life, finished, words)
             return
         if finished.ok and life.running is None:
-            if not life.judged and not life.has_compared:
+            if not life.reported and not life.has_compared:
                 raise ended_early(life, finished, words)
             self._report_compared(life)
             return
@@ -334,10 +334,10 @@ class _GpuChildren:
             raise InfrastructureError(f"the comparison reached its limit on {finished.ended_by}")
         # A child that used up its limits over many candidates says nothing about the last one: it is tried again,
         # unless the child fell silent over it.
-        if finished.ended_by is not None and life.garbage is None and life.judged and not silent:
+        if finished.ended_by is not None and life.garbage is None and life.reported and not silent:
             return
         if life.running is None:
-            if life.has_compared or life.judged:
+            if life.has_compared or life.reported:
                 return
             raise ended_early(life, finished, words)
         # Killed by the machine? Late for its own time, or for that of what came before it? Look again.

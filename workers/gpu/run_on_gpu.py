@@ -83,7 +83,7 @@ def _compare(gpu: Gpu, task: GpuTask, say: Say) -> None:
 
 
 def _compared(comparing: ComparisonTask, key: str, say: Say) -> bool:
-    """Compare a problem's candidates; whether this process may go on with the next problem."""
+    """Compare a problem's candidates; whether this process may continue with the next problem."""
     gpu = comparing.gpu
     wrong: Sequence[CandidateResult]
     last: list[dict[str, Any]] = []

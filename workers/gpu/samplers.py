@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any
 
 from workers.gpu.interface import Gpu, Timer
-from workers.gpu.sampling import Clock, Interval, Placed, Ranking, interval, is_tie, rank_by_turns
+from workers.gpu.sampling import Clock, Interval, Placed, Ranking, interval, is_tie, rank_interleaved
 
 Launch = Callable[[], None]
 
@@ -194,8 +194,8 @@ def compare_samplers(
     before: Callable[[str], None] = lambda name: None,
     state: Callable[[], dict[str, Any]] = dict,
 ) -> Compared:
-    """Warm up, find what a sample costs, and rank (`rank_by_turns`). `before` gets a name before each of its samples.
-    Intervals are wider by what is not known of the cost."""
+    """Warm up, find what a sample costs, and rank (`rank_interleaved`). `before` gets a name before each of its
+    samples. Intervals are wider by what is not known of the cost."""
 
     def turn(sample: Callable[[RotatingSampler], float], name: str) -> float:
         before(name)
@@ -211,7 +211,7 @@ def compare_samplers(
         sampler.cost = cost
     first = state()
     rest = max(end - now(), seconds / 2)
-    ranking = rank_by_turns(all_turns(RotatingSampler.__call__), now, seconds=rest, beside=beside)
+    ranking = rank_interleaved(all_turns(RotatingSampler.__call__), now, seconds=rest, beside=beside)
     doubt = cost.half / next(iter(turns.values())).launches
     return Compared(with_doubt(ranking, doubt), cost, (first, state()))
 

@@ -1,7 +1,7 @@
 """How often to measure, and what the samples say: intervals of the median, early ends, and finalists that take turns.
 
 Pure: what is measured is a function that returns microseconds. All intervals come from order statistics, so they assume
-no shape of the noise. What none can see: a timer whose step is coarser than the noise, and a state of the machine that
+no shape of the noise. What none detects: a timer whose step is coarser than the noise, and a state of the machine that
 lasts throughout.
 """
 
@@ -138,7 +138,7 @@ def sample_until_tight(sample: Sample, now: Clock, *, seconds: float, best: floa
             return _sampling(samples, "time")
 
 
-def rank_by_turns(
+def rank_interleaved(
     samplers: Mapping[str, Sample], now: Clock, *, seconds: float, beside: Collection[str] = ()
 ) -> Ranking:
     """Rank finalists by samples taken in turns. In a round each gives two samples, in an order and then in its reverse,
@@ -152,20 +152,20 @@ def rank_by_turns(
     never leave and are never best. A first turn to warm up does not count, unless it leaves no time for another. What a
     sampler raises goes through. Raises ValueError where none can be best.
     """
-    turns = _Turns(samplers, now, seconds, frozenset(beside))
-    turns.warm_up()
+    runs = _Interleaved(samplers, now, seconds, frozenset(beside))
+    runs.warm_up()
     look = FEWEST_ROUNDS
-    while not turns.rounds or turns.has_time():
-        turns.play_round()
-        if turns.rounds >= look:
-            if turns.are_settled():
+    while not runs.rounds or runs.has_time():
+        runs.play_round()
+        if runs.rounds >= look:
+            if runs.are_settled():
                 break
             look = _next_look(look)
-    return turns.ranking()
+    return runs.ranking()
 
 
-class _Turns:
-    """The state of one `rank_by_turns`. Times of rounds are kept as logarithms, by the number of the round."""
+class _Interleaved:
+    """The state of one `rank_interleaved`. Times of rounds are kept as logarithms, by the number of the round."""
 
     def __init__(self, samplers: Mapping[str, Sample], now: Clock, seconds: float, beside: frozenset[str]) -> None:
         if beside >= samplers.keys():

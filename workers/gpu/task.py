@@ -21,14 +21,14 @@ VENDOR = "vendor"  # no candidate has that name
 
 @dataclass(frozen=True)
 class TaskCandidate:
-    """`problem` is the key of one of the task's; `library` the path of a library that holds its kernel. `proven`: its
+    """`problem` is the key of one of the task's; `library` the path of a library that holds its kernel. `verified`: its
     code has passed the reduced test plan on such a GPU before, so only its own problem is left to be verified."""
 
     candidate: str
     problem: str
     schedule: Mapping[str, Any]
     library: str
-    proven: bool = False
+    verified: bool = False
 
 
 @dataclass(frozen=True)

@@ -101,55 +101,55 @@ class Outputs:
     """What a call writes: of several tensors all elements, one tensor behind the other."""
 
     def __init__(self, tensors: Sequence[DeviceTensor]) -> None:
-        self._tensors = tensors
+        self.tensors = tensors
 
     def poison(self) -> None:
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             tensor.poison()
 
     def values(self) -> Array:
         """As a reference has them."""
-        return compared([(tensor.view, tensor.operand.dtype) for tensor in self._tensors])
+        return compared([(tensor.view, tensor.operand.dtype) for tensor in self.tensors])
 
     def bits(self) -> Array:
         """A copy of all elements; of several tensors, which may be of different types, their bytes."""
-        if len(self._tensors) == 1:
-            return self._tensors[0].bits()
-        return joined([tensor.bits().reshape(-1).view(np.uint8) for tensor in self._tensors])
+        if len(self.tensors) == 1:
+            return self.tensors[0].bits()
+        return joined([tensor.bits().reshape(-1).view(np.uint8) for tensor in self.tensors])
 
 
 class Operands:
-    """`proving`: addresses no better aligned than promised, wide zones; else as a framework allocates."""
+    """`verifying`: addresses no better aligned than promised, wide zones; else as a framework allocates."""
 
-    def __init__(self, gpu: Gpu, operands: Sequence[Operand], *, proving: bool) -> None:
-        self._tensors = [
+    def __init__(self, gpu: Gpu, operands: Sequence[Operand], *, verifying: bool) -> None:
+        self.tensors = [
             DeviceTensor(
                 gpu,
                 operand,
-                guard=WIDE_GUARD if proving else NARROW_GUARD,
-                alignment=alignment_of(operand) if proving else ALLOCATION,
+                guard=WIDE_GUARD if verifying else NARROW_GUARD,
+                alignment=alignment_of(operand) if verifying else ALLOCATION,
             )
             for operand in operands
         ]
-        self.out = Outputs([tensor for tensor in self._tensors if tensor.operand.role == "out"])
-        self.pointers = tuple(tensor.pointer for tensor in self._tensors)
+        self.out = Outputs([tensor for tensor in self.tensors if tensor.operand.role == "out"])
+        self.pointers = tuple(tensor.pointer for tensor in self.tensors)
         self._written: Mapping[str, Array] = {}
 
     def write(self, inputs: Mapping[str, Array]) -> None:
         self._written = inputs
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             if tensor.operand.role == "in":
                 tensor.fill(inputs[tensor.operand.name])
 
     def restore(self) -> None:
         """As after `write` into new buffers, whatever runs have done to zones, gaps and inputs."""
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             tensor.wipe()
         self.write(self._written)
 
     def harm(self) -> str | None:
         """What runs did that they must not: something written beside a buffer, or an input that was changed."""
-        for tensor in self._tensors:
+        for tensor in self.tensors:
             if words := tensor.harm():
                 return words
             if tensor.operand.role == "in" and (changed := differing(tensor.view, self._written[tensor.operand.name])):
@@ -157,12 +157,12 @@ class Operands:
         return None
 
 
-def workspace(gpu: Gpu, size: int, *, proving: bool) -> DeviceTensor | None:
+def workspace(gpu: Gpu, size: int, *, verifying: bool) -> DeviceTensor | None:
     """Exactly as many bytes as a call asks for; null for 0."""
     if not size:
         return None
     operand = Operand("workspace", "uint8", "out", (size,), (1,))
-    guard, alignment = (WIDE_GUARD, WIDEST_ACCESS) if proving else (NARROW_GUARD, ALLOCATION)
+    guard, alignment = (WIDE_GUARD, WIDEST_ACCESS) if verifying else (NARROW_GUARD, ALLOCATION)
     return DeviceTensor(gpu, operand, guard=guard, alignment=alignment)
 
 

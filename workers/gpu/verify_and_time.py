@@ -102,7 +102,7 @@ class Verifier:
             if operands is None or held != case.problem.digest:
                 # Else in the same buffers: so an answer that is remembered by address shows.
                 operands, held = None, case.problem.digest
-                operands = Operands(self._gpu, self._operator.operands(case.problem), proving=True)
+                operands = Operands(self._gpu, self._operator.operands(case.problem), verifying=True)
             operands.write(prepared.inputs)
             integers, scalars = (
                 tuple(self._operator.integers(case.problem)),
@@ -118,7 +118,7 @@ class Verifier:
         self, call: Call, case: GpuCase, prepared: Prepared, operands: Operands, described: dict[str, Any]
     ) -> Wrong | None:
         # How much a call needs depends on its launch; each gets exactly that, so that a byte more is noticed.
-        space = workspace(self._gpu, call.workspace_bytes(self._gpu.device.memory_bytes), proving=True)
+        space = workspace(self._gpu, call.workspace_bytes(self._gpu.device.memory_bytes), verifying=True)
         first: Array | None = None
         for _ in range(case.repeats):
             wrong = run_once(self._gpu, call, case, prepared, operands, space, described)
@@ -205,7 +205,7 @@ def operand_sets(gpu: Gpu, operator: Operator, problem: Problem, prepared: Prepa
     """Raises MemoryError."""
     operands = operator.operands(problem)
     count, cold = set_count(gpu.device, bytes_of(operands))
-    sets = tuple(Operands(gpu, operands, proving=False) for _ in range(count))
+    sets = tuple(Operands(gpu, operands, verifying=False) for _ in range(count))
     for operand_set in sets:
         operand_set.write(prepared.inputs)
     return OperandSets(sets, prepared.inputs, cold)
@@ -219,7 +219,7 @@ class Timing:
         self._call = call
         self._sets = sets
         # One for all sets: on one stream no run sees another one's, and a framework reuses its own as well.
-        self.space: DeviceTensor | None = workspace(gpu, call.workspace_bytes(gpu.device.memory_bytes), proving=False)
+        self.space: DeviceTensor | None = workspace(gpu, call.workspace_bytes(gpu.device.memory_bytes), verifying=False)
 
     def restore(self) -> None:
         """Everything that the call may touch, as it was before any run."""
@@ -262,12 +262,12 @@ class KnownCost:
 
 
 def measure(
-    gpu: Gpu, timing: Timing, known: KnownCost, *, cold: bool, seconds: float, best: float | None
+    gpu: Gpu, timing: Timing, cost: KnownCost, *, cold: bool, seconds: float, best: float | None
 ) -> dict[str, Any]:
     """`cukiln.types.Measurement` as JSON. Raises GpuFault."""
     sampler = alone(gpu, timing.calls(), cold=cold)
     warm_up([sampler.sample_us])
-    sampler.cost = known.of(sampler, seconds)
+    sampler.cost = cost.of(sampler, seconds)
     before = gpu.state()
     sampling: Sampling = sample_until_tight(sampler, time.monotonic, seconds=seconds, best=best)
     measurement = Measurement(

@@ -126,7 +126,7 @@ class Run:
 
     def _run(self, kind: TaskKind, entries: Sequence[Entry]) -> None:
         """`entries` come problem by problem. Each result is in the journal at once."""
-        proven = self.journal.proven()
+        verified = self.journal.verified()
         code_of = {candidate.id: built.code_digest for _, candidate, built in entries}
         own = {problem.problem.digest: problem for problem, _, _ in entries}
         names = {key: [candidate.id for problem, candidate, _ in entries if problem is own[key]] for key in own}
@@ -146,7 +146,7 @@ class Run:
                 problem.problem.digest,
                 candidate.schedule.as_dict(),
                 str(built.library),
-                built.code_digest in proven,
+                built.code_digest in verified,
             )
             for problem, candidate, built in entries
         ]

@@ -148,7 +148,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--problem", metavar="NAME", help="this problem alone")
     parser.add_argument("--limit", type=int, metavar="N", help="candidates of each problem: the best predicted")
     parser.add_argument("--no-pid-namespaces", action="store_true", help="where the driver does not work in one")
-    parser.add_argument("--budget", type=positive, metavar="SECONDS", help="then it ends; the same command goes on")
+    parser.add_argument("--budget", type=positive, metavar="SECONDS", help="then it ends; the same command continues")
     parser.add_argument("--operator-path", default=os.environ.get("OPERATOR_PATH", ""), help="trusted operator folders")
     options = parser.parse_args(arguments)
     if options.limit is not None and options.limit < 1:
@@ -236,8 +236,8 @@ def _words(problems: Sequence[Mapping[str, Any]]) -> list[str]:
             candidate["verdict"]: candidate["message"] for candidate in problem["candidates"] if candidate["message"]
         }
         for verdict, count in sorted(counts.items()):
-            told = f": {example[verdict]}" if verdict in example else ""
-            lines.append(f"{problem['name']}: {count} {verdict}{told}"[:300])
+            detail = f": {example[verdict]}" if verdict in example else ""
+            lines.append(f"{problem['name']}: {count} {verdict}{detail}"[:300])
         comparison = problem["comparison"] or {}
         if changes := comparison.get("unsteady"):
             lines.append(f"{problem['name']}: unsteady while the best took turns: {'; '.join(changes)}"[:300])

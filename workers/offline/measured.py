@@ -73,13 +73,13 @@ class Journal:
     def was_compared(self, contenders: Sequence[str]) -> bool:
         return tuple(sorted(contenders)) in self.comparisons
 
-    def proven(self) -> set[str]:
+    def verified(self) -> set[str]:
         """Code digests of which a candidate was right."""
         return {code for (_, code), result in self._results.items() if result["verdict"] == "ok"}
 
     def add(self, result: CandidateResult, code_digest: str | None) -> None:
-        told = {**asdict(result), "code_digest": code_digest}
-        self._write({"result": {name: value for name, value in told.items() if name != "tainted"}})
+        fields = {**asdict(result), "code_digest": code_digest}
+        self._write({"result": {name: value for name, value in fields.items() if name != "tainted"}})
 
     def add_comparison(self, contenders: Sequence[str], comparison: Mapping[str, Any] | None) -> None:
         self._write({"compared": sorted(contenders), "comparison": comparison})
@@ -153,7 +153,7 @@ def _problem(problem: WorkProblem, work: Work, journal: Journal) -> dict[str, An
                 "code_digest": built.code_digest,
                 "resources": dict(built.resources) if built.resources else None,
                 "prediction": predicted(candidate, built, problem.target),
-                **_judged(candidate.id, built, problem, journal),
+                **_verdict(candidate.id, built, problem, journal),
             }
         )
     # The last that was made of this problem's candidates, if all that it names are right still.
@@ -168,7 +168,7 @@ def _problem(problem: WorkProblem, work: Work, journal: Journal) -> dict[str, An
     return {**problem.said, "candidates": candidates, "comparison": comparisons[-1] if comparisons else None}
 
 
-def _judged(candidate: str, built: Built, problem: WorkProblem, journal: Journal) -> dict[str, Any]:
+def _verdict(candidate: str, built: Built, problem: WorkProblem, journal: Journal) -> dict[str, Any]:
     """Verdict, message, details and times; `skipped` where there is none, with the reason."""
     none: dict[str, Any] = {"details": {}, "measurement": None, "seconds": {}}
     if built.state != "ok":
@@ -187,8 +187,8 @@ def in_short(details: Mapping[str, Any]) -> dict[str, Any]:
     """A verification's details with a few of its cases: the largest error, what was wrong, and those whose output's
     SHA-256 a service compares with what it promises. The seed gives all."""
     cases = details.get("cases", [])
-    judged = [case for case in cases if not case.get("exact") and case.get("max_error") is not None]
-    worst = max(judged, key=lambda case: float(case["max_error"]), default=None)
+    inexact = [case for case in cases if not case.get("exact") and case.get("max_error") is not None]
+    worst = max(inexact, key=lambda case: float(case["max_error"]), default=None)
     shown = [case for case in cases if case is worst or "wrong" in case or "sha256" in case]
     # One that never came to an end, such as that of an illegal access, is the last one and has no error.
     shown += [case for case in cases[-1:] if "max_error" not in case and case not in shown]

@@ -2,9 +2,9 @@
 
 What began and ended stands in `parts.jsonl`, synced, so that the same command continues after whatever ended it. A part
 that ended is not run again, but one that found no GPU, or could not be run; one that was cut off is, where it would
-have more time, or goes on where it was, as it does behind a crash and a lost context; one that the whole run ended with
-twice is left out, but for the last, which loses nothing by it. What a part tells is of the installation, of a product
-with its driver, or of one card: on another it is run again.
+have more time, or continues where it was, as it does behind a crash and a lost context; one that the whole run ended
+with twice is left out, but for the last, which loses nothing by it. What a part shows is of the installation, of a
+product with its driver, or of one card: on another it is run again.
 """
 
 import sys
@@ -74,7 +74,7 @@ class Ended:
 
 
 def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, seconds: float) -> list[Part]:
-    """What tells most about all that follows comes first."""
+    """What shows most about all that follows comes first."""
     of_gpu = ("--gpu-module", gpu_module, "--device", device)
     measured = ("workers.offline.measure_bundle", str(installed / BUNDLE), "--out", str(into / "measured"))
     results = ("--result", str(into / CONFIRMED_FILE), "--journal", str(into / PRIMITIVES_JOURNAL))

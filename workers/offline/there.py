@@ -1,4 +1,4 @@
-"""Run everything that tells how kernels do on this machine's GPU, most valuable first, until a budget ends.
+"""Run everything that shows how kernels do on this machine's GPU, most valuable first, until a budget ends.
 
 `measure_there.py` starts it from what was carried. Primitives, measuring checks, workspaces, ceilings, then candidates
 and the vendor's library in turns (`workers.offline.parts`), each in a process of its own under a limit of its own. What
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for part in parts:
             limit = progress.next_limit(part, options.budget, deadline - time.monotonic())
             if limit is not None and not stopped:
-                ended = _run(part, progress, limit, into, parts, stopped, namespaces=namespaces)
+                ended = run_part(part, progress, limit, into, parts, stopped, namespaces=namespaces)
                 say(f"{part.name}: {'cut off' if ended.cut_off else ended.status} after {ended.seconds:.1f} s")
     files = bring_back(into, progress, parts)
     for name, words in progress.described(parts):
@@ -129,7 +129,7 @@ def _folder_of(card: Device | None, into: Path) -> Path:
     return own
 
 
-def _run(
+def run_part(
     part: Part,
     progress: Progress,
     limit: float,

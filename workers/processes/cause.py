@@ -67,8 +67,8 @@ def cause_of(returncode: int, text: str) -> Cause:
         return "ok"
     signals = signals_in(returncode, text)
     # cicc and cudafe++ catch SIGTERM and SIGINT: they say this after errors too, but then count those.
-    told_to_end = "Compilation terminated." in text and "detected in the compilation" not in text
-    if signals & MACHINE_SIGNALS or told_to_end or any(words in text for words in MACHINE_WORDS):
+    was_terminated = "Compilation terminated." in text and "detected in the compilation" not in text
+    if signals & MACHINE_SIGNALS or was_terminated or any(words in text for words in MACHINE_WORDS):
         return "machine"
     if signals & CRASH_SIGNALS:
         return "crash"

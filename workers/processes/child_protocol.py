@@ -31,7 +31,7 @@ class Saying:
         self._lines = 0
         allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         half = (_MOST_DESCRIPTORS if allowed == resource.RLIM_INFINITY else min(allowed, _MOST_DESCRIPTORS)) // 2
-        self._pipe = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, half + secrets.randbelow(max(1, half)))
+        self.pipe = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, half + secrets.randbelow(max(1, half)))
         os.dup2(2, 1)
         libc = ctypes.CDLL(None)
         libc.setvbuf(ctypes.c_void_p.in_dll(libc, "stdout"), None, 1, 0)  # _IOLBF
@@ -44,7 +44,7 @@ class Saying:
             line = _mark(self._key, self._lines, text) + b" " + line
         self._lines += 1
         while line:
-            line = line[os.write(self._pipe, line) :]
+            line = line[os.write(self.pipe, line) :]
 
 
 class Hearing:

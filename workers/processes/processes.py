@@ -90,7 +90,7 @@ class InfrastructureError(ProcessError):
 # It makes the folder itself: there is no moment in which the folder stands without it. The pipe on its stdin ends with
 # the last process that holds the other end. What the owner's children still write in their last moment keeps `rm` from
 # removing a folder.
-_UNDERTAKER = """
+UNDERTAKER = """
 trap "" HUP INT PIPE TERM
 mkdir -m "$2" -- "$1" || exit
 echo made 2>/dev/null
@@ -121,7 +121,7 @@ class Processes:
         namespaces: bool = True,
     ) -> None:
         self._parent = root
-        self._namespaces = namespaces
+        self.namespaces = namespaces
         self._secrets = tuple(secrets)
         self._reads = tuple(reads)
         self._lock = threading.RLock()
@@ -137,8 +137,8 @@ class Processes:
         """What a run is fenced in with on this machine. Tried once. Raises ProcessError."""
         with self._lock:
             if self._means is None:
-                found = self._find_means()
-                self._means = found if self._namespaces else replace(found, namespaces="", network=False, proc=False)
+                means = self._find_means()
+                self._means = means if self.namespaces else replace(means, namespaces="", network=False, proc=False)
             return self._means
 
     def run(
@@ -357,7 +357,7 @@ class Processes:
                 # Of a child's own user it has to be passed.
                 mode = "711" if self.means.users and not self.means.namespaces else "700"
                 undertaker = subprocess.Popen(
-                    [_tool("sh"), "-c", _UNDERTAKER, "undertaker", str(root), mode],
+                    [_tool("sh"), "-c", UNDERTAKER, "undertaker", str(root), mode],
                     env={"PATH": _SYSTEM_PATH},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,

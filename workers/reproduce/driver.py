@@ -135,7 +135,7 @@ def _heading(report: Report, facts: dict[str, Any], nvcc: Compiler, cxx: Compile
             report.note(f"here: {compiler.program}, {compiler.found_in}: {shown}")
 
 
-def _build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, str]:
+def build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, str]:
     """Whether a part of build.sh succeeded, and its messages; null where the tool or the machine failed."""
     program = shutil.which(compiler.program)
     if program is None:
@@ -163,7 +163,7 @@ def _build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, st
 
 def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvcc: Compiler, report: Report) -> None:
     """Whether kernel.cu compiles, and gives the recorded code: that of another nvcc need not be the same."""
-    built, words = _build(folder, "device", nvcc)
+    built, words = build(folder, "device", nvcc)
     # Null where the compilers are the same, or one of the versions is not known.
     other, made_by = None, (facts["toolchain"] or {}).get("versions", {}).get(nvcc.kind)
     if None not in (made_by, nvcc.version) and made_by != nvcc.version:
@@ -214,7 +214,7 @@ def _check_digest(
 
 def _check_runs(folder: Path, facts: dict[str, Any], venue: str, device: int, cxx: Compiler, report: Report) -> None:
     part = "cpu" if venue == "cpu" else "library"
-    built, words = _build(folder, part, cxx)
+    built, words = build(folder, part, cxx)
     if built is None or (venue == "gpu" and not (folder / "build" / "group.cubin").is_file()):
         report.line(CANNOT, f"verdict: {words if built is None else 'without nvcc there is no cubin to run'}")
         return

@@ -1,7 +1,7 @@
 """A case of a test plan as files: operands, inputs, reference and bound, for machines without the operator.
 
 ```
-cases/NAME/case.json       RecordedCase: operands, extents, attributes, scalars, how it is judged, the runs
+cases/NAME/case.json       RecordedCase: operands, extents, attributes, scalars, how it is compared, the runs
 cases/NAME/OPERAND.npy     one for each input, of its logical shape; of bfloat16 the bits as uint16
 cases/NAME/expected.npy    float64, as is bound.npy: what |out - expected| may be
 ```

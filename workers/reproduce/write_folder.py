@@ -189,23 +189,23 @@ def _cpu_cases(own: Operator, candidate: Candidate, facts: CandidateFacts, seed:
     wrong = cases[len(recorded) - 1 : len(recorded)] if recorded else []
     for kind in ("integer", "normal"):
         # What is far apart in memory cannot be written.
-        telling = next((case for case in wrong if case.kind == kind and not isinstance(case, FarCase)), None)
-        case = telling or _ragged([case for case in cases if case.kind == kind])
+        failing = next((case for case in wrong if case.kind == kind and not isinstance(case, FarCase)), None)
+        case = failing or _with_tails([case for case in cases if case.kind == kind])
         yield f"cpu-{kind}", case, own.deterministic(candidate.kernel)
 
 
 def _gpu_cases(own: Operator, candidate: Candidate, seed: int) -> Iterator[_Chosen]:
     cases = list(reduced_cases(own, candidate.kernel, seed))
     for kind in ("integer", "normal"):
-        case = _ragged([case for case in cases if case.kind == kind])
+        case = _with_tails([case for case in cases if case.kind == kind])
         yield f"gpu-{kind}", case, case.same_bits
     if is_written(own, candidate):
         whole = next(case for case in full_cases(own, candidate, seed) if case.kind == "normal")
         yield "gpu-whole", whole, whole.same_bits
 
 
-def _ragged(cases: Sequence[_AnyCase]) -> _AnyCase:
-    """Operators give the even extents first and the ragged ones next (`Operator.test_problems`): these show more."""
+def _with_tails(cases: Sequence[_AnyCase]) -> _AnyCase:
+    """Operators give even extents first and those with tails next (`Operator.test_problems`): these show more."""
     return cases[min(1, len(cases) - 1)]
 
 

@@ -2,7 +2,7 @@
 
 from codegen.kernel import Kernel
 from codegen.targets import target as find_target
-from codegen.text.ptxas_report import telling_line
+from codegen.text.ptxas_report import first_error_line
 from codegen.text.render_group import render_device
 from cukiln.types import StageSeconds
 from storage.database.sql import chunks
@@ -91,7 +91,7 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
     )
     with context.database.read() as session:
         unverified, spent = what_follows(session, context.lease, made)
-    why = telling_line(outcome.why) or "the compiler died or hung" if outcome.left else None
+    why = first_error_line(outcome.why) or "the compiler died or hung" if outcome.left else None
     most = context.settings.max_attempts
     waiting = context.complete(
         spent,
@@ -100,7 +100,7 @@ def _record(context: StepContext, kernels: dict[Kernel, str], outcome: GroupOutc
     with context.database.read() as session:
         pending = pending_counts(session, context.settings.workers) if outcome.left else {}
     context.wake([*waiting, *((COMPILE, target) for target, count in pending.items() for _ in range(count))])
-    context.tell(next_steps)
+    context.publish_steps(next_steps)
 
 
 def _build_outcome(build: str, kernel: Kernel, made: KernelOutcome, library: str | None) -> BuildOutcome:

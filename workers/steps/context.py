@@ -44,7 +44,7 @@ T = TypeVar("T")
 StopReason = Literal["lost", "cancelled", "deadline", "stopping"]
 ROOM_BYTES = 4 << 20
 """A group's source, PTX, cubin and library together take less."""
-MOST_TOLD = 16
+MOST_PUBLISHED = 16
 """Jobs that get events of one step: where more share a group, the others get those of their own steps."""
 PROGRESS_SECONDS = 0.2
 """Between two such events of a job from one process; the API compares with the database."""
@@ -91,7 +91,7 @@ class Workplace:
     name: str  # of the worker, as `tasks.worker` shows it
     targets: tuple[str, ...] | None = None  # which targets' tasks it takes; None: plan tasks, which have none
     device: Device | None = None  # of a worker that measures; its targets are the device's class
-    progress_told_at: dict[str, float] = field(default_factory=dict)  # by job, `time.monotonic()`
+    progress_published_at: dict[str, float] = field(default_factory=dict)  # by job, `time.monotonic()`
     in_doubt: bool = True  # whether this machine can do any work, until it was looked at
 
     def compile_workers(self, target: str) -> int:
@@ -227,20 +227,20 @@ class StepContext:
         for job in self.lease.jobs if job_id is None else (job_id,):
             wake_ups.publish(self.redis, job, type, data, length=self.settings.event_stream_length)
 
-    def tell(self, next_steps: Sequence[NextStep]) -> None:
+    def publish_steps(self, next_steps: Sequence[NextStep]) -> None:
         """What a step came to, for the watchers."""
         self.publish_problems([entry.problem for entry in next_steps])
         self.publish_progress()
 
     def publish_progress(self) -> None:
         """One `progress` event to each job of the task, with its counts as they are now."""
-        told_at, now = self.workplace.progress_told_at, time.monotonic()
-        for old in [job for job, at in told_at.items() if now - at >= PROGRESS_SECONDS]:
-            del told_at[old]
-        for job in self.lease.jobs[:MOST_TOLD]:
-            if job in told_at:
+        published_at, now = self.workplace.progress_published_at, time.monotonic()
+        for old in [job for job, at in published_at.items() if now - at >= PROGRESS_SECONDS]:
+            del published_at[old]
+        for job in self.lease.jobs[:MOST_PUBLISHED]:
+            if job in published_at:
                 continue
-            told_at[job] = now
+            published_at[job] = now
             with self.database.read() as session:
                 report = job_progress(session, job, self.settings.toolchain_live_seconds)
             if report is not None:
@@ -254,8 +254,8 @@ class StepContext:
                 problem for id in problem_ids if (problem := load_problem(session, id)) and problem.state not in LIVE
             ]
         for problem in ended:
-            told = {name: getattr(problem, name) for name in ("name", "key", "state", "winner", "error")}
-            self.publish("problem", told, job_id=problem.job_id)
+            event = {name: getattr(problem, name) for name in ("name", "key", "state", "winner", "error")}
+            self.publish("problem", event, job_id=problem.job_id)
 
     def in_parts(self, part: Callable[[Session], tuple[list[NextStep], bool]]) -> list[NextStep]:
         """Run write transactions of `part` while there may be more. Wakes what continues, and returns all of it."""

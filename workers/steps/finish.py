@@ -44,7 +44,7 @@ from workers.steps.rank import (
     verdict_of,
     write_predictions,
 )
-from workers.steps.run_ptx import WRONG, PtxRuns, broken_promise, judge_candidates, judge_winner, mark_of, refuse
+from workers.steps.run_ptx import WRONG, PtxRuns, broken_promise, mark_of, refuse, verify_candidates, verify_winner
 from workers.steps.winner_library import WinnerNotBuilt, plan_launch, winner_library
 
 log = logging.getLogger("cukiln.finish")
@@ -79,7 +79,7 @@ def finish(context: StepContext) -> None:
     if problem is None or job is None:
         raise GiveUp(f"problem {context.lease.ref} does not exist")
     runs = PtxRuns(context, find_target(problem.target))
-    stored, every_ptx = _judged(problem, job, stored, runs)
+    stored, every_ptx = _without_refused(problem, job, stored, runs)
     ranked, measured = rank(problem, stored)
     write_predictions(context.database, ranked)
     if not ranked:
@@ -117,10 +117,10 @@ def finish(context: StepContext) -> None:
         winner = publish_front(context, session, problem, job, entries, covered, lost, imported, measured)
         spent = {"compile": compiled, **runs.take_spent()}
         ended = finish_problem(session, context.lease, winner=winner, error=None, extra_seconds=spent, phases=phases)
-    _tell(context, problem, ended)
+    _publish_end(context, problem, ended)
 
 
-def _judged(
+def _without_refused(
     problem: JobProblem, job: JobStatus, stored: list[StoredCandidate], runs: PtxRuns
 ) -> tuple[list[StoredCandidate], bool]:
     """The candidates after each of them was run from its PTX, and whether all were; as they are where the job does not
@@ -128,7 +128,7 @@ def _judged(
     if job.ptx != "all":
         return stored, False
     ranked, _ = rank(problem, stored)
-    whole = judge_candidates(runs, problem, stored, ranked, job.deadline)
+    whole = verify_candidates(runs, problem, stored, ranked, job.deadline)
     with runs.context.database.read() as session:
         return candidates_of_problem(session, problem.id), whole
 
@@ -212,11 +212,11 @@ def _build(context: StepContext, problem: JobProblem, ranked: Ranked, runs: PtxR
         )
         refuse(context, problem, (ranked, words, "skipped"))
         return None
-    verdict = judge_winner(runs, ranked.candidate, library)
+    verdict = verify_winner(runs, ranked.candidate, library)
     if verdict is not None and not verdict.is_published:
         refuse(context, problem, (ranked, WRONG.format(message=verdict.message), verdict.verdict))
         return None
-    if (broken := broken_promise(verdict, ranked.stored.proof)) is not None:
+    if (broken := broken_promise(verdict, ranked.stored.verification)) is not None:
         if context.settings.promises == "refuse":
             refuse(context, problem, (ranked, broken, "incorrect"))
             return None
@@ -226,8 +226,8 @@ def _build(context: StepContext, problem: JobProblem, ranked: Ranked, runs: PtxR
 
 def _entry(built: Built, imported: Imported | None) -> FrontEntry:
     best, library = built.ranked, built.library
-    proof = best.stored.proof
-    assert proof is not None, "only what was proved right is ranked"
+    verification = best.stored.verification
+    assert verification is not None, "only what was verified as correct is ranked"
     return FrontEntry(
         candidate=best.candidate.id,
         schedule=best.candidate.schedule.as_dict(),
@@ -244,9 +244,9 @@ def _entry(built: Built, imported: Imported | None) -> FrontEntry:
         deterministic=best.point.deterministic,
         # CPU verdicts belong to the kernel source, and the library was built from the very source that was verified;
         # those of a GPU belong to the code, which is the verified one (see `_build`).
-        verified="gpu" if proof.venue == "gpu" else verified_label(best.candidate.kernel.operator, built.sums),
+        verified="gpu" if verification.venue == "gpu" else verified_label(best.candidate.kernel.operator, built.sums),
         # How it was verified: seeds, extents, errors against their bounds.
-        verdict={**proof.details, "venue": proof.venue, "plan_version": proof.plan_version},
+        verdict={**verification.details, "venue": verification.venue, "plan_version": verification.plan_version},
         ptx=built.ptx,
         resources=library.resources,
         predicted_us=best.prediction.us,
@@ -350,7 +350,10 @@ def _why_none(stored: Sequence[StoredCandidate]) -> str:
     """The candidates counted by verdict, each with the message of an example."""
     counts = Counter(verdict_of(candidate) for candidate in stored)
     words = [
-        (verdict_of(candidate), candidate.message or (candidate.proof.message if candidate.proof else None))
+        (
+            verdict_of(candidate),
+            candidate.message or (candidate.verification.message if candidate.verification else None),
+        )
         for candidate in stored
     ]
     examples = {verdict: message for verdict, message in words if message}
@@ -358,7 +361,7 @@ def _why_none(stored: Sequence[StoredCandidate]) -> str:
         f"{count} {verdict}" + (f" (for example: {examples[verdict]})" if verdict in examples else "")
         for verdict, count in counts.most_common()
     )
-    return f"none of {len(stored)} candidates was proved right: {counted}"
+    return f"none of {len(stored)} candidates was verified as correct: {counted}"
 
 
 def _why_not_built(context: StepContext, problem: JobProblem, ranked: Sequence[Ranked]) -> str:
@@ -368,16 +371,16 @@ def _why_not_built(context: StepContext, problem: JobProblem, ranked: Sequence[R
         stored = [candidate for candidate in candidates_of_problem(session, problem.id) if candidate.candidate in names]
     refused = (candidate.message for candidate in stored if candidate.verdict != "ok" and candidate.message)
     why = "".join(f": {message}" for message in islice(refused, 1))
-    return f"none of the {len(ranked)} right candidates can be built alone as it was judged{why}"
+    return f"none of the {len(ranked)} right candidates can be built alone as it was verified{why}"
 
 
 def _fail(context: StepContext, problem: JobProblem, error: str, runs: PtxRuns) -> None:
     with context.database.write() as session:
         ended = finish_problem(session, context.lease, winner=None, error=error, extra_seconds=runs.take_spent())
-    _tell(context, problem, ended)
+    _publish_end(context, problem, ended)
 
 
-def _tell(context: StepContext, problem: JobProblem, ended: str | None) -> None:
+def _publish_end(context: StepContext, problem: JobProblem, ended: str | None) -> None:
     context.publish_problems([problem.id])
     context.publish_progress()
     if ended is not None:

@@ -89,7 +89,7 @@ def measure(context: StepContext) -> None:
                         str(candidate.problem_id),
                         candidate.schedule,
                         str(libraries.paths[candidate.library]),
-                        candidate.proven,
+                        candidate.verified,
                     )
                     for candidate in present
                 ]
@@ -156,7 +156,7 @@ def _record(
         context.wake((), again)
     except LostLease as lost:  # no job needs the rest any more
         log.debug("%s", lost)
-    context.tell(next_steps)
+    context.publish_steps(next_steps)
 
 
 @dataclass
@@ -222,7 +222,7 @@ def compare(context: StepContext) -> None:
             context.blobs, (contender.library for contender in chosen if contender.library is not None), folder
         )
         wanted = [
-            TaskCandidate(contender.candidate, context.lease.ref, contender.schedule, str(path), proven=True)
+            TaskCandidate(contender.candidate, context.lease.ref, contender.schedule, str(path), verified=True)
             for contender in chosen
             if (path := libraries.paths.get(contender.library or "")) is not None
         ]
@@ -239,8 +239,8 @@ def compare(context: StepContext) -> None:
         for result in results
     ]
     comparison: dict[str, Any] | None = None
-    if outcome is not None and (told := outcome.comparisons.get(context.lease.ref)) is not None:
-        rest = without(Comparison.model_validate(told), [contender.candidate for contender in wrong])
+    if outcome is not None and (comparison := outcome.comparisons.get(context.lease.ref)) is not None:
+        rest = without(Comparison.model_validate(comparison), [contender.candidate for contender in wrong])
         comparison = rest.model_dump(mode="json") if rest.contenders else None
     spent = StageSeconds(wall=outcome.wall_seconds, cpu=outcome.cpu_seconds) if outcome else StageSeconds()
     next_steps = forget_libraries(context, libraries)
@@ -248,7 +248,7 @@ def compare(context: StepContext) -> None:
     with context.database.write() as session:
         following = record_compared(session, context.lease, comparison, measure=spent)
     context.wake((), following)
-    context.tell([*next_steps, *following])
+    context.publish_steps([*next_steps, *following])
 
 
 def _contenders(problem: JobProblem, stored: Sequence[StoredCandidate]) -> list[StoredCandidate]:

@@ -33,7 +33,7 @@ from workers.steps.context import GiveUp, HandBack, StepContext
 
 RECORD_SECONDS = 0.25
 """So long at most what is lowered is held back, to be recorded with more: compilers wait for it."""
-TELL_SECONDS = 1.0
+PUBLISH_SECONDS = 1.0
 """Between two `progress` events while one problem is recorded: counting takes longer the more it has."""
 TURN_SECONDS = 0.5
 """Before a plan task gives way to that of another job, between two problems."""
@@ -103,7 +103,7 @@ class _Recorder:
         self._candidates: list[tuple[int, NewCandidate]] = []
         self._builds: dict[str, NewBuild] = {}
         self._ended: list[PlannedProblem] = []
-        self._recorded_at = self._told_at = time.monotonic()
+        self._recorded_at = self._published_at = time.monotonic()
 
     def add(self, problem: JobProblem, candidate: Candidate) -> None:
         architecture = find_target(problem.target).architecture
@@ -137,9 +137,9 @@ class _Recorder:
                 next_steps += end_plan(session, context.lease, planned, self._in_queue)
         context.wake(followed.waiting, [*followed.next_steps, *next_steps])
         context.publish_problems([planned.id for planned in self._ended])
-        if time.monotonic() - self._told_at > TELL_SECONDS or self._ended:
+        if time.monotonic() - self._published_at > PUBLISH_SECONDS or self._ended:
             context.publish_progress()
-            self._told_at = time.monotonic()
+            self._published_at = time.monotonic()
         self._candidates, self._builds, self._ended = [], {}, []
         context.database.pause()
         self._recorded_at = time.monotonic()

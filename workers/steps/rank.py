@@ -67,7 +67,7 @@ def verdict_of(candidate: StoredCandidate) -> str | None:
     """Code that a GPU found wrong is wrong, whatever the CPU said; nothing is right without a verification."""
     verdict: str | None = candidate.verdict
     if verdict == "ok":
-        verdict = candidate.proof.verdict if candidate.proof is not None else "skipped"
+        verdict = candidate.verification.verdict if candidate.verification is not None else "skipped"
     return verdict
 
 

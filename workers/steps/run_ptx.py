@@ -39,7 +39,7 @@ WRONG = "run from its PTX on the CPU: {message}"
 
 
 @dataclass(frozen=True)
-class Judged:
+class RunVerdict:
     """`lasting`: another time shows the same. What a limit ended may end by itself then."""
 
     verdict: PtxVerdict
@@ -59,7 +59,7 @@ class PtxRuns:
         return self.context.settings.verify_ptx == "none"
 
     def plan(self, operator: str) -> str:
-        """The version of what judges."""
+        """The version of the PTX plan."""
         return on_cpu.ptx_plans(self.target.tensor_sums)[operator]
 
     def take_spent(self) -> dict[str, StageSeconds]:
@@ -67,7 +67,7 @@ class PtxRuns:
         spent, self.spent = self.spent, StageSeconds()
         return {"verify": spent, "ptx": spent}
 
-    def judge(self, kernels: Sequence[Kernel], text: str | None) -> list[Judged]:
+    def verdicts(self, kernels: Sequence[Kernel], text: str | None) -> list[RunVerdict]:
         """Distinct kernels of one operator. `text`: the PTX that holds them all; None: nvcc is asked for it. Raises
         InfrastructureError where the machine failed, Cancelled."""
         request = on_cpu.PtxRequest(self.target.name, self.context.fresh_seed(), self.target.tensor_sums)
@@ -79,7 +79,7 @@ class PtxRuns:
             named = {each.kernel_id: each for each in self._run(wrong, request, None)}
             shown = [_named(each, named.get(each.kernel_id)) for each in shown]
         plan = self.plan(kernels[0].operator)
-        return [_judged(each, plan, request.seed) for each in shown]
+        return [_run_verdict(each, plan, request.seed) for each in shown]
 
     def _run(self, kernels: Sequence[Kernel], request: on_cpu.PtxRequest, text: str | None) -> list[CpuVerdict]:
         context = self.context
@@ -96,7 +96,7 @@ def _named(shown: CpuVerdict, again: CpuVerdict | None) -> CpuVerdict:
     return replace(shown, message=again.message) if again is not None and same else shown
 
 
-def _judged(shown: CpuVerdict, plan: str, seed: int) -> Judged:
+def _run_verdict(shown: CpuVerdict, plan: str, seed: int) -> RunVerdict:
     verdict = PtxVerdict(
         verdict=shown.verdict,
         message=shown.message,
@@ -108,7 +108,7 @@ def _judged(shown: CpuVerdict, plan: str, seed: int) -> Judged:
             promise(case, case["runs"][0]["launch"]) for case in shown.details.get("cases", []) if "sha256" in case
         ],
     )
-    return Judged(verdict, shown.verdict not in OF_LIMITS and "limit" not in shown.details)
+    return RunVerdict(verdict, shown.verdict not in OF_LIMITS and "limit" not in shown.details)
 
 
 def promise(case: Mapping[str, Any], launch: Sequence[int]) -> dict[str, Any]:
@@ -117,16 +117,16 @@ def promise(case: Mapping[str, Any], launch: Sequence[int]) -> dict[str, Any]:
     return {**{name: case[name] for name in names}, "launch": list(launch)}
 
 
-def judge_candidates(
+def verify_candidates(
     runs: PtxRuns,
     problem: JobProblem,
     stored: Sequence[StoredCandidate],
     ranked: Sequence[Ranked],
     deadline: float | None,
 ) -> bool:
-    """Refuse each of the `ranked` whose kernel its PTX shows to be wrong; whether all were judged. The files with the
+    """Refuse each of the `ranked` whose kernel its PTX shows to be wrong; whether all were verified. The files with the
     fastest come first; what is left when the budget ends stays as it is. Raises InfrastructureError, Cancelled,
-    LostLease, and HandBack where it is another job's turn: what was judged stays."""
+    LostLease, and HandBack where it is another job's turn: what was verified stays."""
     if runs.target.emulates is not None:
         return True  # an emulation has no PTX
     plan = runs.plan(problem.operator)
@@ -141,16 +141,16 @@ def judge_candidates(
     by_group: dict[str | None, list[str]] = {}
     for build in (build for build, known in verdicts.items() if known is None):
         by_group.setdefault(by_build[build][0].stored.group_id, []).append(build)
-    has_judged = False
+    has_verified = False
     for group, builds in by_group.items():
         text = _ptx_of(runs.context, group)
         for some in chunks(builds, AT_ONCE):
             if deadline is not None and runs.context.database.clock.now() >= deadline:
                 return False
-            if has_judged:
+            if has_verified:
                 _give_way(runs.context)
             _judge_some(runs, problem, {build: by_build[build] for build in some}, text)
-            has_judged = True
+            has_verified = True
     return True
 
 
@@ -158,10 +158,10 @@ def _judge_some(runs: PtxRuns, problem: JobProblem, by_build: Mapping[str, Seque
     """All of these builds, and store what that showed and took: another attempt continues behind them."""
     context = runs.context
     kernels = [entries[0].candidate.kernel for entries in by_build.values()]
-    judged = dict(zip(by_build, runs.judge(kernels, text), strict=True))
+    verified = dict(zip(by_build, runs.verdicts(kernels, text), strict=True))
     with context.database.write() as session:
-        write_ptx_verdicts(session, {build: each.verdict for build, each in judged.items() if each.lasting})
-    _refuse(context, problem, by_build, {build: each.verdict for build, each in judged.items()})
+        write_ptx_verdicts(session, {build: each.verdict for build, each in verified.items() if each.lasting})
+    _refuse(context, problem, by_build, {build: each.verdict for build, each in verified.items()})
     with context.database.write() as session:
         require_lease(session, context.lease)
         spent = runs.take_spent()
@@ -220,7 +220,7 @@ def refuse(context: StepContext, problem: JobProblem, *refused: tuple[Ranked, st
             refuse_candidate(session, problem.id, entry.candidate.id, words, verdict)
 
 
-def judge_winner(runs: PtxRuns, candidate: Candidate, library: Library) -> PtxVerdict | None:
+def verify_winner(runs: PtxRuns, candidate: Candidate, library: Library) -> PtxVerdict | None:
     """None where its PTX is not run: an emulation's library is not made of it. Raises InfrastructureError where the
     machine failed, Cancelled, HandBack where the PTX was lost."""
     ptx, kernel = library.ptx, candidate.kernel
@@ -242,11 +242,11 @@ def _judge_own(runs: PtxRuns, kernel: Kernel, ptx: str) -> PtxVerdict:
     except (BlobMissing, BlobCorrupt) as error:
         repair(context.database, context.blobs, ptx)  # the library goes too, and is built again
         raise HandBack from error
-    [judged] = runs.judge([kernel], text)
-    if judged.lasting:
+    [run] = runs.verdicts([kernel], text)
+    if run.lasting:
         with context.database.write() as session:
-            write_ptx_verdict(session, ptx, judged.verdict)
-    return judged.verdict
+            write_ptx_verdict(session, ptx, run.verdict)
+    return run.verdict
 
 
 def mark_of(verdict: PtxVerdict | None, broken: str | None = None) -> PtxMark | None:
@@ -264,13 +264,13 @@ def mark_of(verdict: PtxVerdict | None, broken: str | None = None) -> PtxMark | 
     )
 
 
-def broken_promise(verdict: PtxVerdict | None, proof: Verdict | None) -> str | None:
+def broken_promise(verdict: PtxVerdict | None, verification: Verdict | None) -> str | None:
     """The first output of a GPU's verification that is not what the PTX gives on the same inputs; null where none is,
     or nothing is promised."""
-    if verdict is None or proof is None or proof.venue != GPU:
+    if verdict is None or verification is None or verification.venue != GPU:
         return None
     digests = {}
-    for case in proof.details.get("cases", []):
+    for case in verification.details.get("cases", []):
         # Also of results that were imported: of a case that says less nothing is compared.
         launches = case.get("launches")
         if case.keys() >= _OF_PROMISE and isinstance(launches, list) and [type(of) for of in launches] == [list]:

@@ -63,7 +63,7 @@ def verify(context: StepContext) -> None:
         lambda session: complete_verified(session, context.lease, members, plans=plans, verify=spent),
     )
     context.wake(again)
-    context.tell(next_steps)
+    context.publish_steps(next_steps)
 
 
 class _Recorder:

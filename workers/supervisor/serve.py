@@ -114,13 +114,13 @@ class Supervisor:
         """Keep the children running until `ask_to_stop`."""
         self._api = ApiWatch(_reachable(self.settings.host), self.settings.port)
         while not self._stop:
-            told = [self._valkey.keep()] if self._valkey is not None else []
+            message = [self._valkey.keep()] if self._valkey is not None else []
             self._watch_server()
             for child in self._children:
-                told.append(child.keep())
+                message.append(child.keep())
                 if child.name == API and self._api.is_silent(child.runs_for_seconds):
-                    told.append(child.end_hung("does not answer"))
-            for words in filter(None, told):
+                    message.append(child.end_hung("does not answer"))
+            for words in filter(None, message):
                 self._say(words)
             time.sleep(WATCH_SECONDS)
 
@@ -269,37 +269,37 @@ class Supervisor:
 
 def serve(settings: Settings, *, commands: Commands | None = None) -> int:
     """Run until SIGINT or SIGTERM; a second one stops at once. Returns the exit status. For the main thread."""
-    supervisor = Supervisor(settings, say=_say, commands=commands)
+    supervisor = Supervisor(settings, say=write_line, commands=commands)
 
     def asked(number: int, frame: FrameType | None) -> None:
         supervisor.ask_to_stop()
 
     before = {number: signal.signal(number, asked) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        _say(f"cukiln serve: data in {settings.data_dir}")
+        write_line(f"cukiln serve: data in {settings.data_dir}")
         running = supervisor.start()
         for name, pid in sorted(running.pids.items()):
-            _say(f"  {name:<18} pid {pid}")
+            write_line(f"  {name:<18} pid {pid}")
         for number, device in enumerate(supervisor.gpus, 1):
-            _say(f"  {f'GPU {number}':<18} {device.name} {device.uuid}")
-        _say(f"  {'queue':<18} {running.redis_url if settings.redis_url is None else 'REDIS_URL'}")
-        _say(f"ready: {running.url} (Ctrl-C stops it)")
+            write_line(f"  {f'GPU {number}':<18} {device.name} {device.uuid}")
+        write_line(f"  {'queue':<18} {running.redis_url if settings.redis_url is None else 'REDIS_URL'}")
+        write_line(f"ready: {running.url} (Ctrl-C stops it)")
         supervisor.watch()
-        _say("stopping; Ctrl-C again stops without waiting")
+        write_line("stopping; Ctrl-C again stops without waiting")
     except ServeError as error:
-        _say(f"cukiln serve: {error}")
+        write_line(f"cukiln serve: {error}")
         return os.EX_CONFIG if isinstance(error.__cause__, SettingsError) else 1
     finally:
         supervisor.stop()
         for number, handler in before.items():
             signal.signal(number, handler)
-    _say("stopped")
+    write_line("stopped")
     return 0
 
 
 @contextlib.contextmanager
 def embedded(
-    settings: Settings, *, commands: Commands | None = None, say: Callable[[str], None] = lambda told: None
+    settings: Settings, *, commands: Commands | None = None, say: Callable[[str], None] = lambda message: None
 ) -> Iterator[Running]:
     """A service while the block runs; the children's output goes to `logs` in the data folder. Raises ServeError."""
     supervisor = Supervisor(settings, say=say, logs=settings.data_dir / "logs", commands=commands)
@@ -362,9 +362,9 @@ def _broken(name: str, code: int, log: Path | None) -> ServeError:
     return ServeError(f"{name} {describe_exit(code)} at its start" + (f":\n{tail}" if tail else ""))
 
 
-def _say(told: str) -> None:
+def write_line(message: str) -> None:
     with contextlib.suppress(OSError):  # its disk is full, or its reader has ended
-        sys.stdout.write(told + "\n")
+        sys.stdout.write(message + "\n")
         sys.stdout.flush()
 
 

@@ -84,16 +84,16 @@ class EmbeddedValkey:
             self._restart = self._starting()
             if (code := self.poll()) is not None:  # else its start failed before
                 return f"valkey {describe_exit(code)}, starting it again"
-        told: str | None
+        message: str | None
         try:
             next(self._restart)
             return None
         except StopIteration:
-            told, self._failed = f"valkey started again, pid {self.pid}", False
+            message, self._failed = f"valkey started again, pid {self.pid}", False
         except (ValkeyFailed, OSError) as error:
-            told, self._failed = None if self._failed else cannot_start("valkey", error), True
+            message, self._failed = None if self._failed else cannot_start("valkey", error), True
         self._restart, self._again_at = None, time.monotonic() + LONGEST_PAUSE_SECONDS
-        return told
+        return message
 
     def _end_useless(self, process: subprocess.Popen[bytes]) -> str | None:
         if process is self._killed:  # and not gone yet

@@ -31,13 +31,13 @@ class CudnnAttention:
     """One plan of cuDNN; a `workers.gpu.interface.VendorCall`."""
 
     def __init__(self, bench: Bench, version: str, prepared: "Prepared", found: Found) -> None:
-        self._bench, self._version, self._prepared, self._found = bench, version, prepared, found
+        self._bench, self._version, self.prepared, self._found = bench, version, prepared, found
 
     def describe(self) -> dict[str, Any]:
         return described("cuDNN", self._version, self._found.name, workspace_bytes=self._found.workspace_bytes)
 
     def run(self, number: int) -> None:
-        prepared, address = self._prepared, self._bench.address
+        prepared, address = self.prepared, self._bench.address
         arrays = prepared.sets[number]
         pointers = {name: address(array) for name, array in arrays.items() if name != "out"}
         try:
@@ -46,7 +46,7 @@ class CudnnAttention:
             raise LaunchRefused(str(error)) from error
 
     def result(self, number: int) -> DeviceArray:
-        xp, prepared = self._bench.arrays, self._prepared
+        xp, prepared = self._bench.arrays, self.prepared
         out, arrays = prepared.out, prepared.sets[number]
         with self._bench.faults():
             steps = [stride * arrays["out"].itemsize for stride in out.strides]
@@ -108,8 +108,8 @@ def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets
     calls: list[VendorCall] = []
     refusals = []
     libraries: dict[str, Callable[[], Sequence[VendorCall]]] = {
-        "cuDNN": partial(_by_cudnn, bench, problem, inputs, sets, beat),
-        "PyTorch": partial(_by_pytorch, bench, problem, inputs, sets, beat),
+        "cuDNN": partial(by_cudnn, bench, problem, inputs, sets, beat),
+        "PyTorch": partial(by_pytorch, bench, problem, inputs, sets, beat),
     }
     for name, offer in libraries.items():
         beat(f"what {name} offers")
@@ -124,7 +124,7 @@ def offers(bench: Bench, problem: Problem, inputs: Mapping[str, HostArray], sets
     return calls
 
 
-def _by_cudnn(
+def by_cudnn(
     bench: Bench, problem: AttentionProblem, inputs: Mapping[str, HostArray], sets: int, beat: Beat
 ) -> list[CudnnAttention]:
     if (why := cudnn_refuses(problem)) is not None:
@@ -146,7 +146,7 @@ def _by_cudnn(
     return [call for call in calls if runs(bench, call)]
 
 
-def _by_pytorch(
+def by_pytorch(
     bench: Bench, problem: AttentionProblem, inputs: Mapping[str, HostArray], sets: int, beat: Beat
 ) -> list[TorchAttention]:
     if (why := pytorch_refuses(problem)) is not None:

@@ -55,15 +55,15 @@ class ConvolutionCall:
 
     def __init__(self, bench: Bench, version: str, out: Operand, prepared: Prepared, engine: Found) -> None:
         self._bench, self._version, self._out = bench, version, out
-        self._prepared, self._found = prepared, engine
+        self.prepared, self._found = prepared, engine
 
     def describe(self) -> dict[str, Any]:
-        plan, needed = self._prepared.plan, self._found.workspace_bytes
+        plan, needed = self.prepared.plan, self._found.workspace_bytes
         fused = not plan.needs_kernel
         return described("cuDNN", self._version, self._found.name, plan.words(), fused=fused, workspace_bytes=needed)
 
     def run(self, number: int) -> None:
-        prepared, address = self._prepared, self._bench.address
+        prepared, address = self.prepared, self._bench.address
         operands = prepared.sets[number]
         pointers = {name: address(operands.arrays[name]) for name in prepared.plan.tensors}
         try:
@@ -75,7 +75,7 @@ class ConvolutionCall:
 
     def result(self, number: int) -> DeviceArray:
         with self._bench.faults():
-            return as_float64(self._prepared.sets[number].out.reshape(self._out.shape), self._out.dtype)
+            return as_float64(self.prepared.sets[number].out.reshape(self._out.shape), self._out.dtype)
 
 
 def offers(

@@ -158,9 +158,7 @@ class CublasLt:
     @property
     def version(self) -> str:
         """As the wheel is numbered: 13.4.1."""
-        number = int(self._library.cublasLtGetVersion())
-        # 131000 is 13.10.0 and 130401 is 13.4.1: major * 10000 + minor * 100 + patch (CUBLAS_VERSION).
-        return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
+        return version_name(int(self._library.cublasLtGetVersion()))
 
     @property
     def handle(self) -> ctypes.c_void_p:
@@ -270,6 +268,11 @@ _DESCRIBED = (
     ("stages id", CUBLASLT_ALGO_CONFIG_STAGES_ID),
     ("split-k", CUBLASLT_ALGO_CONFIG_SPLITK_NUM),
 )
+
+
+def version_name(number: int) -> str:
+    """131000 is 13.10.0 and 130401 is 13.4.1: major * 10000 + minor * 100 + patch (CUBLAS_VERSION)."""
+    return f"{number // 10000}.{number // 100 % 100}.{number % 100}"
 
 
 def load_library(name: str, sonames: Sequence[str]) -> tuple[str, ctypes.CDLL]:

@@ -221,19 +221,19 @@ class MatmulCall:
         self, bench: Bench, library: CublasLt, problem: MatmulProblem, prepared: "Prepared", algorithm: Found
     ) -> None:
         self._bench, self._library, self._problem = bench, library, problem
-        self._prepared, self._found = prepared, algorithm
+        self.prepared, self._found = prepared, algorithm
 
     def describe(self) -> dict[str, Any]:
         found = self._found
         return self._described("cuBLASLt", self._library.version, found.description, found.workspace_bytes)
 
     def _described(self, library: str, version: str, algorithm: str, workspace_bytes: int) -> dict[str, Any]:
-        plan = self._prepared.plan
+        plan = self.prepared.plan
         fused = not plan.needs_kernel
         return described(library, version, algorithm, plan.words(), fused=fused, workspace_bytes=workspace_bytes)
 
     def run(self, number: int) -> None:
-        prepared, address = self._prepared, self._bench.address
+        prepared, address = self.prepared, self._bench.address
         plan, operands = prepared.plan, prepared.sets[number]
 
         def scalar(value: float) -> Any:
@@ -257,11 +257,11 @@ class MatmulCall:
             prepared.after(operands)
 
     def result(self, number: int) -> DeviceArray:
-        operands, p = self._prepared.sets[number], self._problem
+        operands, p = self.prepared.sets[number], self._problem
         out = output_of(operator("matmul").operands(p))
         flat, strides = operands.out, out.strides
-        if self._prepared.plan.packed and self._prepared.plan.in_place:
-            d = self._prepared.plan.d
+        if self.prepared.plan.packed and self.prepared.plan.in_place:
+            d = self.prepared.plan.d
             strides = (d.pitch, 1) if p.batch == 1 else (d.stride, d.pitch, 1)
         in_bytes = [stride * flat.itemsize for stride in strides]
         with self._bench.faults():

@@ -45,36 +45,36 @@ class ReductionCall:
         self, bench: Bench, problem: ReduceProblem, inputs: list[DeviceArray], outs: list[DeviceArray]
     ) -> None:
         self._name, self._axes, self._shape = FUNCTIONS[problem.fn], axes_of(problem), problem.out_shape
-        self._bench, self._inputs, self._outs = bench, inputs, outs
+        self._bench, self._inputs, self.outs = bench, inputs, outs
 
     @property
     def operands(self) -> list[tuple[DeviceArray, DeviceArray]]:
         """Input and output of each set."""
-        return list(zip(self._inputs, self._outs, strict=True))
+        return list(zip(self._inputs, self.outs, strict=True))
 
     def describe(self) -> dict[str, Any]:
         xp = self._bench.arrays
-        return described("CuPy", xp.__version__, f"{xp.__name__}.{self._name}, into {self._outs[0].dtype}")
+        return described("CuPy", xp.__version__, f"{xp.__name__}.{self._name}, into {self.outs[0].dtype}")
 
     def run(self, number: int) -> None:
         with self._bench.faults():
             try:
                 function = getattr(self._bench.arrays, self._name)
                 with accelerated(self._bench.arrays):
-                    function(self._inputs[number], out=self._outs[number], axis=self._axes)
+                    function(self._inputs[number], out=self.outs[number], axis=self._axes)
             except (TypeError, ValueError) as error:
                 raise LaunchRefused(f"CuPy's {self._name}: {error}") from error
 
     def result(self, number: int) -> DeviceArray:
         with self._bench.faults():
-            return self._outs[number].reshape(self._shape).astype(np.float64)
+            return self.outs[number].reshape(self._shape).astype(np.float64)
 
 
 class TorchReduction:
     """A `workers.gpu.interface.VendorCall`, on the memory of CuPy's call."""
 
     def __init__(self, bench: Bench, torch: ModuleType, problem: ReduceProblem, memory: "ReductionCall") -> None:
-        self._name, self._bench, self._torch, self._memory = FUNCTIONS[problem.fn], bench, torch, memory
+        self._name, self._bench, self._torch, self.memory = FUNCTIONS[problem.fn], bench, torch, memory
         self._arguments: dict[str, Any] = {
             "dim": problem.axes[0] if problem.fn == "argmax" else tuple(problem.axes),
             **({"correction": 0} if problem.fn == "variance" else {}),
@@ -97,7 +97,7 @@ class TorchReduction:
             raise LaunchRefused(f"PyTorch's {self._name}: {error}") from error
 
     def result(self, number: int) -> DeviceArray:
-        return self._memory.result(number)
+        return self.memory.result(number)
 
 
 def by_pytorch(bench: Bench, problem: ReduceProblem, memory: "ReductionCall") -> list[TorchReduction]:

@@ -103,13 +103,13 @@ class VectorMatmulCall(MatmulCall):
     """The one algorithm that it has: the library chooses when it is called."""
 
     def __init__(self, bench: Bench, library: Cublas, problem: MatmulProblem, prepared: Prepared) -> None:
-        self._bench, self._cublas, self._problem, self._prepared = bench, library, problem, prepared
+        self._bench, self._cublas, self._problem, self.prepared = bench, library, problem, prepared
 
     def describe(self) -> dict[str, Any]:
         return self._described("cuBLAS", self._cublas.version, "cublasGemmEx, its own choice", WORKSPACE_BYTES)
 
     def run(self, number: int) -> None:
-        prepared, address = self._prepared, self._bench.address
+        prepared, address = self.prepared, self._bench.address
         plan, operands = prepared.plan, prepared.sets[number]
         pointers = (address(operands.arrays["b"]), address(operands.arrays["a"]), address(operands.product))
         try:

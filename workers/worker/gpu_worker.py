@@ -84,7 +84,7 @@ class DeviceBeat:
         except DATABASE_AWAY as error:
             log.warning("GPU not registered: %s", error)
 
-    def may_go_on(self) -> bool:
+    def may_continue(self) -> bool:
         """Whether another wake-up may be taken. While the database is away nothing can be leased anyway."""
         try:
             with self._database.read() as session:

@@ -137,7 +137,7 @@ def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str
     workplace.device, workplace.targets = gpu, (gpu.name,)
     beat = DeviceBeat(workplace.database, gpu, workplace.name)
     task = GpuTask("measure", settings.gpu_module, gpu.uuid, str(lease_file(settings.gpu_lock_dir, gpu.uuid)))
-    if not beat.may_go_on():
+    if not beat.may_continue():
         cache = settings.data_dir / "gpu-cache"
         if (silent := why_silent(task, workplace.processes, WARM_UP_LIMITS, cache=cache)) is not None:
             log.error("%s %s stays drained (%s): %s", gpu.name, gpu.uuid, beat.drained, silent)
@@ -145,7 +145,7 @@ def run_gpu_worker(settings: Settings, steps: Mapping[str, Step], *, device: str
             return EXIT_DRAINED
     log.info("measuring on %s %s, driver %s", gpu.name, gpu.uuid, gpu.driver)
     beat.start()
-    _take_wake_ups(wake_ups.GPU, workplace, steps, beat, beat.may_go_on)
+    _take_wake_ups(wake_ups.GPU, workplace, steps, beat, beat.may_continue)
     if beat.drained is None:
         return 0
     log.error("%s %s is drained and takes no more work: %s", gpu.name, gpu.uuid, beat.drained)
@@ -157,9 +157,9 @@ def _take_wake_ups(
     workplace: Workplace,
     steps: Mapping[str, Step],
     beat: Callable[[], None] = lambda: None,
-    may_go_on: Callable[[], bool] = lambda: True,
+    may_continue: Callable[[], bool] = lambda: True,
 ) -> None:
-    """`beat` and `may_go_on`: as of QueueWorker."""
+    """`beat` and `may_continue`: as of QueueWorker."""
     # What fences in the tools that this worker runs; asked before the fork, which then has it.
     means = workplace.processes.means.in_force()
     log.info("fence: %s; `cukiln doctor` says more", ", ".join(name for name, is_there, _ in means if is_there))
@@ -176,7 +176,7 @@ def _take_wake_ups(
         before_fork=workplace.database.dispose,  # a worker child must not inherit a connection
         before_wake_up=lambda: keep_warm(kind, workplace),
         beat=beat,
-        may_go_on=may_go_on,
+        may_continue=may_continue,
         look=(kind, workplace.targets[0] if workplace.targets else None),
     ).work()
 

@@ -7,7 +7,7 @@ has had no wake-up for some seconds looks without one: Redis may be silent, or f
 
 ```
 worker  ── wake-ups ──► worker child, a fork that is kept
-   │ heartbeat every second, gone after 4 s       └── run_wake_up: claims, renews, completes in the database
+   │ heartbeat every second, gone after 4 s       └── run_wake_up: leases, renews, completes in the database
 ```
 """
 
@@ -96,10 +96,10 @@ class WorkerChild:
     def answer(self) -> bool | None:
         """After `wait`: whether there was work; None where it cannot be given another wake-up."""
         try:
-            told = self._channel.recv(1)
+            answer = self._channel.recv(1)
         except ConnectionError:
             return None
-        return told == _THERE_WAS if told else None
+        return answer == _THERE_WAS if answer else None
 
     def kill(self, number: signal.Signals = signal.SIGKILL) -> None:
         """Itself alone: what it started dies with it."""
@@ -177,8 +177,8 @@ class QueueWorker(Worker):
     """Takes wake-ups from `queues`; a worker child calls `perform(kind, target)` for each.
 
     `before_fork` closes what must not be shared with a child. `before_wake_up` returns whether a worker child that has
-    run before may be used again. `beat` is called about every second; `may_go_on` before each look for a wake-up: False
-    ends the worker. None of them may raise. `look`: what the worker child is given where no wake-up comes.
+    run before may be used again. `beat` is called about every second; `may_continue` before each look for a wake-up:
+    False ends the worker. None of them may raise. `look`: what the worker child is given where no wake-up comes.
     """
 
     job_class = WakeUpJob
@@ -192,7 +192,7 @@ class QueueWorker(Worker):
         before_fork: Callable[[], None] = lambda: None,
         before_wake_up: Callable[[], bool] = lambda: True,
         beat: Callable[[], None] = lambda: None,
-        may_go_on: Callable[[], bool] = lambda: True,
+        may_continue: Callable[[], bool] = lambda: True,
         look: tuple[str, str | None] | None = None,
     ) -> None:
         name = f"{socket.gethostname()}.{os.getpid()}.{secrets.token_hex(4)}"
@@ -211,7 +211,7 @@ class QueueWorker(Worker):
         self._before_fork = before_fork
         self._before_wake_up = before_wake_up
         self._beat = beat
-        self._may_go_on = may_go_on
+        self._may_continue = may_continue
         self._look = look
         self._look_at = time.monotonic() + LOOK_SECONDS
         self._waiting = self._busy = False
@@ -225,7 +225,7 @@ class QueueWorker(Worker):
         gc.collect()
         gc.freeze()  # what is loaded now is never copied into a worker child because the collector touched it
         try:
-            while not self._stop_requested and self._may_go_on():
+            while not self._stop_requested and self._may_continue():
                 wake_up = self._take()
                 if wake_up is not None:
                     taken = True

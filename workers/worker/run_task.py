@@ -68,8 +68,8 @@ def run_step(context: StepContext, steps: Mapping[str, Step]) -> None:
     lease, cancel = context.lease, context.cancel
     try:
         steps[lease.kind](context)
-    except Cancelled as told:
-        log.info("%s %s stopped: %s", lease.kind, lease.ref, told.reason)
+    except Cancelled as error:
+        log.info("%s %s stopped: %s", lease.kind, lease.ref, error.reason)
         _stopped(context)
     except LostLease as lost:
         log.warning("%s", lost)

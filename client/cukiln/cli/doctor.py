@@ -295,8 +295,8 @@ def gpu_findings(settings: Any, library: str = DRIVER) -> Iterator[Finding]:
         return
     yield driver(_cuda_of(settings), library)
     yield package("cupy", r"cupy(-cuda\d+x)?", "without it nothing is measured on the GPU")
-    watched = "without it clocks, temperature and throttling are not recorded"
-    yield package("nvidia-ml-py", "nvidia-ml-py", watched)
+    without = "without it clocks, temperature and throttling are not recorded"
+    yield package("nvidia-ml-py", "nvidia-ml-py", without)
     yield leases(settings.gpu_lock_dir)
 
 

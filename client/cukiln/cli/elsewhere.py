@@ -48,7 +48,7 @@ def export_job(
     ] = None,
     compile_only: Annotated[
         bool,
-        typer.Option("--compile-only", help="Compile and prove FILE first, by a service for this, which needs no GPU."),
+        typer.Option("--compile-only", help="Compile and verify FILE first, by a service for this, without a GPU."),
     ] = False,
     target: OfTarget = None,
     seconds: Annotated[
@@ -138,8 +138,8 @@ def export_bundle(client: Client, job_id: str, folder: Path) -> tuple[Path, dict
 def compile_bundle(
     client: Client, request: Mapping[str, Any], folder: Path, *, seconds: float | None = None, progress: Any = None
 ) -> tuple[Path, dict[str, Any]]:
-    """Have the request compiled and proved, or continue that, then export it: what is there after `seconds`. The job's
-    id stands in the folder. Raises `UsageError` where that is another request's."""
+    """Have the request compiled and verified, or continue that, then export it: what is there after `seconds`. The
+    job's id stands in the folder. Raises `UsageError` where that is another request's."""
     path, digest = folder / JOB_FILE, hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
     if path.is_file():
         stored = read_json_object(path, "file of a bundle's job", f"remove it: {folder} then begins anew")
@@ -308,7 +308,7 @@ def size_of(text: str) -> int:
 # ---- what was brought back and no service takes
 
 _CONFIRMED = (
-    "it decides which winners are `verified: cpu` for everyone, so a person takes it over into the checkout that all "
+    "it decides which winners are `verified: cpu` for all jobs, so a person takes it over into the checkout that all "
     "processes run: `python -m tests.gpu.confirm_primitives --take {path}`, then commit codegen/device/confirmed.json"
 )
 _CEILINGS = "a service keeps none; `make bench-kernels` shows the results beside them (`--results {folder}`)"

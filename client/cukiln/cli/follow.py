@@ -51,7 +51,7 @@ def watch(
     as_json: AsJson = False,
 ) -> None:
     """Follow JOB to its end and show its winners, as `cukiln tune` does. Ctrl-C leaves it running."""
-    raise typer.Exit(_follow(Tuning({}, watched=job, as_json=as_json), url))
+    raise typer.Exit(_follow(Tuning({}, followed=job, as_json=as_json), url))
 
 
 @follow_app.command()

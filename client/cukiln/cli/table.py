@@ -80,8 +80,8 @@ def _winners_parts(job: Job, width: int) -> list[_Part]:
     schedules: list[list[str | Text]] = [
         [*([_dtype(problem)] if typed else []), _outcome(problem, common)] for problem in job.problems
     ]
-    judgements = [list(_judgement(problem)) for problem in job.problems]
-    return _schedule_parts(["dtype"] if typed else [], schedules, ["verified", "ranked by"], judgements, width)
+    labels = [list(_labels(problem)) for problem in job.problems]
+    return _schedule_parts(["dtype"] if typed else [], schedules, ["verified", "ranked by"], labels, width)
 
 
 def _schedule_parts(
@@ -230,7 +230,7 @@ def _outcome(problem: ProblemReport, common: Collection[str]) -> Text:
     return Text(f"{problem.state}: {problem.error or 'no winner'}", style=style)
 
 
-def _judgement(problem: ProblemReport) -> tuple[str, str]:
+def _labels(problem: ProblemReport) -> tuple[str, str]:
     """How the winner was verified and ranked."""
     winner = problem.winner
     if winner is None:
@@ -420,13 +420,13 @@ def steadiness_notes(compared: Iterable[tuple[str, Compared]]) -> list[str]:
     limited = [(name, ", ".join(entry.limited_by)) for name, entry in rows if entry.limited_by]
     missing = [(name, entry.vendor_missing) for name, entry in rows if entry.vendor_missing]
     return [
-        head + "; ".join(_told(words, pairs) for words in dict.fromkeys(words for _, words in pairs))
+        head + "; ".join(_changes(words, pairs) for words in dict.fromkeys(words for _, words in pairs))
         for head, pairs in ((_UNSTEADY, unsteady), (_LIMITED, limited), (_MISSING, missing))
         if pairs
     ]
 
 
-def _told(words: str, pairs: Iterable[tuple[str, str]]) -> str:
+def _changes(words: str, pairs: Iterable[tuple[str, str]]) -> str:
     names = [name for name, of_it in pairs if of_it == words]
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return f"{words} ({', '.join(names[:_MOST_NAMES])}{more})"

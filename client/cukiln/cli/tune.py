@@ -26,7 +26,7 @@ class Tuning:
     again with another client over the same data, and continues with the job that was sent.
 
     `again`: send the request a second time and report how that was answered. `on_any_gpu`: tune for the service's GPU
-    where that is of another architecture than the request's. `watched`: a job that was sent before; it is never
+    where that is of another architecture than the request's. `followed`: a job that was sent before; it is never
     cancelled. `retried`: a job whose failures are sent as a new one.
     """
 
@@ -37,13 +37,13 @@ class Tuning:
         as_json: bool = False,
         again: bool = False,
         on_any_gpu: bool = False,
-        watched: str | None = None,
+        followed: str | None = None,
         retried: str | None = None,
     ) -> None:
         self.out, self.progress = make_console(), make_console(stderr=True)
         self._request, self._as_json, self._again, self._on_any_gpu = request, as_json, again, on_any_gpu
         self._start = time.perf_counter()
-        self._sent, self._watching, self._retried = watched, watched is not None, retried
+        self._sent, self._watching, self._retried = followed, followed is not None, retried
 
     def run(self, client: Client, *, cancel: bool) -> int:
         """Follow the job to its end and print it; returns the exit code. `cancel`: an interrupt cancels the job."""

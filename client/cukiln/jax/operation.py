@@ -20,7 +20,7 @@ Arrays = tuple[jax.Array, ...]
 
 class Operation(ABC):
     """A function of arrays, with all else that it depends on as fields: a frozen dataclass, by which JAX's traces are
-    told apart."""
+    distinguished."""
 
     @abstractmethod
     def problem(self, *arrays: jax.Array) -> Mapping[str, Any] | None:

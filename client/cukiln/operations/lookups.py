@@ -107,15 +107,15 @@ class LookupOperations(ClientState):
         stale: dict[str, Prepared] = {}
         now = time.time()
         for prepared in asked:
-            known = None if refresh else self._memory.winner(prepared.digest)
+            remembered = None if refresh else self._memory.winner(prepared.digest)
             fresh_seconds = self._fresh_seconds
-            if known is None and on_miss == "nearest" and not refresh:
-                known, fresh_seconds = self._memory.nearest(prepared.digest), NEAREST_SECONDS
-            if known is None:
+            if remembered is None and on_miss == "nearest" and not refresh:
+                remembered, fresh_seconds = self._memory.nearest(prepared.digest), NEAREST_SECONDS
+            if remembered is None:
                 missing[prepared.digest] = prepared
                 continue
-            answers[prepared.digest] = known
-            if not 0 <= now - known.at < fresh_seconds:
+            answers[prepared.digest] = remembered
+            if not 0 <= now - remembered.at < fresh_seconds:
                 stale[prepared.digest] = prepared
         if missing:
             asked_now = list(missing.values())
@@ -146,10 +146,10 @@ class LookupOperations(ClientState):
         terms = {"fields": list(fields), **OnMissTerms(on_miss, search, priority).fields}
         answers: dict[str, PartialResult] = {}
         for shared, part in _requests(list({prepared.digest: prepared for prepared in asked}.values())):
-            body = encode({**shared, **terms, "problems": [dict(one.problem) for one in part]})
+            body = encode({**shared, **terms, "problems": [dict(each.problem) for each in part]})
             response = yield Call("POST", "/v1/lookups", body, most_bytes=largest_lookup(len(part)))
             results = _as_many(response, parse(response, PartialLookups).results, part)
-            answers |= {one.digest: result for one, result in zip(part, results, strict=True)}
+            answers |= {each.digest: result for each, result in zip(part, results, strict=True)}
         return [_named(answers[prepared.digest], prepared.name) for prepared in asked]
 
     def _ask(
@@ -158,7 +158,7 @@ class LookupOperations(ClientState):
         """Of the service, by digest; it is remembered what it has. `patient`: without a budget; raise errors."""
         answers: dict[str, LookedUp] = {}
         for shared, part in _requests(prepared):
-            body = encode({**shared, **missed.fields, "problems": [dict(one.problem) for one in part]})
+            body = encode({**shared, **missed.fields, "problems": [dict(each.problem) for each in part]})
             seconds = min(self._lookup_budget * max(1.0, len(part) / BUDGETED_PROBLEMS), MOST_WAITED)
             read = partial(_results if patient else _results_of_each, asked=part)
             try:
@@ -170,11 +170,11 @@ class LookupOperations(ClientState):
                 if patient:
                     raise
                 miss = LookedUp(name=None, key="", record=None, unanswered=str(error))
-                answers |= {one.digest: miss for one in part}
+                answers |= {each.digest: miss for each in part}
                 continue
             now = time.time()
-            for one, result in zip(part, results, strict=True):
-                answers[one.digest] = (
+            for each, result in zip(part, results, strict=True):
+                answers[each.digest] = (
                     LookedUp(name=None, key="", record=None, unanswered=str(result))
                     if isinstance(result, UnexpectedAnswer)
                     else LookedUp(name=None, key=result.key, record=result.record, tuning=result.tuning, at=now)
@@ -192,7 +192,7 @@ class LookupOperations(ClientState):
         return [prepared for prepared in stale if prepared.digest in new]
 
     def _asked_again(self, prepared: Sequence[Prepared], missed: OnMissTerms) -> Operation[None]:
-        digests = [one.digest for one in prepared]
+        digests = [each.digest for each in prepared]
         try:
             yield from self._ask(prepared, missed, patient=False)
         except CukilnError:
@@ -240,8 +240,8 @@ def _named(result: _Named, name: str | None) -> _Named:
 def _requests(prepared: Sequence[Prepared]) -> list[tuple[Mapping[str, Any], list[Prepared]]]:
     """As few requests as possible: of problems with the same options, so many at most."""
     groups: dict[bytes, list[Prepared]] = {}
-    for one in prepared:
-        groups.setdefault(encode(one.shared), []).append(one)
+    for each in prepared:
+        groups.setdefault(encode(each.shared), []).append(each)
     return [
         (group[0].shared, group[start : start + LARGEST_LOOKUP])
         for group in groups.values()

@@ -76,11 +76,11 @@ class RecordMemory:
             self._asked_again.difference_update(digests)
 
     def renew(self, digests: Iterable[str]) -> None:
-        """What is known stays, as if it were answered now."""
+        """What is remembered stays, as if it were answered now."""
         now = time.time()
         for memory in (self._winners, self._nearest):
-            known = {digest: answer for digest in digests if (answer := memory.get(digest)) is not None}
-            again = {digest: answer.model_copy(update={"at": now}) for digest, answer in known.items()}
+            remembered = {digest: answer for digest in digests if (answer := memory.get(digest)) is not None}
+            again = {digest: answer.model_copy(update={"at": now}) for digest, answer in remembered.items()}
             self._remember(memory, again)
 
     def _remember(self, memory: dict[str, LookedUp], new: Mapping[str, LookedUp]) -> None:

@@ -29,14 +29,14 @@ class Dispatcher:
         self.options, self.load = options, load
         self.table: dict[Key, Entry] = {}
         self.of_gpus = False  # whether tensors of a CPU stand for those of a GPU
-        self._finder = Finder(options, load)
+        self.finder = Finder(options, load)
         self._late_until = 0.0  # calls waited in vain, and do not wait again until then
         self._lock = threading.Lock()
 
     def after_fork(self) -> None:
         """Without kernels: the thread that finds them is not there, and locks may be held for ever."""
         self.table = {}
-        self._finder = Finder(self.options, self.load)
+        self.finder = Finder(self.options, self.load)
         self._lock = threading.Lock()
 
     def first(self, key: Key, plan: Plan | None, device: torch.device) -> Entry:
@@ -48,10 +48,10 @@ class Dispatcher:
         if _capturing(device):
             entry.ready.set()  # nothing may be loaded now; the next call asks
             return entry
-        kept = self._keep(key, entry)
-        if kept is entry:
-            self._finder.find(entry)
-        return kept
+        stored = self._keep(key, entry)
+        if stored is entry:
+            self.finder.find(entry)
+        return stored
 
     def has_kernel(self, operator: "Operator", tensors: Tensors, options: Hashable) -> bool:
         """Whether calls of tensors like these, which have no data, run a kernel. It is looked up, again where its time
@@ -64,13 +64,13 @@ class Dispatcher:
         elif entry.until <= time.monotonic():
             self.again(entry)
         # A call that came too early says nothing of what a compiler may wait for: only a service without answers does.
-        if time.monotonic() >= self._finder.failed_until:
-            self._finder.wait(entry, max(self.options.wait_seconds, COMPILER_SECONDS))
+        if time.monotonic() >= self.finder.failed_until:
+            self.finder.wait(entry, max(self.options.wait_seconds, COMPILER_SECONDS))
         return entry.call is not None
 
     def wait(self, entry: Entry) -> None:
         """Wait for an entry that is being filled in, as long as the options say, unless that was in vain lately."""
-        in_vain_until = max(self._late_until, self._finder.failed_until)
+        in_vain_until = max(self._late_until, self.finder.failed_until)
         if time.monotonic() >= in_vain_until and not entry.ready.wait(self.options.wait_seconds):
             self._late_until = time.monotonic() + self.options.retry_seconds
 
@@ -82,7 +82,7 @@ class Dispatcher:
             due = entry.until <= time.monotonic()
             entry.until = time.monotonic() + self.options.retry_seconds
         if due:
-            self._finder.find(entry)
+            self.finder.find(entry)
 
     def misses_are_due(self) -> None:
         """Each miss, and each neighbour's kernel, is asked for again when it is needed next."""
@@ -92,10 +92,10 @@ class Dispatcher:
                     entry.until = 0.0
 
     def settle(self, seconds: float | None) -> bool:
-        return self._finder.settle(seconds)
+        return self.finder.settle(seconds)
 
     def close(self) -> None:
-        self._finder.close()
+        self.finder.close()
 
     def computes(self, device: torch.device) -> bool:
         """Whether calls on tensors of this device may run kernels."""

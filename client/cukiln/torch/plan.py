@@ -51,7 +51,7 @@ def bind(plan: Plan, kernel: Kernel) -> Call:
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
         nonlocal needed
-        first = tensors[0]  # of whom a new tensor takes half the time that one of nothing does
+        first = tensors[0]  # from which a new tensor takes half the time that one of nothing does
         if strides is not None:
             out = first.new_empty_strided(shape, strides, dtype=dtype)
         elif dtype is first.dtype:

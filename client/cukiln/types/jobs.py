@@ -274,7 +274,7 @@ class JobPage(Answer):
 
 
 class SharedAccess(Answer):
-    """Bank conflicts at one place of the source. The counts are sums over the blocks of the CPU run's watched cases,
+    """Bank conflicts at one place of the source. The counts are sums over the blocks of the CPU's race-checked cases,
     which have reduced extents: what compares is their ratio, and `wavefronts` = `ideal` means no conflict.
     """
 

@@ -101,7 +101,7 @@ class AttributedSeconds(Answer):
 
 
 class GroupKernel(Answer):
-    build: str | None = None  # its id, by which `cukiln forget` knows it
+    build: str | None = None  # its id, for `cukiln forget`
     kernel: str
     namespace: str
     operator: str

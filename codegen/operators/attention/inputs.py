@@ -12,7 +12,7 @@ number of fp32: the greatest must be subtracted, and it must be that query's own
 
 `special`: normals with NaN and infinities (`codegen/operators/attention/special.py`).
 
-Tensors of more than LARGEST_DRAWN elements repeat their first heads or matrices, those of ragged batches sequences of
+Tensors of more than LARGEST_RANDOM elements repeat their first heads or matrices, those of ragged batches sequences of
 the same lengths. Keys in pages are those of a ragged batch, in pages of any order; NaN is wherever there is no key.
 """
 
@@ -32,7 +32,7 @@ from codegen.operators.attention.special import put_special
 Numbers = npt.NDArray[Any]
 CACHES: tuple[Tensor, ...] = ("k", "v")
 
-LARGEST_DRAWN = 2**22
+LARGEST_RANDOM = 2**22
 # Of a sequence without pages kv_last_page_len is anything.
 OF_NO_PAGE = 99
 # As an exponent of 2: the weight is 0 in fp32, whatever is subtracted first.
@@ -85,7 +85,7 @@ def one_behind_the_other(
     drawn: dict[tuple[int, int], dict[str, Numbers]] = {}
     sequences, elements = [], 0
     for lengths in p.sequences:
-        if elements < LARGEST_DRAWN or lengths not in drawn:
+        if elements < LARGEST_RANDOM or lengths not in drawn:
             # What has no length is drawn with one position and then left out.
             made = dense(p.sequence(*(max(1, length) for length in lengths)), kind, rng)
             of = {"q": lengths[0], "k": lengths[1], "v": lengths[1]}
@@ -126,8 +126,8 @@ def _whole(p: AttentionProblem, name: Tensor) -> tuple[int, int, int, int]:
 def _drawn(p: AttentionProblem, positions: int, columns: int) -> tuple[int, int]:
     """Matrices of the batch and heads of k and v that are drawn; those of q follow."""
     of_head = positions * columns * max(1, p.group)
-    heads = min(p.heads_kv, max(1, LARGEST_DRAWN // of_head))
-    return min(p.batch, max(1, LARGEST_DRAWN // (of_head * heads))), heads
+    heads = min(p.heads_kv, max(1, LARGEST_RANDOM // of_head))
+    return min(p.batch, max(1, LARGEST_RANDOM // (of_head * heads))), heads
 
 
 def _normals(p: AttentionProblem, rng: np.random.Generator) -> dict[str, Numbers]:

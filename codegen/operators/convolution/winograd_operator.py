@@ -322,8 +322,8 @@ class WinogradOperator(ConvolutionOperator):
             return ()
         tried = [schedule, AS_PRODUCT, *([AS_WINOGRAD] if p.fits_winograd else [])]
         ours: dict[str, RingForm] = {}
-        for one in tried:
-            form = self._own_form(p, one, openings)
+        for each in tried:
+            form = self._own_form(p, each, openings)
             ours.setdefault(form.name.partition(",")[0], form)
         others = forms_of_others(self.layer(p)) if p.fits_winograd else ()
         product = ours.pop("product")

@@ -80,7 +80,7 @@ _INSTRUCTIONS = {"gelu": 30.0, "silu": 20.0, "polynomial": 4.0}
 # The largest random integer of inputs: polynomials of degree 3 stay inside of float16.
 LARGEST_INTEGER = 30
 # Above so many elements a block of random ones is repeated: a prime, so that no two tiles of a kernel agree.
-LARGEST_DRAWN, BLOCK = 2**22, 3_999_971
+LARGEST_RANDOM, BLOCK = 2**22, 3_999_971
 
 
 class MaskedActivation(Operator):
@@ -203,7 +203,7 @@ class MaskedActivation(Operator):
         """`integer`: over a ring of all of it, else integers of either sign, whose polynomials fp32 rounds once, if at
         all. Masks have words (or 32 bytes) of one kind among others, and random bits behind the last element."""
         p = self.own(problem)
-        drawn = min(p.elements, LARGEST_DRAWN if p.elements <= LARGEST_DRAWN else BLOCK)
+        drawn = min(p.elements, LARGEST_RANDOM if p.elements <= LARGEST_RANDOM else BLOCK)
         if over_ring(p):
             x = ring_numbers(p, drawn, kind, rng)
         elif kind == "integer":

@@ -1,6 +1,6 @@
 """Inputs of a matmul's tests.
 
-An operand of more than LARGEST_DRAWN elements repeats a block of random numbers, row by row: generating a hundred
+An operand of more than LARGEST_RANDOM elements repeats a block of random numbers, row by row: generating a hundred
 million takes longer than all that is done with them. Values below that are random one by one, and A apart from B. That
 hides nothing. Elements which agree by repetition lie a multiple of the block's length apart, and that is a prime of
 which no extent is a multiple: so no two rows, columns or matrices of a batch agree, by whatever stride a kernel
@@ -39,7 +39,7 @@ OF_A_SUM, OF_OPERANDS = 0.6, 0.1
 # a subnormal may become 0: red.add.f32 does that (PTX ISA, "atom").
 SUBNORMAL_SUMS, SUBNORMAL = 0.15, 2.0**-16
 # Above so many elements a block is repeated, of the first of these lengths that no extent is a multiple of: primes.
-LARGEST_DRAWN = 2**22
+LARGEST_RANDOM = 2**22
 BLOCKS = (3_999_971, 3_999_949)
 SIGNIFICANT_BITS = {"float16": 11, "bfloat16": 8}
 # Bits behind the binary point that fp32 has beside a sum of a few biases and residuals, each at most 8.
@@ -123,7 +123,7 @@ def draw_inputs(
 
 def _block(shape: tuple[int, ...]) -> tuple[int] | None:
     """The shape of the random block that is repeated row by row; None where all of the operand is random."""
-    if math.prod(shape) <= LARGEST_DRAWN:
+    if math.prod(shape) <= LARGEST_RANDOM:
         return None
     return (next((length for length in BLOCKS if all(extent % length for extent in shape)), BLOCKS[-1]),)
 
@@ -185,7 +185,7 @@ def fraction_bits(chain: Sequence[Node]) -> int:
     return min(16, sum(factor.as_integer_ratio()[1].bit_length() - 1 for factor in factors))
 
 
-def wants_small_sums(node: Node) -> bool:
+def needs_small_sums(node: Node) -> bool:
     """Whether large values all leave a node as the same: clipped, on an activation's straight parts, overflowed."""
     return node.op in ("clip", "masked_activation") or not node.exact or node.structure == "cast.float16"
 
@@ -197,6 +197,6 @@ def _int8_limit(problem: MatmulProblem) -> float:
     for node in problem.epilogue:
         if isinstance(node, Scale):
             factor *= abs(node.value) or 1.0
-        elif wants_small_sums(node):
+        elif needs_small_sums(node):
             limit = min(limit, (TYPICAL_FLOAT16 if node.op == "cast" else TYPICAL) / factor)
     return min(limit, TYPICAL_FLOAT16 / factor) if problem.out_dtype == "float16" else limit

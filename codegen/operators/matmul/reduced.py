@@ -8,7 +8,7 @@ from typing import Any
 from codegen.alignment import classes, needs_cuda_cores, round_up, widest
 from codegen.epilogue import AnyNode, Scale, node_of
 from codegen.fixed_point import FIELDS, as_ring_node, largest_error, parts
-from codegen.operators.matmul.inputs import FRACTION_BITS, LARGEST, TYPICAL, fraction_bits, wants_small_sums
+from codegen.operators.matmul.inputs import FRACTION_BITS, LARGEST, TYPICAL, fraction_bits, needs_small_sums
 from codegen.operators.matmul.kernel_family import is_limbs
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.operators.matmul.split import SLICES
@@ -233,7 +233,7 @@ def _chain(signature: Mapping[str, Any], k: int) -> tuple[AnyNode, ...]:
     nodes = [node_of(structure) for structure in signature["epilogue"]]
     if "fraction_bits" in signature:
         return tuple(as_ring_node(node, signature["fraction_bits"]) for node in nodes)
-    first = next((i for i, node in enumerate(nodes) if isinstance(node, Scale) or wants_small_sums(node)), None)
+    first = next((i for i, node in enumerate(nodes) if isinstance(node, Scale) or needs_small_sums(node)), None)
     if signature["dtype"] == "int8" and first is not None and isinstance(nodes[first], Scale):
         typical = LARGEST["int8"] ** 2 * math.sqrt(k) / 3.0
         bits = round(math.log2(max(2.0, typical / TYPICAL)))

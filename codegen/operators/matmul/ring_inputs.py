@@ -23,7 +23,7 @@ SPECIAL_EVERY = 4
 # Of biases and residuals under `tolerance`: added, they are far from wrapping around.
 SMALL = 1000
 # Above so many elements a block of random ones is repeated; prime, so that rows and columns differ.
-LARGEST_DRAWN, BLOCK = 2**22, 3_999_971
+LARGEST_RANDOM, BLOCK = 2**22, 3_999_971
 
 
 def draw_inputs(
@@ -39,7 +39,7 @@ def draw_inputs(
         # What a stride of 0 repeats is generated once.
         shape = tuple(extent if stride else 1 for extent, stride in zip(operand.shape, operand.strides, strict=True))
         count = math.prod(shape)
-        drawn = _draw(problem, operand, BLOCK if count > LARGEST_DRAWN else count, kind, limits, rng)
+        drawn = _draw(problem, operand, BLOCK if count > LARGEST_RANDOM else count, kind, limits, rng)
         made[operand.name] = np.broadcast_to(np.resize(drawn, shape), operand.shape)
     if not isinstance(problem.truncation, Tolerance):
         return made, problem.k

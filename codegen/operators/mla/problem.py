@@ -153,9 +153,9 @@ class MlaProblem(OfSequences):
         if of == "q" and "heads_q" in info.data:
             rows = (sum(value) if value else batch * longest) * info.data["heads_q"] + batch
             if rows > LONGEST:
-                said = f"makes {rows} rows of queries, heads and sequences; {LONGEST} are allowed"
+                detail = f"makes {rows} rows of queries, heads and sequences; {LONGEST} are allowed"
                 null = "" if value else f"is null, so batch = {batch} of seq_q = {longest} "
-                raise refuse("too_many_rows", null + said, LONGEST)
+                raise refuse("too_many_rows", null + detail, LONGEST)
         return None if value is None or set(value) == {longest} else value
 
     @field_validator("q_nope_strides", "q_pe_strides", "ckv_cache_strides", "kpe_cache_strides", mode="before")

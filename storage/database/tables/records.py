@@ -79,7 +79,7 @@ class LibraryRow(Base):
 
 
 class LibraryBuilderRow(Base):
-    """Which attempt builds a winner's library, or judges its PTX, now. A row whose attempt has ended counts for
+    """Which attempt builds a winner's library, or verifies its PTX, now. A row whose attempt has ended counts for
     nothing."""
 
     __tablename__ = "library_builders"

@@ -207,7 +207,7 @@ def test_a_library_that_does_not_come_has_further_calls_wait_no_more(played: Pla
 
     played(Hung())
     assert right(ck.matmul(A, B))
-    assert dispatch.current()._finder.failed_until > time.monotonic()
+    assert dispatch.current().finder.failed_until > time.monotonic()
 
 
 def test_an_error_of_the_kernel_is_raised_and_nothing_else_runs_in_its_place(played: Played) -> None:

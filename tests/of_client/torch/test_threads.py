@@ -62,15 +62,21 @@ def test_a_configuration_stays_when_a_block_that_began_before_it_ends(block: Any
     assert dispatch.current() is configured and not configured.options.enabled
 
 
+def finders() -> set[threading.Thread]:
+    """The threads that find kernels now."""
+    return {thread for thread in threading.enumerate() if thread.name == "cukiln-torch"}
+
+
 def test_what_is_asked_of_a_closed_configuration_is_answered(played: Played) -> None:
-    service = played()
+    before, service = finders(), played()
     closed = dispatch.current()
     assert right() and ck.settle(30)
+    assert finders() > before
     closed.close()
-    wait_for(lambda: closed._finder._thread is None)
+    wait_for(lambda: finders() == before)
     torch.testing.assert_close(ck.matmul(A, B.repeat(1, 2)), A @ B.repeat(1, 2))  # a call that was under way
     assert ck.settle(30) and service.calls == 2
-    wait_for(lambda: closed._finder._thread is None)  # no thread is left behind
+    wait_for(lambda: finders() == before)  # no thread is left behind
 
 
 def test_what_is_asked_while_it_is_closed_is_answered(played: Played) -> None:
@@ -82,7 +88,7 @@ def test_what_is_asked_while_it_is_closed_is_answered(played: Played) -> None:
             return super().load(entry, client)
 
     played(Slow(), wait_seconds=0)
-    finder = dispatch.current()._finder
+    finder = dispatch.current().finder
     assert right()
     finder.close()
     ck.matmul(A, B.repeat(1, 2))  # behind what ends the thread

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from codegen.operators import operator
-from codegen.operators.matmul.inputs import BLOCKS, LARGEST_DRAWN
+from codegen.operators.matmul.inputs import BLOCKS, LARGEST_RANDOM
 from tests.support.fixtures.codegen import matmul
 
 OP = operator("matmul")
 LARGE = {"m": 16, "n": 2048, "k": 4096}  # B has 2^23 elements
 
 
-def test_lengths_of_blocks_are_primes_below_what_is_drawn() -> None:
+def test_lengths_of_blocks_are_primes_below_the_random_part() -> None:
     for length in BLOCKS:
-        assert length <= LARGEST_DRAWN
+        assert length <= LARGEST_RANDOM
         assert all(length % divisor for divisor in range(2, int(length**0.5) + 1))
 
 
-def test_what_is_not_large_is_drawn_element_by_element() -> None:
+def test_what_is_not_large_is_random_element_by_element() -> None:
     problem = matmul(m=8, n=1024, k=4096)  # B has as many elements as are random
     made = OP.make_inputs(problem, "normal", np.random.default_rng(3))
     rng = np.random.default_rng(3)
@@ -55,6 +55,6 @@ def test_integers_of_large_operands_have_exact_sums_of_either_sign(dtype: str) -
 
 def test_matrices_of_a_large_batch_are_not_alike() -> None:
     b = OP.make_inputs(matmul(m=8, n=256, k=256, batch=80), "normal", np.random.default_rng(1))["b"]
-    assert b.size > LARGEST_DRAWN
+    assert b.size > LARGEST_RANDOM
     assert len({matrix.tobytes() for matrix in b}) == 80
     assert len({row.tobytes() for row in b.reshape(-1, 256)}) == 80 * 256

@@ -1,4 +1,4 @@
-"""References and judgements work on a GPU's arrays: nothing but what CuPy has, and the bits that NumPy gives."""
+"""References and comparisons work on a GPU's arrays: nothing but what CuPy has, and the bits that NumPy gives."""
 
 from __future__ import annotations
 
@@ -175,7 +175,7 @@ def spoiled(values: npt.NDArray[Any], changes: dict[int, float]) -> npt.NDArray[
 @pytest.mark.parametrize("name", ["float32", "float16", "bfloat16", "int32"])
 @pytest.mark.parametrize("changes", [{}, {5: 77.0}, {7: np.nan, 3: 1.0}, {2: np.inf}, {0: -np.inf, 11: 3.0}])
 @pytest.mark.parametrize("exact", [True, False])
-def test_judgements_on_a_device_are_those_of_numpy(name: str, changes: dict[int, float], exact: bool) -> None:
+def test_comparisons_on_a_device_are_those_of_numpy(name: str, changes: dict[int, float], exact: bool) -> None:
     if name == "int32" and not np.isfinite(list(changes.values())).all():
         pytest.skip("an integer is finite")
     rng = np.random.default_rng(0)

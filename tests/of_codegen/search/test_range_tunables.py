@@ -46,7 +46,7 @@ def test_every_value_of_the_range_is_taken() -> None:
     assert [schedule.get("slices") for schedule in listed] == [1000]
 
 
-def test_a_schedule_with_a_value_beyond_it_is_told_the_ends() -> None:
+def test_a_schedule_with_a_value_beyond_it_is_refused_with_the_ends() -> None:
     schedule = probe_candidate().schedule.as_dict()
     with pytest.raises(InvalidSearch, match="slices = 1025 is not allowed; allowed: 1 to 1024") as refused:
         space(schedules=[{**schedule, "slices": 1025}])
@@ -55,7 +55,7 @@ def test_a_schedule_with_a_value_beyond_it_is_told_the_ends() -> None:
     assert [listed.get("slices") for listed in space(schedules=[schedule])] == [1]
 
 
-def test_an_unknown_tunable_is_told_from_a_wrong_value() -> None:
+def test_an_unknown_tunable_is_distinguished_from_a_wrong_value() -> None:
     with pytest.raises(UnknownTunable, match="unknown tunable 'slice'; allowed: factor, fault"):
         space(tunables={"slice": [1]})
 

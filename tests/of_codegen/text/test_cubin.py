@@ -95,7 +95,7 @@ def test_parameters_count_even_where_the_text_is_equal(compile_code: Compile) ->
     assert len(set(kernels.values())) == 2
 
 
-def test_kernels_that_differ_only_in_a_global_variable_are_told_apart(compile_code: Compile) -> None:
+def test_kernels_that_differ_only_in_a_global_variable_are_distinguished(compile_code: Compile) -> None:
     # Both texts read the first slot of a shared constant bank; only the relocation says which variable is meant.
     text = "__device__ float {0}[64];\nnamespace a {{ __global__ void run(int i, float v) {{ {0}[i] = v; }} }}"
     digests = [

@@ -114,7 +114,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_without_sass_a_compile_goes_on(fault: str, tmp_path: Path, processes: Processes) -> None:
+def test_without_sass_a_compile_continues(fault: str, tmp_path: Path, processes: Processes) -> None:
     limits = Limits(wall_seconds=0.5, cpu_seconds=5, memory_bytes=1 << 30, output_bytes=1 << 20)
     nvcc = compiler_folder(tmp_path, **FAULTS[fault])
     assert disassemble(b"the cubin", nvcc, processes, limits=limits) is None

@@ -44,7 +44,7 @@ def test_the_plain_text_passes(bounds: str) -> None:
     assert_unique(text, EXPECTED)
 
 
-def test_several_functions_of_one_kernel_are_told_apart() -> None:
+def test_several_functions_of_one_kernel_are_distinguished() -> None:
     entry = KERNEL[KERNEL.index("__global__") : KERNEL.rindex("}")]
     both = KERNEL.replace(entry, entry + entry.replace("run", "reduce"))
     assert scan(HEADER + both) == {"cukiln::matmul::run", "kernel_a::run", "kernel_a::reduce"}

@@ -26,6 +26,7 @@ from codegen.primitives import (
 )
 from codegen.text import render_group
 from codegen.text.render_group import primitives_of, verified_label
+from tests.support.run.forget_caches import forget_caches
 
 MMA = {name for name in primitives() if name.startswith("mma_")}
 BYTES = {name for name in MMA if name.endswith("8") and "k32" in name}
@@ -34,9 +35,7 @@ Recorded = Callable[[dict[str, Any]], None]
 
 
 def forget() -> None:
-    """As a new process would: nothing of the headers is known."""
-    for name in ("primitives", "primitive_digest", "confirmed_primitives", "_declarations", "_text"):
-        getattr(primitives_module, name).cache_clear()
+    forget_caches(primitives_module)
 
 
 @pytest.fixture
@@ -62,11 +61,11 @@ def device_copy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Pat
     forget()
 
 
-def test_a_proof_on_unconfirmed_primitives_says_so() -> None:
+def test_a_verification_on_unconfirmed_primitives_is_labelled_so() -> None:
     assert verified_label("matmul") == "cpu-unconfirmed"
 
 
-def test_a_proof_counts_as_cpu_once_every_primitive_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_verification_counts_as_cpu_once_every_primitive_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
     needed = primitives_of("matmul")
     monkeypatch.setattr(render_group, "confirmed_primitives", lambda _: needed)
     assert verified_label("matmul") == "cpu"

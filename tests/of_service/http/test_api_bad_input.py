@@ -147,7 +147,7 @@ def test_an_error_says_what_is_allowed(shared_api: Api, body: Any, allowed: Any)
     assert problem(shared_api.client.post("/v1/jobs", json=body)).allowed == allowed
 
 
-def test_an_unknown_operator_is_told_all_that_there_are(shared_api: Api) -> None:
+def test_an_unknown_operator_is_refused_with_all_that_there_are(shared_api: Api) -> None:
     detail = problem(shared_api.client.post("/v1/jobs", json={"problems": [{"operator": "x"}]}))
     assert detail.allowed == sorted(operators())
     assert "matmul" in detail.allowed
@@ -366,7 +366,7 @@ def test_a_method_that_is_not_allowed_is_answered_with_all_that_are(
         ("page=2", ["cursor", "label", "limit", "name", "state"]),
     ],
 )
-def test_a_wrong_parameter_is_told_what_is_allowed(shared_api: Api, query: str, allowed: Any) -> None:
+def test_a_wrong_parameter_is_refused_with_what_is_allowed(shared_api: Api, query: str, allowed: Any) -> None:
     found = problem(shared_api.client.get(f"/v1/jobs?{query}"))
     assert (found.field, found.allowed) == (query.partition("=")[0], allowed)
 
@@ -461,6 +461,6 @@ def test_a_fault_of_ours_may_have_the_name_of_one_of_pydantics(shared_api: Api) 
     lengths = {"lengths": "ragged", "batch": 1, "seq_q": 10, "seq_kv": 10, "q_lengths": [11], "kv_lengths": [10]}
     attention = {"operator": "attention", "heads_q": 1, "heads_kv": 1, "head_dim_qk": 64, **lengths}
     answer = shared_api.client.post("/v1/jobs", json={"problems": [attention]})
-    told = problem(answer)
-    assert (answer.status_code, told.field) == (422, "problems[0].q_lengths"), answer.text
-    assert "has 11, but seq_q, the longest, is 10" in told.detail
+    fault = problem(answer)
+    assert (answer.status_code, fault.field) == (422, "problems[0].q_lengths"), answer.text
+    assert "has 11, but seq_q, the longest, is 10" in fault.detail

@@ -39,8 +39,8 @@ HALF_A_BODY = (
 @pytest.fixture
 def few(tmp_path: Path) -> Iterator[Api]:
     """A service with room for twelve connections, which are given up soon."""
-    with serving(tmp_path, limits=ConnectionLimits(12, head_seconds=1.0, stalled_seconds=1.0)) as found:
-        yield found
+    with serving(tmp_path, limits=ConnectionLimits(12, head_seconds=1.0, stalled_seconds=1.0)) as served:
+        yield served
 
 
 @contextlib.contextmanager
@@ -117,7 +117,7 @@ def watching(api: Api) -> Iterator[socket.socket]:
 def test_a_head_that_never_ends_behind_another_request_is_not_kept(api: Api) -> None:
     with watching(api) as connection:
         protocols: Any = api.server.server_state.connections
-        [protocol] = [one for one in protocols if one.cycle and not one.cycle.response_complete]
+        [protocol] = [each for each in protocols if each.cycle and not each.cycle.response_complete]
         connection.sendall(b"GET /" + b"a" * (8 << 20))
         assert len(protocol.url) < 1 << 20
 
@@ -154,7 +154,7 @@ def everything(connection: socket.socket) -> bytes:
     return b"".join(iter(lambda: connection.recv(1 << 20), b""))
 
 
-def test_a_body_that_goes_on_after_the_answer_is_given_up(few: Api) -> None:
+def test_a_body_that_continues_after_the_answer_is_given_up(few: Api) -> None:
     head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n"
     with half_open(few, head, 1) as [connection]:
         assert connection.recv(10_000).startswith(b"HTTP/1.1 200")
@@ -320,7 +320,7 @@ VALUES = st.recursive(
 @given(VALUES, st.booleans(), st.integers(1, 20))
 def test_what_a_body_holds_is_counted_in_its_bytes(value: Any, ascii: bool, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body, "_PIECE_BYTES", piece)
+        patch.setattr(body, "PIECE_BYTES", piece)
         found = shape(json.dumps(value, ensure_ascii=ascii).encode())
     assert (found.depth, found.containers) == counted(value)
 
@@ -329,7 +329,7 @@ def counted(value: Any) -> tuple[int, int]:
     """Levels, and objects and lists, of a value."""
     if not isinstance(value, list | dict):
         return 0, 0
-    inner = [counted(one) for one in (value.values() if isinstance(value, dict) else value)]
+    inner = [counted(each) for each in (value.values() if isinstance(value, dict) else value)]
     return 1 + max((depth for depth, _ in inner), default=0), 1 + sum(count for _, count in inner)
 
 

@@ -106,7 +106,7 @@ def test_a_large_body_is_answered_as_a_small_one(shared: RunningApi) -> None:
     assert (unknown.status_code, type_of(unknown)) == (422, "unknown-field")
 
 
-def test_too_large_a_body_is_refused_whether_its_length_is_told_or_not(shared: RunningApi) -> None:
+def test_too_large_a_body_is_refused_whether_its_length_is_sent_or_not(shared: RunningApi) -> None:
     body = b'["' + b"x" * 2**20 + b'"]'
     for content in (body, iter([body[: 2**19], body[2**19 :]])):
         refused = shared.post("/v1/jobs", content)
@@ -329,7 +329,7 @@ def test_requests_of_a_second_process_that_dies_end_and_later_ones_are_answered(
 
 
 def connections_of(process: psutil.Process) -> int:
-    return [one.status for one in process.net_connections("inet")].count("ESTABLISHED")
+    return [connection.status for connection in process.net_connections("inet")].count("ESTABLISHED")
 
 
 def test_a_second_process_that_cannot_be_started_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

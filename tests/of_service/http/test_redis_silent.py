@@ -29,9 +29,9 @@ PATIENCE = 10.0
 
 @pytest.fixture
 def live(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[Api]:
-    with serving(tmp_path / "live", redis_url=valkey.url) as found:
-        found.client.timeout = httpx.Timeout(PATIENCE)
-        yield found
+    with serving(tmp_path / "live", redis_url=valkey.url) as served:
+        served.client.timeout = httpx.Timeout(PATIENCE)
+        yield served
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def test_a_redis_that_takes_no_writes_is_called_so_and_nothing_else_is(
 
 
 @pytest.mark.parametrize("fault", [silent, full])
-def test_work_goes_on_without_wake_ups(
+def test_work_continues_without_wake_ups(
     queue_world: QueueWorld,
     valkey: EmbeddedValkey,
     fault: Any,

@@ -131,7 +131,7 @@ def at_once(api: Api, begin: threading.Event, bodies: Sequence[dict[str, Any]]) 
         while len(submissions._waiting) < len(bodies) - 1:
             time.sleep(0.01)
         begin.set()
-        return [one.result() for one in asked]
+        return [each.result() for each in asked]
 
 
 def test_equal_jobs_that_are_sent_at_once_are_jobs_of_their_own(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -77,8 +77,8 @@ def job(service: str) -> str:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    with serving(tmp_path_factory.mktemp("guarded"), api_key=KEY) as found:
-        yield found
+    with serving(tmp_path_factory.mktemp("guarded"), api_key=KEY) as served:
+        yield served
 
 
 def answer(url: str) -> Any:
@@ -107,7 +107,7 @@ def test_without_javascript_the_tables_hold_what_the_api_says(service: str, job:
         assert page.locator(f"{table} tbody tr").count() == 1
         assert numbers(page, f"{table} td[data-count=problems]") == [row["problems"]]
         assert numbers(page, f"{table} td[data-count=cached]") == [row["cached"]] == [2]
-        both = [one for stage in STAGES for one in (row["seconds"][stage]["wall"], row["seconds"][stage]["cpu"])]
+        both = [each for stage in STAGES for each in (row["seconds"][stage]["wall"], row["seconds"][stage]["cpu"])]
         assert numbers(page, f"{table} td[data-stage]") == both
     assert page.locator(f"#jobs tr[data-job='{job}'] .state").inner_text() == "done"
     phases = by_operator[0]["phases"]
@@ -129,8 +129,8 @@ def test_without_javascript_a_job_is_read_from_its_tables(service: str, job: str
         said = f"verified: {problem['winner']['verified']}, PTX {problem['winner']['ptx']['verdict']}"
         assert said in page.locator(row).inner_text()
     steps = [step for lane in timeline["lanes"] for step in lane["steps"]]
-    assert numbers(page, "#timeline [data-count=took]") == [one["finished_at"] - one["started_at"] for one in steps]
-    assert numbers(page, "#timeline [data-count=waited]") == [one["started_at"] - one["queued_at"] for one in steps]
+    assert numbers(page, "#timeline [data-count=took]") == [each["finished_at"] - each["started_at"] for each in steps]
+    assert numbers(page, "#timeline [data-count=waited]") == [each["started_at"] - each["queued_at"] for each in steps]
     (timing,) = [row for row in answer(f"{service}/v1/timings?by=job")["timings"] if row["job"] == job]
     assert numbers(page, "#phases [data-count=waited]") == [timing["phases"].pop("queue")]
     spent_in = sorted(filter(None, timing["phases"].values()), reverse=True)
@@ -194,9 +194,9 @@ def test_the_time_axis_has_a_bar_for_each_wait_and_each_step(service: str, job: 
 @needs_chromium
 def test_a_job_that_took_no_time_has_no_chart_of_it(service: str, job: str, open_page: Open) -> None:
     with cukiln.Client(service) as client:
-        known = client.wait(client.submit(REQUEST))
-        assert known.cached
-    page = drawn(open_page(f"{service}/jobs/{known.job}"))
+        report = client.wait(client.submit(REQUEST))
+        assert report.cached
+    page = drawn(open_page(f"{service}/jobs/{report.job}"))
     assert page.evaluate("document.getElementById('chart-stages').checkVisibility()") is False
     page = drawn(open_page(f"{service}/jobs/{job}"))
     assert page.evaluate("document.getElementById('chart-stages').checkVisibility()") is True
@@ -210,8 +210,8 @@ def test_a_running_job_is_followed_without_a_reload(running: AtWork, service: st
         wait_for(lambda: client.job(new.job).progress.verify.done == 2)
         page = drawn(open_page(f"{service}/jobs/{new.job}"))
         overview = drawn(open_page(service))
-        for one in (page, overview):
-            one.evaluate("window.stays = true")
+        for each in (page, overview):
+            each.evaluate("window.stays = true")
         assert page.locator("#status .state").inner_text() == "running"
         screenshot(page, "page-job-running")
         screenshot(overview, "page-overview-running")

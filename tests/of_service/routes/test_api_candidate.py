@@ -71,7 +71,7 @@ def test_a_candidate_is_found_by_its_id_and_by_its_first_digits(api: Api, digits
     assert CandidateFacts(**asked(api, facts().candidate[:digits])) == facts(job=job)
 
 
-def test_what_was_measured_is_answered_before_what_was_only_judged(api: Api) -> None:
+def test_what_was_measured_is_answered_before_what_was_only_verified(api: Api) -> None:
     measured = {"device_class": "NVIDIA H200", "measured_us": 5.0, "measurement": MEASUREMENT}
     on_gpu = store_candidate(api.database, facts(**measured))
     predicted = store_candidate(api.database, facts())

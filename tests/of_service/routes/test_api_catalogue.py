@@ -30,8 +30,8 @@ def register(api: Api, *targets: str) -> None:
 
 
 def test_operators_are_json_schemas_with_their_tunables(shared_api: Api) -> None:
-    found = Operators.model_validate_json(shared_api.client.get("/v1/operators").content)
-    matmul = next(operator for operator in found.operators if operator.operator == "matmul")
+    parsed = Operators.model_validate_json(shared_api.client.get("/v1/operators").content)
+    matmul = next(operator for operator in parsed.operators if operator.operator == "matmul")
     jsonschema.validate(MATMUL, matmul.schema_)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**MATMUL, "m": 0}, matmul.schema_)
@@ -42,11 +42,11 @@ def test_operators_are_json_schemas_with_their_tunables(shared_api: Api) -> None
 
 def allowed_for(api: Api, problem: dict[str, Any], name: str) -> list[Any] | dict[str, int]:
     """What the service says may be asked of a tunable for this problem, and takes when it is asked."""
-    told = api.submit(problem, search={"tunables": {name: ["no such value"]}}).json()
-    if told["type"] == TYPE_PREFIX + "unknown-tunable":
+    fault = api.submit(problem, search={"tunables": {name: ["no such value"]}}).json()
+    if fault["type"] == TYPE_PREFIX + "unknown-tunable":
         return []
-    assert (told["type"], told["field"]) == (TYPE_PREFIX + "invalid-value", f"search.tunables.{name}")
-    allowed: list[Any] | dict[str, int] = told["allowed"]
+    assert (fault["type"], fault["field"]) == (TYPE_PREFIX + "invalid-value", f"search.tunables.{name}")
+    allowed: list[Any] | dict[str, int] = fault["allowed"]
     named = allowed if isinstance(allowed, list) else [allowed["minimum"], allowed["maximum"]]
     assert api.submit(problem, search={"tunables": {name: named}, "limit": 1}).status_code == 202
     return allowed
@@ -57,7 +57,7 @@ def test_every_tunable_value_that_is_listed_may_be_asked_for(api: Api) -> None:
     # any of them takes.
     truncated = {"fraction_bits": 8, "truncation": {"policy": "tolerance", "ulp": 64}}
     problems = [MATMUL, {**MATMUL, "dtype": "float16"}, {**MATMUL, "dtype": "int64", **truncated}]
-    (listed,) = (one for one in api.client.get("/v1/operators").json()["operators"] if one["operator"] == "matmul")
+    (listed,) = (each for each in api.client.get("/v1/operators").json()["operators"] if each["operator"] == "matmul")
     for name, tunable in listed["tunables"].items():
         found = [allowed for problem in problems if (allowed := allowed_for(api, problem, name))]
         if isinstance(tunable["allowed"], dict):
@@ -68,8 +68,8 @@ def test_every_tunable_value_that_is_listed_may_be_asked_for(api: Api) -> None:
 
 
 def test_an_integer_of_a_range_is_listed_by_its_ends(shared_api: Api) -> None:
-    found = Operators.model_validate_json(shared_api.client.get("/v1/operators").content)
-    matmul = next(operator for operator in found.operators if operator.operator == "matmul")
+    parsed = Operators.model_validate_json(shared_api.client.get("/v1/operators").content)
+    matmul = next(operator for operator in parsed.operators if operator.operator == "matmul")
     assert matmul.tunables["split_k"]["allowed"] == {"minimum": 1, "maximum": 1024}
     assert matmul.tunables["split_k"]["launch_time"] is True
 
@@ -205,8 +205,10 @@ def missing(api: Api) -> dict[str, str]:
     assert answer.status_code == 503 and answer.headers["retry-after"]
     body = answer.json()
     assert body["type"] == TYPE_PREFIX + "not-ready"
-    told = {error["field"]: re.search(r"`cukiln ([a-z ]+)`", error["detail"]) for error in body.get("errors") or [body]}
-    return {field: match[1] if match else "" for field, match in told.items()}
+    commands = {
+        error["field"]: re.search(r"`cukiln ([a-z ]+)`", error["detail"]) for error in body.get("errors") or [body]
+    }
+    return {field: match[1] if match else "" for field, match in commands.items()}
 
 
 class _Tags(HTMLParser):

@@ -1,4 +1,4 @@
-"""GPUs over HTTP: which device classes a job measures on, which record a lookup takes, what is told about devices."""
+"""GPUs over HTTP: which device classes a job measures on, which record a lookup takes, what is reported of devices."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREDICTED = "predicted:sm_90a"
 def classes_of(api: Api, *problems: dict[str, Any], target: str = "sm_90a", **fields: Any) -> list[tuple[str, str]]:
     answer = api.submit(*problems, target=target, **fields)
     assert answer.status_code in (200, 202), answer.text
-    return [(one.name, one.device_class) for one in Job.model_validate_json(answer.content).problems]
+    return [(problem.name, problem.device_class) for problem in Job.model_validate_json(answer.content).problems]
 
 
 def silent(database: Database, uuid: str, seconds: float) -> None:
@@ -115,7 +115,10 @@ def test_a_prediction_does_not_count_as_cached_once_there_is_a_gpu(api: Api) -> 
     register_gpu(api.database, H100)
     answer = api.submit(target="sm_90a")
     assert answer.status_code == 202
-    assert [(one["device_class"], one["cached"]) for one in answer.json()["problems"]] == [(H100, False), (H200, True)]
+    assert [(each["device_class"], each["cached"]) for each in answer.json()["problems"]] == [
+        (H100, False),
+        (H200, True),
+    ]
 
 
 def test_candidates_of_a_name_are_those_of_all_its_classes(api: Api) -> None:
@@ -131,7 +134,7 @@ def test_candidates_of_a_name_are_those_of_all_its_classes(api: Api) -> None:
     while True:
         asked: dict[str, Any] = {"problem": "ffn1", "limit": 3, **({"cursor": cursor} if cursor else {})}
         page = api.client.get(f"/v1/jobs/{job}/candidates", params=asked).json()
-        found += [(one["problem"], one["device_class"], one["candidate"][0]) for one in page["candidates"]]
+        found += [(each["problem"], each["device_class"], each["candidate"][0]) for each in page["candidates"]]
         cursor = page["next_cursor"]
         if cursor is None:
             break
@@ -210,7 +213,11 @@ def test_what_was_measured_elsewhere_is_looked_for_on_the_next_classes_in_turn(a
 def test_what_requests_may_name_is_asked_of_the_database_once_each(api: Api) -> None:
     with counted_statements(api.service.database) as statements:
         api.service.known()
-    assert [table for table in ("toolchains", "devices") if sum(f"FROM {table}" in one for one in statements) == 1] == [
+    assert [
+        table
+        for table in ("toolchains", "devices")
+        if sum(f"FROM {table}" in statement for statement in statements) == 1
+    ] == [
         "toolchains",
         "devices",
     ]
@@ -223,15 +230,18 @@ def test_targets_tell_the_gpus_and_why_one_takes_no_work(api: Api) -> None:
         drain_device(session, drained, "it fell off the bus")
     silent(api.database, drained, 3600.0)  # a worker ends when its GPU is drained
     silent(api.database, gone, 3600.0)
-    found = Targets.model_validate_json(api.client.get("/v1/targets").content)
-    assert [(one.uuid, one.drained) for one in found.devices] == [(drained, "it fell off the bus"), (live, None)]
-    (_, first) = found.devices
+    parsed = Targets.model_validate_json(api.client.get("/v1/targets").content)
+    assert [(device.uuid, device.drained) for device in parsed.devices] == [
+        (drained, "it fell off the bus"),
+        (live, None),
+    ]
+    (_, first) = parsed.devices
     assert (first.device_class, first.capability, first.driver) == (H200, "9.0", "580.95.05")
     assert (first.multiprocessors, first.memory_bytes, first.worker) == (132, 150_000_000_000, "host:1")
-    classes = {one.target: one.device_classes for one in found.targets}
+    classes = {target.target: target.device_classes for target in parsed.targets}
     assert (classes["sm_90a"], classes["sm_80"]) == ([H200, PREDICTED], ["predicted:sm_80"])
     silent(api.database, drained, 24 * 3600.0)
-    assert [one["uuid"] for one in api.client.get("/v1/targets").json()["devices"]] == [live]
+    assert [each["uuid"] for each in api.client.get("/v1/targets").json()["devices"]] == [live]
 
 
 @pytest.mark.parametrize("changed", ["driver", "plan_version"])

@@ -41,15 +41,15 @@ def redis(valkey: EmbeddedValkey) -> Iterator[Redis]:
 
 @pytest.fixture
 def live(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[Api]:
-    with serving(tmp_path / "live", redis_url=valkey.url) as found:
-        yield found
+    with serving(tmp_path / "live", redis_url=valkey.url) as served:
+        yield served
 
 
 @pytest.fixture
 def without_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Api]:
     monkeypatch.setattr(events, "POLL_SECONDS", 0.05)
-    with serving(tmp_path / "alone", redis_url="redis://127.0.0.1:9/0") as found:
-        yield found
+    with serving(tmp_path / "alone", redis_url="redis://127.0.0.1:9/0") as served:
+        yield served
 
 
 def watch(api: Api, job: str, after: str | None = None) -> Iterator[ServerSentEvent]:
@@ -81,7 +81,7 @@ def test_events_are_replayed_from_the_first_and_end_with_the_job(live: Api, redi
     assert found[-1].json() == {"job": job, "state": "cancelled"}
 
 
-def test_last_event_id_goes_on_behind_it(live: Api, redis: Redis) -> None:
+def test_last_event_id_continues_behind_it(live: Api, redis: Redis) -> None:
     job = submit(live)
     for number in range(3):
         wake_ups.publish(redis, job, "progress", {"number": number})
@@ -130,7 +130,7 @@ def test_the_end_needs_no_event(live: Api, redis: Redis) -> None:
     assert [event.event for event in stream] == ["end"]
 
 
-def test_progress_that_no_event_told_is_shown(live: Api, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_that_no_event_reported_is_shown(live: Api, redis: Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels are shared: another job may compile and verify what this one waits for."""
     monkeypatch.setattr(events, "POLL_SECONDS", 0.05)
     job = submit(live)
@@ -138,8 +138,8 @@ def test_progress_that_no_event_told_is_shown(live: Api, redis: Redis, monkeypat
     assert next(stream).json()["state"] == "queued"
     with live.database.write() as session:
         session.execute(update(JobRow).values(state="running"))
-    told = next(stream)
-    assert (told.event, told.json()["state"]) == ("snapshot", "running")
+    event = next(stream)
+    assert (event.event, event.json()["state"]) == ("snapshot", "running")
     with live.database.read() as session:
         now = job_progress(session, job)
     assert now is not None
@@ -147,7 +147,7 @@ def test_progress_that_no_event_told_is_shown(live: Api, redis: Redis, monkeypat
     wake_ups.publish(redis, job, "progress", known)
     assert next(stream).event == "progress"
     end(live, job)
-    assert [event.event for event in stream] == ["end"], "what an event told is not told again"
+    assert [event.event for event in stream] == ["end"], "what an event has reported is not reported again"
 
 
 def test_a_job_that_was_cached_ends_at_once(live: Api) -> None:
@@ -251,7 +251,7 @@ def test_what_no_key_had_opened_ends_once_one_is_needed(live: Api, monkeypatch: 
     assert list(stream) == []
 
 
-def test_so_many_streams_are_open_at_once_and_one_more_is_told_when_to_come_again(
+def test_so_many_streams_are_open_at_once_and_one_more_is_refused_with_a_time_to_retry(
     live: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(events, "MOST_STREAMS", 2)

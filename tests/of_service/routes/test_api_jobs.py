@@ -228,14 +228,14 @@ def test_a_job_is_named_by_its_first_digits_where_no_other_begins_so(api: Api) -
         answer = api.client.get(f"/v1/jobs/{job[:8]}{path}")
         assert answer.status_code == 200, path
     assert api.client.get(f"/v1/jobs/{job[:8]}").json()["job"] == job
-    twin = job[:-1] + ("0" if job[-1] != "0" else "1")
+    alike = job[:-1] + ("0" if job[-1] != "0" else "1")
     with api.database.write() as session:
         row = session.get(JobRow, job)
         assert row is not None
         copy = {column.key: getattr(row, column.key) for column in JobRow.__table__.columns}
-        session.add(JobRow(**{**copy, "id": twin}))
+        session.add(JobRow(**{**copy, "id": alike}))
     several = api.client.get(f"/v1/jobs/{job[:8]}")
-    assert (several.status_code, several.json()["allowed"]) == (409, sorted([job, twin]))
+    assert (several.status_code, several.json()["allowed"]) == (409, sorted([job, alike]))
     assert api.client.get(f"/v1/jobs/{job}").status_code == 200
     for wrong in (job[:7], job[:8].upper() + "g", "z" * 8, "0" * 31):
         assert api.client.get(f"/v1/jobs/{wrong}").status_code == 404, wrong

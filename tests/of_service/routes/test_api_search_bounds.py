@@ -20,7 +20,9 @@ from tests.support.fixtures.api import MATMUL, Api, serving
 
 CUBE = {"operator": "matmul", "m": 4096, "n": 4096, "k": 4096, "dtype": "float16"}
 EVERY: dict[str, list[Any]] = {
-    one.name: list(one.allowed)[:64] for one in tensor_space.TUNABLES if not isinstance(one.allowed, range)
+    tunable.name: list(tunable.allowed)[:64]
+    for tunable in tensor_space.TUNABLES
+    if not isinstance(tunable.allowed, range)
 }
 EVERY["split_k"], EVERY["static_k"], EVERY["stream_blocks"] = list(range(1, 65)), list(range(64)), list(range(64))
 EVERY["tile_k"] = [16, 32, 64]

@@ -30,12 +30,12 @@ def record_in(cache: WinnerCache, key: str) -> WinnerRecord:
 def test_a_lookup_answers_hits_and_misses_in_order(api: Api) -> None:
     record = publish(api.database)
     answer = api.client.post("/v1/lookups", json={"problems": [OTHER, {**MATMUL, "name": 'a "name"'}, OTHER]})
-    found = Lookups.model_validate_json(answer.content)
-    assert (found.hits, found.misses) == (1, 2)
-    assert [result.name for result in found.results] == ["problem0", 'a "name"', "problem2"]
-    assert [result.record for result in found.results] == [None, record, None]
-    assert found.results[1].key == record.key
-    assert found.results[0].key == found.results[2].key != record.key
+    lookups = Lookups.model_validate_json(answer.content)
+    assert (lookups.hits, lookups.misses) == (1, 2)
+    assert [result.name for result in lookups.results] == ["problem0", 'a "name"', "problem2"]
+    assert [result.record for result in lookups.results] == [None, record, None]
+    assert lookups.results[1].key == record.key
+    assert lookups.results[0].key == lookups.results[2].key != record.key
 
 
 def test_a_jobs_body_is_a_lookups_body(api: Api) -> None:

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from codegen.lower import Lowered, lower
 from codegen.operator import LaunchBounds, Operator
 from codegen.operators import operator
-from codegen.predict.predict_uncompiled import BestPredicted, estimate, predict_before
+from codegen.predict.predict_uncompiled import BestPredicted, estimate, predict_uncompiled
 from codegen.predict.roofline import predict
 from codegen.search.rules import Accepted
 from codegen.search.search import Search, covers
@@ -39,7 +39,7 @@ def searched(name: str, **search: Any) -> Lowered:
 
 
 def ids(found: Lowered) -> list[str]:
-    return [one.id for one in found.candidates]
+    return [candidate.id for candidate in found.candidates]
 
 
 SEARCHES = st.fixed_dictionaries(
@@ -57,48 +57,50 @@ def test_what_is_kept_is_a_part_of_the_search_and_of_what_is_kept_of_more(
     for found, count in ((more, many), (fewer, few)):
         assert len(found.candidates) == min(count, len(every.candidates))
         # The rest is there, in the order of the whole search.
-        assert ids(found) == [one for one in ids(every) if one in set(ids(found))]
+        assert ids(found) == [each for each in ids(every) if each in set(ids(found))]
     assert set(ids(fewer)) <= set(ids(more))
 
 
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_nothing_that_is_left_out_is_predicted_faster(name: str) -> None:
     every, kept = searched(name, level=1), searched(name, level=1, keep=5)
-    slowest = max(predict_before(one, SM_90A).us for one in kept.candidates)
-    left = [predict_before(one, SM_90A).us for one in every.candidates if one not in kept.candidates]
+    slowest = max(predict_uncompiled(candidate, SM_90A).us for candidate in kept.candidates)
+    left = [
+        predict_uncompiled(candidate, SM_90A).us for candidate in every.candidates if candidate not in kept.candidates
+    ]
     assert all(us >= slowest for us in left)
     assert left or len(every.candidates) <= 5
 
 
 def test_of_equal_predictions_the_smaller_id_is_kept() -> None:
-    found = lower(PROBLEMS["cuda cores"], SM_90A, Search(level=2))
+    lowered = lower(PROBLEMS["cuda cores"], SM_90A, Search(level=2))
     alike: dict[float, list[str]] = {}
-    for one in found.candidates:
-        alike.setdefault(predict_before(one, SM_90A).us, []).append(one.id)
+    for one in lowered.candidates:
+        alike.setdefault(predict_uncompiled(one, SM_90A).us, []).append(one.id)
     us, tied = next((us, sorted(group)) for us, group in sorted(alike.items()) if len(group) > 2)
     faster = sum(len(group) for other, group in alike.items() if other < us)
-    for candidates in (found.candidates, found.candidates[::-1]):
+    for candidates in (lowered.candidates, lowered.candidates[::-1]):
         best = BestPredicted(faster + 2, SM_90A)
         for one in candidates:
             best.append(one)
         choice = best.choice()
-        assert {one.id for one in choice.kept} & set(tied) == set(tied[:2])
+        assert {each.id for each in choice.kept} & set(tied) == set(tied[:2])
         assert choice.best_left is not None
         assert choice.best_left[0].id == tied[2]
         assert choice.left == len(candidates) - len(choice.kept)
 
 
 def test_what_is_left_out_is_counted_with_the_best_of_it_and_its_predicted_time() -> None:
-    every, found = searched("tensor cores", level=1), searched("tensor cores", level=1, keep=3)
-    told = found.rejections["keep"]
-    assert told.count == len(every.candidates) - 3
-    assert "3 that are predicted fastest" in told.message
-    assert "before compiling" in told.message
-    assert found.space_size == len(found.candidates) + sum(one.count for one in found.rejections.values())
-    best_left = next(one for one in every.candidates if one.schedule.as_dict() == told.example)
-    fourth = sorted(predict_before(one, SM_90A).us for one in every.candidates)[3]
-    assert predict_before(best_left, SM_90A).us == fourth
-    assert f"predicted {fourth:.2f} us" in told.message
+    every, fewer = searched("tensor cores", level=1), searched("tensor cores", level=1, keep=3)
+    rejection = fewer.rejections["keep"]
+    assert rejection.count == len(every.candidates) - 3
+    assert "3 that are predicted fastest" in rejection.message
+    assert "before compiling" in rejection.message
+    assert fewer.space_size == len(fewer.candidates) + sum(each.count for each in fewer.rejections.values())
+    best_left = next(candidate for candidate in every.candidates if candidate.schedule.as_dict() == rejection.example)
+    fourth = sorted(predict_uncompiled(candidate, SM_90A).us for candidate in every.candidates)[3]
+    assert predict_uncompiled(best_left, SM_90A).us == fourth
+    assert f"predicted {fourth:.2f} us" in rejection.message
 
 
 def test_where_nothing_is_left_out_nothing_is_said() -> None:
@@ -111,15 +113,17 @@ def test_the_sample_comes_before_the_choice() -> None:
     sample = {"level": 2, "limit": 40, "seed": 3}
     kept = searched("tensor cores", **sample, keep=4)
     every = searched("tensor cores", **sample).candidates
-    best = sorted(every, key=lambda one: (predict_before(one, SM_90A).us, one.id))[:4]
-    assert kept.candidates == tuple(one for one in every if one in best)
+    best = sorted(every, key=lambda each: (predict_uncompiled(each, SM_90A).us, each.id))[:4]
+    assert kept.candidates == tuple(each for each in every if each in best)
 
 
 def test_the_request_s_policy_comes_before_the_choice() -> None:
     problem = PROBLEMS["split k"]
-    found = lower(problem, SM_90A, Search(level=2, keep=8), workspace_limit=0)
-    assert len(found.candidates) == 8
-    assert all(operator("matmul").cost(problem, one.schedule).workspace_bytes == 0 for one in found.candidates)
+    lowered = lower(problem, SM_90A, Search(level=2, keep=8), workspace_limit=0)
+    assert len(lowered.candidates) == 8
+    assert all(
+        operator("matmul").cost(problem, candidate.schedule).workspace_bytes == 0 for candidate in lowered.candidates
+    )
 
 
 def test_it_is_off_by_default() -> None:
@@ -212,21 +216,21 @@ def test_another_policy_keeps_others(done_limit: int | None, asked_limit: int, c
 @pytest.mark.parametrize("name", PROBLEMS)
 def test_registers_are_estimated_as_the_rules_do_within_the_launch_bounds(name: str) -> None:
     problem, op = PROBLEMS[name], operator("matmul")
-    for one in searched(name, level=2, limit=60).candidates:
-        found, bounds = estimate(one, SM_90A), op.launch_bounds(one.kernel, "run")
-        assert found.registers == min(op.estimated_registers(one.kernel), bounds.registers(SM_90A))
-        assert found.registers <= SM_90A.registers_per_thread
-        assert predict_before(one, SM_90A) == predict(one, found, SM_90A)
-        assert isinstance(op.rules(problem, one.schedule, SM_90A), Accepted)
+    for candidate in searched(name, level=2, limit=60).candidates:
+        estimated, bounds = estimate(candidate, SM_90A), op.launch_bounds(candidate.kernel, "run")
+        assert estimated.registers == min(op.estimated_registers(candidate.kernel), bounds.registers(SM_90A))
+        assert estimated.registers <= SM_90A.registers_per_thread
+        assert predict_uncompiled(candidate, SM_90A) == predict(candidate, estimated, SM_90A)
+        assert isinstance(op.rules(problem, candidate.schedule, SM_90A), Accepted)
 
 
 def test_fewer_registers_by_order_let_more_blocks_reside() -> None:
-    """Where it is told to manage with fewer registers, the kernel's occupancy is another, before a compile too."""
+    """With a limit on registers, the kernel's occupancy is another, before a compile too."""
     problem = matmul(m=4096, n=4096, k=4096, **HALF)
     tile: dict[str, Any] = {"tile_m": 128, "tile_n": 128, "warps_m": 2, "warps_n": 4, "stages": 2}
-    free, told = (default_candidate(problem, **tile, maxnreg=most) for most in (0, 96))
-    assert estimate(told, SM_90A).registers == 96 < estimate(free, SM_90A).registers
-    assert predict_before(told, SM_90A).blocks_per_sm > predict_before(free, SM_90A).blocks_per_sm
+    free, limited = (default_candidate(problem, **tile, maxnreg=most) for most in (0, 96))
+    assert estimate(limited, SM_90A).registers == 96 < estimate(free, SM_90A).registers
+    assert predict_uncompiled(limited, SM_90A).blocks_per_sm > predict_uncompiled(free, SM_90A).blocks_per_sm
 
 
 @pytest.mark.parametrize(

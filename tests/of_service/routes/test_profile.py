@@ -145,7 +145,9 @@ def test_the_counts_are_those_of_the_operator_for_the_winners_schedule(service: 
 def test_nothing_was_measured_and_every_time_says_so(service: str, job: str) -> None:
     """A kernel's times add up to the run's; the winner's own prediction is that of the job."""
     with cukiln.Client(service) as client:
-        predicted = {one.name: one.winner.predicted_us for one in client.job(job).problems if one.winner}
+        predicted = {
+            problem.name: problem.winner.predicted_us for problem in client.job(job).problems if problem.winner
+        }
     for row in page_of(service, job).operators:
         assert row.counts.seconds_from == "predicted"
         assert row.counts.seconds == pytest.approx((predicted[row.problem] or 0.0) * 1e-6)
@@ -210,7 +212,7 @@ def test_a_partial_job_says_which_problem_has_no_profile_and_why(
     code, text = printed(capsys, "profile", done.job, "--url", service, monkeypatch=monkeypatch)
     assert code == 0 and "plain on" in text and "empty (matmul) has no profile" in text
     text = printed(capsys, "profile", done.job, "--url", service, "--json", monkeypatch=monkeypatch)[1]
-    assert [one["problem"] for one in json.loads(text)["left_out"]] == ["empty"]
+    assert [each["problem"] for each in json.loads(text)["left_out"]] == ["empty"]
 
 
 def test_of_a_job_that_failed_no_winner_is_promised(service: str) -> None:
@@ -271,7 +273,7 @@ def test_the_page_shows_what_the_api_says(service: str, job: str, look: dict[str
         for level, counts in levels.items():
             for name in COUNTS:
                 cells = f"[data-problem='{row.problem}'] [data-level={level}] [data-count={name}]"
-                assert numbers(page, cells) == [value for one in counts if (value := getattr(one, name))], cells
+                assert numbers(page, cells) == [value for count in counts if (value := getattr(count, name))], cells
     assert screenshot(page, f"page-profile-{'-'.join(look) or 'light'}").stat().st_size > 10_000
     width, window = page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
     assert width <= window, "the page scrolls sideways"

@@ -153,7 +153,7 @@ def test_phases_that_reach_out_of_their_compile_are_cut_and_those_without_a_plac
     ]
     compile_with(database, clock, phases, 5)
     events = traced(database, job.id)
-    assert [(one["name"], one["ts"] / SECOND, one["dur"] / SECOND) for one in slices(events, "phase")] == [
+    assert [(each["name"], each["ts"] / SECOND, each["dur"] / SECOND) for each in slices(events, "phase")] == [
         ("ptxas", 0, 1), ("host", 1, 1.5), ("link", 4, 1)
     ]  # fmt: skip
     assert slices(events, "compile")[0]["args"]["phases"]["cicc"] == 4
@@ -169,8 +169,8 @@ def test_the_phases_of_a_file_that_was_compiled_again_follow_each_other(database
         {"name": "upload", "seconds": 1.0, "start": 7.0},
     ]
     compile_with(database, clock, phases, 9)
-    found = slices(traced(database, job.id), "phase")
-    assert [(one["ts"] / SECOND, one["name"], one["args"].get("kernels")) for one in found] == [
+    spans = slices(traced(database, job.id), "phase")
+    assert [(each["ts"] / SECOND, each["name"], each["args"].get("kernels")) for each in spans] == [
         (0, "nvcc", None), (1, "cicc", [0]), (3, "ptxas", [0]), (7, "upload", None)
     ]  # fmt: skip
 
@@ -192,7 +192,7 @@ def test_a_running_job_ends_now_and_says_so(database: Database, clock: FakeClock
     assert [event for event in events if event["ph"] == "C"][-2]["args"] == {"waiting": 1, "working": 1}
 
 
-def test_a_job_that_nobody_has_begun_and_one_without_work_have_a_trace(database: Database, clock: FakeClock) -> None:
+def test_a_job_that_has_not_begun_and_one_without_work_have_a_trace(database: Database, clock: FakeClock) -> None:
     waiting = add_job(database)
     with database.write() as session:
         cached = accept.create_jobs(session, [accept.NewJob([new_problem("x", cached=True, winner="c")])])[0]
@@ -228,7 +228,8 @@ def test_every_attempt_is_there_whatever_became_of_it(database: Database, clock:
     end_attempts(database, clock, "verify")
     verify_leased(database, take_one(database, "verify", worker="w4"))
     events = traced(database, job.id)
-    assert [(one["args"]["how"], one["args"]["attempt"], one["dur"] / SECOND) for one in slices(events, "verify")] == [
+    spans = slices(events, "verify")
+    assert [(each["args"]["how"], each["args"]["attempt"], each["dur"] / SECOND) for each in spans] == [
         ("released", 1, 3), ("failed", 1, 3), ("lost", 2, 3), ("done", 2, 0)
     ]  # fmt: skip
     verifying = [wait for name, wait in waits(events) if "verify" in name]
@@ -242,11 +243,11 @@ def test_every_file_that_a_kernel_was_in_is_there_whatever_became_of_it(database
     last = take_one(database, "compile", worker="w4")
     compile_leased(database, last)
     events = traced(database, job.id)
-    found = slices(events, "compile")
-    assert [(one["args"]["how"], one["args"]["attempt"], one["dur"] / SECOND) for one in found] == [
+    spans = slices(events, "compile")
+    assert [(each["args"]["how"], each["args"]["attempt"], each["dur"] / SECOND) for each in spans] == [
         ("released", 1, 3), ("failed", 1, 3), ("lost", 1, 3), ("done", 1, 0)
     ]  # fmt: skip
-    assert [one["args"]["ref"] for one in found] == [*groups, last.ref]
+    assert [each["args"]["ref"] for each in spans] == [*groups, last.ref]
     compiling = [wait for name, wait in waits(events) if "compile" in name]
     assert compiling == [SECOND] * 4, "each waits from the end of the one before"
     with database.read() as session:
@@ -263,7 +264,7 @@ def test_what_was_cancelled_ends_then(database: Database, clock: FakeClock) -> N
     cancel(database, job.id)
     clock.advance(50)
     events = traced(database, job.id)
-    assert [(one["args"]["how"], one["dur"]) for one in slices(events, "compile")] == [
+    assert [(each["args"]["how"], each["dur"]) for each in slices(events, "compile")] == [
         ("done", 0), ("cancelled", 2 * SECOND)
     ]  # fmt: skip
     assert max(wait for _, wait in waits(events)) == 2 * SECOND
@@ -285,8 +286,8 @@ def test_rounds_of_measuring_and_the_comparison_are_those_of_the_gpus_worker(
     take_one(database, "compare", worker="gpu.1")
     clock.advance(3)
     events = traced(database, job)
-    assert [(one["args"]["how"], one["dur"] / SECOND) for one in slices(events, "measure")] == [("done", 5)] * 2
-    assert [one["dur"] / SECOND for one in slices(events, "compare")] == [3]
+    assert [(each["args"]["how"], each["dur"] / SECOND) for each in slices(events, "measure")] == [("done", 5)] * 2
+    assert [each["dur"] / SECOND for each in slices(events, "compare")] == [3]
     assert "gpu worker gpu.1" in process_names(events).values()
 
 
@@ -302,7 +303,7 @@ def test_work_for_several_jobs_is_in_the_trace_of_each_with_all_of_them(database
     both = sorted([first.id, second.id])
     for job in (first, second):
         events = traced(database, job.id)
-        found = [one["args"] for kind in ("compile", "verify") for one in slices(events, kind)]
+        found = [each["args"] for kind in ("compile", "verify") for each in slices(events, kind)]
         assert [sorted(args["jobs"]) for args in found] == [both] * 2
         (plan,) = slices(events, "plan")
         assert "jobs" not in plan["args"]

@@ -96,13 +96,13 @@ def test_a_bucket_that_cannot_be_used_is_one_line(name: str, monkeypatch: pytest
         monkeypatch.setenv(variable, value)
     try:
         objects = open_objects("s3://bucket/prefix", "sha256")
-        with pytest.raises(SettingsError, match=r"CUKILN_BLOBS_URL=s3://bucket/prefix cannot be used \(") as told:
+        with pytest.raises(SettingsError, match=r"CUKILN_BLOBS_URL=s3://bucket/prefix cannot be used \(") as raised:
             objects.require()
     finally:
         server.shutdown()
         thread.join()
         server.server_close()
-    assert words in str(told.value) and "\n" not in str(told.value) and len(str(told.value)) < 400
+    assert words in str(raised.value) and "\n" not in str(raised.value) and len(str(raised.value)) < 400
 
 
 def test_what_was_never_put_is_missing(blobs: BlobStore) -> None:
@@ -316,14 +316,15 @@ def test_a_sweep_spares_bytes_that_were_put_again_since_it_looked(database: Data
 
 def test_a_remote_store_is_swept_too(database: Database, folder: Path) -> None:
     database.clock = Clock()
-    store = BlobStore(database, folder.as_uri(), RemoteObjects(MemoryStore()))
+    objects = RemoteObjects(MemoryStore())
+    store = BlobStore(database, folder.as_uri(), objects)
     store.put(DATA, "-")
     store.stage(b"lost", "-")
     assert store.sweep(older_than_seconds=3600).files == 0
     assert store.sweep(older_than_seconds=-60).files == 1
     assert store.get(DIGEST) == DATA
-    store._objects.delete("sha256/no/such")  # deleting what is not there is no error
-    assert not store._objects.delete_older("sha256/no/such", time.time() + 60)
+    objects.delete("sha256/no/such")  # deleting what is not there is no error
+    assert not objects.delete_older("sha256/no/such", time.time() + 60)
 
 
 def test_what_is_missing_is_seen_without_reading_it(database: Database, folder: Path, blobs: BlobStore) -> None:

@@ -103,8 +103,8 @@ def test_a_socket_without_descriptors_for_its_callers_does_not_fill_the_log(log:
         server.close()
 
     asyncio.run(run())
-    told = [line for line in lines(log) if "out of system resource" in line]
-    assert 1 <= len(told) <= MOST_WARNINGS
+    warned = [line for line in lines(log) if "out of system resource" in line]
+    assert 1 <= len(warned) <= MOST_WARNINGS
 
 
 def test_text_of_a_request_neither_breaks_a_line_nor_reaches_the_terminal(log: logging.Handler) -> None:

@@ -193,13 +193,13 @@ def test_the_locks_lie_where_every_user_may_write(
     if mode is not None:
         run_lock.mkdir()
         run_lock.chmod(mode)
-    monkeypatch.setattr(files, "_FOLDERS", (run_lock, Path("/tmp")))
+    monkeypatch.setattr(files, "LOCK_FOLDERS", (run_lock, Path("/tmp")))
     assert files.gpu_lock_folder() == (run_lock if is_taken else Path("/tmp")) / "cukiln-gpus"
 
 
-def test_a_folder_that_nobody_can_write_to_holds_no_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_folder_that_no_user_can_write_to_holds_no_locks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     tmp_path.chmod(0o1777)
-    monkeypatch.setattr(files, "_FOLDERS", (tmp_path, Path("/tmp")))
+    monkeypatch.setattr(files, "LOCK_FOLDERS", (tmp_path, Path("/tmp")))
     assert files.gpu_lock_folder().parent == tmp_path
     monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(f_flag=os.ST_RDONLY))
     assert files.gpu_lock_folder().parent == Path("/tmp")

@@ -183,12 +183,12 @@ def test_what_was_to_be_screened_is_planned_anew_and_what_only_was_is_skipped(
         before.group("made", "ended", "compiled", "a", "b", "e", item=None)
         for build in ("a", "b", "e"):
             before.build(build, "made")
-        before.proved("slice-e", "cpu")
+        before.verdict("slice-e", "cpu")
         before.candidate(ended, "a", "ok", screening_build="fast-a")
         before.candidate(ended, "b", "ok", screening_build="b", predicted_us=4.0)
-        (judged,) = before.job("judged", CPU_CLASS, search=screened)
-        before.candidate(judged, "e", "ok", screening_build="fast-e")
-        before.item("finish", judged, "judged", "waiting", TARGET)
+        (verified,) = before.job("verified", CPU_CLASS, search=screened)
+        before.candidate(verified, "e", "ok", screening_build="fast-e")
+        before.item("finish", verified, "verified", "waiting", TARGET)
         before.job("queued", CPU_CLASS, state="queued", problem="queued", plan="waiting", search=screened)
         searches = [search_entry(search, "g", None) for search in ({"level": 1}, {"level": 2, "screening": 1})]
         before.winner(KEY, "c-a", searches)
@@ -217,9 +217,9 @@ def test_what_was_to_be_screened_is_planned_anew_and_what_only_was_is_skipped(
         == [{"level": 1}]
     )
     assert (problems, alive) == ([{"level": 1}] * 3, [TOOLCHAIN])
-    done = drive(older, {id_of("judged"): ["e"], id_of("queued"): ["c", "d"]})
+    done = drive(older, {id_of("verified"): ["e"], id_of("queued"): ["c", "d"]})
     assert done == {"compile": ["c", "d"], "verify": ["c", "d"], "measure": []}  # the text of `e` was verified
-    assert states(older) == dict.fromkeys(("ended", "judged", "queued"), "done")
+    assert states(older) == dict.fromkeys(("ended", "verified", "queued"), "done")
 
 
 class Older:
@@ -229,7 +229,7 @@ class Older:
         self.session, self.now = session, now
 
     def insert(self, table: str, **values: Any) -> None:
-        row = {name: json.dumps(one) if isinstance(one, dict | list) else one for name, one in values.items()}
+        row = {name: json.dumps(each) if isinstance(each, dict | list) else each for name, each in values.items()}
         names = ", ".join(f":{name}" for name in row)
         self.session.execute(text(f"INSERT INTO {table} ({', '.join(row)}) VALUES ({names})"), row)
 
@@ -358,7 +358,7 @@ class Older:
         row = {"schedule": {"n": build}, "kernel": new_build(build).kernel, "build": build, "verdict": verdict}
         self.insert("candidates", job_problem_id=problem, candidate=f"c-{build}", **{**row, **changes})
 
-    def proved(self, subject: str, venue: str) -> None:
+    def verdict(self, subject: str, venue: str) -> None:
         plan_version = VERSIONS["cpu_plans" if venue == "cpu" else "gpu_plans"]["matmul"]
         self.insert(
             "verdicts",
@@ -427,24 +427,24 @@ def fill(older: Older) -> dict[str, list[str]]:
     older.build("x", "made", "compile_error")
     for build in ("v", "u", "s"):
         older.build(build, "made")
-    older.proved("slice-u", "cpu")
-    older.proved("slice-s", "cpu")
+    older.verdict("slice-u", "cpu")
+    older.verdict("slice-s", "cpu")
     older.item("verify", id_of("made"), "compiled", "waiting", TARGET)
     for build, verdict in (("v", None), ("x", "compile_error"), ("u", "ok")):
         older.candidate(problem, build, verdict)
-    (problem,) = older.job("proving", CPU_CLASS)
-    older.group("proved", "proving", "compiled", "p", item="done")
-    older.build("p", "proved", verify_group_id=id_of("proves"))
-    older.item("verify", id_of("proved"), "proving", "done", TARGET)
-    older.group("proves", "proving", "compiled", "p", item=None)
-    older.item("verify", id_of("proves"), "proving", "claimed", TARGET)
+    (problem,) = older.job("verifying", CPU_CLASS)
+    older.group("verified", "verifying", "compiled", "p", item="done")
+    older.build("p", "verified", verify_group_id=id_of("verifies"))
+    older.item("verify", id_of("verified"), "verifying", "done", TARGET)
+    older.group("verifies", "verifying", "compiled", "p", item=None)
+    older.item("verify", id_of("verifies"), "verifying", "claimed", TARGET)
     older.candidate(problem, "p")
     # On a GPU.
     (problem,) = older.job("measuring", GPU_CLASS)
     older.group("timed", "measuring", "compiled", "m", "n", item="done")
     for build in ("m", "n"):
         older.build(build, "timed")
-    older.proved("code-m", "gpu")
+    older.verdict("code-m", "gpu")
     older.timed("m")
     older.item("measure", measure_ref(id_of("timed"), GPU_CLASS), "measuring", "waiting", GPU_CLASS)
     older.candidate(problem, "m", "ok", measured_us=7.0, measurement=measurement(7.0))
@@ -476,7 +476,7 @@ def fill(older: Older) -> dict[str, list[str]]:
     # Imported: all is verified, and there never was a plan.
     problems = older.job("imported", GPU_CLASS, GPU_CLASS, plan=None)
     older.build("i", None, library=None)
-    older.proved("code-i", "gpu")
+    older.verdict("code-i", "gpu")
     older.timed("i")
     for problem, state in zip(problems, ("waiting", "claimed"), strict=True):
         older.candidate(problem, "i", "ok", measured_us=7.0, measurement=measurement(7.0))
@@ -496,7 +496,7 @@ def fill(older: Older) -> dict[str, list[str]]:
         "claimed": ["f"],
         "joined": ["j"],
         "compiled": ["v", "x", "u"],
-        "proving": ["p"],
+        "verifying": ["p"],
         "measuring": ["m", "n"],
         "comparing": ["m"],
         "refining": ["s"],
@@ -561,7 +561,7 @@ def drive(database: Database, builds: Mapping[str, Sequence[str]]) -> dict[str, 
                     record_compared(session, lease, COMPARISON, measure=StageSeconds())
                 case "finish":
                     candidates = candidates_of_problem(session, int(lease.ref))
-                    assert {row.verdict for row in candidates} <= {"ok", "compile_error"}, "all is judged"
+                    assert {row.verdict for row in candidates} <= {"ok", "compile_error"}, "all is verified"
                     finish_problem(
                         session, lease, winner=min(o.candidate for o in candidates if o.verdict == "ok"), error=None
                     )
@@ -655,7 +655,7 @@ def test_what_the_release_before_had_only_to_finish_is_finished_though_its_budge
         (problem,) = before.job("late", CPU_CLASS, budget_seconds=30.0, deadline=clock.now() - 10)
         before.group("made", "late", "compiled", "u", item="done")
         before.build("u", "made")
-        before.proved("slice-u", "cpu")
+        before.verdict("slice-u", "cpu")
         before.candidate(problem, "u", "ok", predicted_us=4.0)
         before.item("finish", problem, "late", "waiting", TARGET)
     older.migrate()

@@ -117,7 +117,7 @@ POINTS = st.lists(
 @given(POINTS)
 def test_the_front_answers_every_request_as_all_points_would(points: list[Point]) -> None:
     front = pareto(points)
-    assert front == sorted(front, key=lambda one: (one.us, one.workspace_bytes, one.candidate))
+    assert front == sorted(front, key=lambda each: (each.us, each.workspace_bytes, each.candidate))
     assert not any(member is not other and member.as_good_as(other) for member in front for other in front)
     for limit in range(4):
         for deterministic in (False, True):
@@ -165,7 +165,7 @@ def test_nothing_on_the_front_is_beaten_by_anything_on_it(points: list[tuple[str
         front = merge_front(
             front, [entry(name, predicted_us=float(time), workspace_bytes=workspace, deterministic=exact)]
         )
-    assert front == sorted(front, key=lambda one: (one.predicted_us, one.workspace_bytes, one.candidate))
+    assert front == sorted(front, key=lambda each: (each.predicted_us, each.workspace_bytes, each.candidate))
     for member in front:
         for other in front:
             assert member is other or not (

@@ -122,8 +122,8 @@ def test_winners_keep_files_and_can_still_be_withdrawn_when_their_jobs_are_gone(
     )
     with database.write() as session:
         publish_winner(session, winner_record("k" * 64, "c", front=[entry]), attempt="t")
-        proof = NewVerdict(entry.code_digest, "matmul", "ok", None, {}, 0.0, 0.0)
-        write_verdicts(session, [proof], GPU, EveryOperator("g1"))
+        verification = NewVerdict(entry.code_digest, "matmul", "ok", None, {}, 0.0, 0.0)
+        write_verdicts(session, [verification], GPU, EveryOperator("g1"))
     clock.advance(31 * DAY)
     assert collected(database) == Removed(blobs=1, bytes=lost.size)
     assert blobs.get(named.digest) == b"of a winner"
@@ -147,7 +147,7 @@ def test_a_blob_that_is_put_again_while_it_is_removed_stays(
     clock.advance(31 * DAY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retention, "ROWS_AT_ONCE", 1)
-        removing = retention._remove_blobs(database, clock.now())
+        removing = retention.remove_blobs(database, clock.now())
         assert next(removing).blobs == 1
         for name in ("one", "two"):  # of which one is removed, and the other found to be free
             blobs.put(name.encode(), "-")
@@ -205,7 +205,8 @@ def test_the_reconciler_removes_what_is_old_a_part_in_each_round(
     reconciler = Reconciler(queue_world.settings, database, blobs, queue_world.redis)
     reconciler.run_once()
     assert count(database, JobRow) == 3, "not before the service has run for a while"
-    reconciler._collect_at = 0.0
+    monkeypatch.setattr(reconcile, "COLLECT_FIRST_SECONDS", 0.0)
+    reconciler = Reconciler(queue_world.settings, database, blobs, queue_world.redis)
     reconciler.run_once()
     assert count(database, JobRow) > 0, "a part"
     for _ in range(30):

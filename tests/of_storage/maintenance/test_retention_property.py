@@ -87,7 +87,7 @@ class KeptJobs(Jobs):
 
     @precondition(lambda self: self.collectors)
     @rule(place=st.sampled_from([0, -1]), steps=st.sampled_from([1, 1, 3, 99]))
-    def a_collector_goes_on(self, place: int, steps: int) -> None:
+    def a_collector_continues(self, place: int, steps: int) -> None:
         for _ in range(steps):
             if next(self.collectors[place], None) is None:
                 del self.collectors[place]
@@ -105,11 +105,11 @@ class KeptJobs(Jobs):
     @rule(key=st.sampled_from(KEYS), text=st.sampled_from(TEXTS), steps=st.sampled_from([1, 9]))
     def a_winner_is_built(self, key: str, text: str, steps: int) -> None:
         self.publishing.append(_publish(self.database, self.blobs, key, text))
-        self.a_winner_goes_on(-1, steps)
+        self.a_winner_continues(-1, steps)
 
     @precondition(lambda self: self.publishing)
     @rule(place=st.sampled_from([0, -1]), steps=st.sampled_from([1, 9]))
-    def a_winner_goes_on(self, place: int, steps: int) -> None:
+    def a_winner_continues(self, place: int, steps: int) -> None:
         for _ in range(steps):
             if next(self.publishing[place], "published") == "published":
                 del self.publishing[place]

@@ -10,7 +10,7 @@ from codegen.counts import LaunchCounts, Openings, RingForm, added, load, merged
 from codegen.kernel import Candidate
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.predict.predict_uncompiled import estimate, predict_before
+from codegen.predict.predict_uncompiled import estimate, predict_uncompiled
 from codegen.search.search import Search
 from codegen.targets import target
 from cukiln.types import ProfileOperator
@@ -30,7 +30,7 @@ def split() -> Candidate:
     """In two launches, by way of a workspace."""
     problem = matmul(m=64, n=64, k=4096, dtype="float16")
     made = lower(problem, SM_80, Search(level=2, limit=2000)).candidates
-    return next(one for one in made if one.schedule.get("split") == "workspace")
+    return next(each for each in made if each.schedule.get("split") == "workspace")
 
 
 def test_a_measurement_is_of_the_run_and_its_kernels_stay_predicted(split: Candidate) -> None:
@@ -38,7 +38,7 @@ def test_a_measurement_is_of_the_run_and_its_kernels_stay_predicted(split: Candi
     assert (row.counts.seconds, row.counts.seconds_from) == (pytest.approx(12.5e-6), "measured")
     assert [kernel.counts.seconds_from for kernel in row.kernels] == ["predicted", "predicted"]
     predicted = sum(kernel.counts.seconds or 0.0 for kernel in row.kernels)
-    assert predicted == pytest.approx(predict_before(split, SM_80).us * 1e-6)
+    assert predicted == pytest.approx(predict_uncompiled(split, SM_80).us * 1e-6)
 
 
 def test_a_row_is_the_sum_of_its_parts(split: Candidate) -> None:
@@ -52,7 +52,7 @@ def test_a_row_is_the_sum_of_its_parts(split: Candidate) -> None:
 
 
 def test_products_take_the_roof_of_their_cores(split: Candidate) -> None:
-    roofs = predict_before(split, SM_80).roofs_us
+    roofs = predict_uncompiled(split, SM_80).roofs_us
     (products,) = (part for part in of(split).kernels[0].primitives if part.executed)
     assert products.name == "mma_m16n8k16_f16" and products.seconds == pytest.approx(roofs["mma"] * 1e-6)
     (on_cuda_cores,) = (
@@ -116,8 +116,8 @@ def test_of_forms_the_schedules_own_one_is_what_its_row_says(
 ) -> None:
     fields = {**LAYER, **changes}
     op = operator(fields["operator"])
-    found = lower(op.parse(fields), SM_80, Search(tunables=tunables)).candidates
-    one = next(c for c in found if all(c.schedule.get(name) == value for name, (value,) in tunables.items()))
+    candidates = lower(op.parse(fields), SM_80, Search(tunables=tunables)).candidates
+    one = next(c for c in candidates if all(c.schedule.get(name) == value for name, (value,) in tunables.items()))
     row = profile_row("p", "predicted:sm_80", one, SM_80, estimate(one, SM_80), openings)
     (own,) = (each for each in row.ring_forms if each.name == form)
     assert own.ours and own.filters == openings.filters
@@ -129,8 +129,8 @@ def test_of_forms_the_schedules_own_one_is_what_its_row_says(
 def test_products_of_an_epilogue_are_the_problems_and_take_their_own_instructions(algorithm: str) -> None:
     op = operator("conv2d")
     plain, squared = (op.parse({**LAYER, "epilogue": epilogue}) for epilogue in ([], SQUARED))
-    found = lower(squared, SM_80, Search(tunables={"algorithm": [algorithm]})).candidates
-    one = next(c for c in found if c.schedule.get("algorithm") == algorithm)
+    candidates = lower(squared, SM_80, Search(tunables={"algorithm": [algorithm]})).candidates
+    one = next(c for c in candidates if c.schedule.get("algorithm") == algorithm)
     row, outputs = of(one), 65_536
     assert row.counts.multiplications == op.multiplications(plain) + outputs
     for kernel in row.kernels:
@@ -147,8 +147,8 @@ def test_products_of_an_epilogue_are_the_problems_and_take_their_own_instruction
 def test_squares_of_floats_beside_tensor_cores_take_their_own_instructions() -> None:
     op, fields = operator("matmul"), {"operator": "matmul", "m": 256, "n": 128, "k": 64, "dtype": "float16"}
     plain, squared = (op.parse({**fields, "epilogue": epilogue}) for epilogue in ([], SQUARED))
-    (one,) = lower(squared, SM_80, Search(level=0)).candidates
-    row, outputs = of(one), 256 * 128
+    (candidate,) = lower(squared, SM_80, Search(level=0)).candidates
+    row, outputs = of(candidate), 256 * 128
     assert row.counts.multiplications == op.multiplications(plain) + outputs
     (squares,) = (part for kernel in row.kernels for part in kernel.primitives if part.name == "fma")
     assert squares.executed == squares.multiplications == outputs
@@ -159,8 +159,8 @@ def test_forms_of_other_systems_multiply_by_public_filters_and_have_the_layers_e
     def others(**changes: Any) -> list[RingForm]:
         op, fields = operator("conv2d"), {**LAYER, **changes}
         problem = op.parse(fields)
-        (one,) = lower(problem, SM_80, Search(level=0)).candidates
-        return [form for form in op.ring_forms(problem, one.schedule, SECRET) if not form.ours]
+        (candidate,) = lower(problem, SM_80, Search(level=0)).candidates
+        return [form for form in op.ring_forms(problem, candidate.schedule, SECRET) if not form.ours]
 
     plain, squared = others(), others(epilogue=SQUARED)
     assert {form.filters for form in plain} == {"public"} and len(plain) == 3
@@ -173,6 +173,6 @@ def test_forms_of_other_systems_multiply_by_public_filters_and_have_the_layers_e
 def test_a_convolution_that_winograd_does_not_compute_has_one_form() -> None:
     op = operator("conv2d")
     fields = {"n": 1, "h": 8, "w": 8, "c": 4, "k": 6, "r": 1, "s": 1, "stride": 2, "dtype": "int64", "fraction_bits": 9}
-    (one,) = lower(op.parse({"operator": "conv2d", **fields}), SM_80, Search(level=0)).candidates
-    (form,) = op.ring_forms(one.problem, one.schedule, SECRET)
+    (candidate,) = lower(op.parse({"operator": "conv2d", **fields}), SM_80, Search(level=0)).candidates
+    (form,) = op.ring_forms(candidate.problem, candidate.schedule, SECRET)
     assert form.ring_bytes == 8 * (16 * 4 + 4 * 6 + 16 * 6) and form.ours

@@ -71,7 +71,7 @@ def test_seconds_go_to_the_problem_of_each_candidate(database: Database) -> None
     with database.read() as session:
         spent = [load_problem(session, row) for row in (*problem_ids(session, job.id), *problem_ids(session, other.id))]
     seconds = [problem.seconds for problem in spent if problem is not None]
-    # Two candidates of the first problem, one of the other job's: a second of proving and two of timing each.
+    # Two candidates of the first problem, one of the other job's: a second of verification and two of timing each.
     assert seconds[0]["verify"] == {"wall": 2.0, "cpu": 1.0}
     assert seconds[0]["measure"] == {"wall": 2 * 2.0 + 3, "cpu": 2 * 0.25 + 1}
     assert (seconds[2]["verify"]["wall"], seconds[2]["measure"]["wall"]) == (1.0, 2.0 + 3)
@@ -165,7 +165,7 @@ def test_a_measured_candidate_is_reported_with_its_times(database: Database) -> 
     )
 
 
-def test_a_rate_is_reported_where_the_operator_knows_the_schedule(database: Database) -> None:
+def test_a_rate_is_reported_where_the_operator_has_the_schedule(database: Database) -> None:
     kind = operator("matmul")
     problem = kind.parse(REAL)
     best = lower(problem, target("sm_80"), Search(level=0)).candidates[0]

@@ -92,7 +92,7 @@ def finish_with_record(database: Database, winner: str) -> None:
         finish_problem(session, lease, winner=winner, error=None)
 
 
-def test_a_job_counts_each_kernel_that_was_run_from_its_ptx_once_and_nothing_before_it_judged(
+def test_a_job_counts_each_kernel_that_was_run_from_its_ptx_once_and_nothing_before_its_verification(
     database: Database,
 ) -> None:
     job = add_job(database, ptx="all")
@@ -371,7 +371,7 @@ def test_a_job_of_many_problems_is_reported_with_a_handful_of_queries(database: 
 def test_many_problems_that_share_a_kernel_are_verified_with_a_handful_of_queries(
     database: Database, count: int
 ) -> None:
-    """Creating, planning and judging do not query per problem or candidate."""
+    """Creating, planning and verifying do not query per problem or candidate."""
     with counted_statements(database) as seen:
         job = add_job(database, count=count)
     assert len([statement for statement in seen if "INSERT" in statement]) <= ENOUGH_QUERIES
@@ -467,7 +467,7 @@ def test_candidates_are_filtered_by_problem_and_verdict(database: Database) -> N
         ("gpu", False, "gpu"),
     ],
 )
-def test_a_candidate_is_reported_with_its_proof_and_resources(
+def test_a_candidate_is_reported_with_its_verification_and_resources(
     database: Database, monkeypatch: pytest.MonkeyPatch, venue: str, confirmed: bool, label: str
 ) -> None:
     everything = primitives_of("matmul") if confirmed else frozenset()

@@ -294,7 +294,7 @@ def test_an_import_answers_where_nothing_was_measured_and_is_labelled(world: Wor
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_a_kernel_of_which_a_run_measured_one_candidate_alone_has_that_ones_proof(
+def test_a_kernel_of_which_a_run_measured_one_candidate_alone_has_that_ones_verification(
     world: World, order: tuple[int, int]
 ) -> None:
     new = Sent(1, (0,), (9.0,)).as_import()
@@ -304,8 +304,8 @@ def test_a_kernel_of_which_a_run_measured_one_candidate_alone_has_that_ones_proo
     new = replace(new, problems=[replace(new.problems[0], candidates=both)])
     import_results(world.database, new, Importer("lab", "0123abcd", False), lambda session: None)
     with world.database.read() as session:
-        [proof] = session.scalars(select(BuildRow.imported)).all()
-    assert proof is not None and proof["verdict"] == "ok"
+        [verification] = session.scalars(select(BuildRow.imported)).all()
+    assert verification is not None and verification["verdict"] == "ok"
 
 
 @pytest.mark.parametrize("first", ["here", "import"])

@@ -153,7 +153,7 @@ def plan_task(database: Database, lease: Lease, builds: dict[str, NewBuild]) -> 
         tasks.complete(session, lease)
 
 
-def judged_all(database: Database, part: Any) -> None:
+def apply_all(database: Database, part: Any) -> None:
     more = True
     while more:
         with database.write() as session:
@@ -180,7 +180,7 @@ def compile_all(database: Database, failing: frozenset[str] = frozenset()) -> No
     for some in chunks(outcomes, 16):
         with database.write() as session:
             record_builds(session, lease, some)
-    judged_all(database, lambda session: apply_group_verdicts(session, lease, KNOWN))
+    apply_all(database, lambda session: apply_group_verdicts(session, lease, KNOWN))
     made = GroupFiles(compile=StageSeconds(wall=1.0, cpu=1.0))
     with database.read() as session:
         unverified, spent = what_follows(session, lease, made)
@@ -201,7 +201,7 @@ def verify_all(database: Database) -> None:
             [NewVerdict(kernel.slice, "matmul", "ok", None, {}, 1.0, 1.0) for kernel in asked],
             EveryOperator("1"),
         )
-    judged_all(database, lambda session: apply_group_verdicts(session, lease, KNOWN))
+    apply_all(database, lambda session: apply_group_verdicts(session, lease, KNOWN))
     with database.read() as session:
         spent = verify_shares(session, lease, asked, StageSeconds(wall=1.0, cpu=1.0))
     spend(database, spent)
@@ -264,7 +264,7 @@ def test_equal_problems_are_measured_and_one_kernel_is_wrong(database: Database,
     results = [measured(kernel, "incorrect" if kernel.build == "b05" else "ok") for kernel in asked]
     with database.write() as session:
         record_measured(session, lease, results, driver=DRIVER, plans=EveryOperator("g1"))
-    judged_all(database, lambda session: apply_measured_verdicts(session, results, GPU_CLASS, EveryOperator("g1")))
+    apply_all(database, lambda session: apply_measured_verdicts(session, results, GPU_CLASS, EveryOperator("g1")))
     with database.write() as session:
         assert complete_measured(session, lease, results, plans=EveryOperator("g1")) == []
     assert unverified(database) == 0
@@ -275,7 +275,7 @@ def test_a_library_that_many_wait_for_is_lost(database: Database, transactions: 
     submit(database, GPU_CLASS)
     plan(database)
     compile_all(database)
-    judged_all(database, lambda session: forget_group_library(session, "library"))
+    apply_all(database, lambda session: forget_group_library(session, "library"))
     assert unverified(database) == 0
     with database.read() as session:
         assert {row.library for row in session.query(BuildRow)} == {None}

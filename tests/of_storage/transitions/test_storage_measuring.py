@@ -79,7 +79,7 @@ def test_a_problem_on_a_gpu_is_measured_compared_and_finished(database: Database
     (problem_id,) = ids_of(database, job)
     assert next_steps == NextStep(problem_id, "compare", GPU_CLASS)
     (by_name,) = candidates(database, job)
-    assert {name: (one.verdict, one.measured_us) for name, one in by_name.items()} == {
+    assert {name: (each.verdict, each.measured_us) for name, each in by_name.items()} == {
         "c-a": ("ok", 12.0),
         "c-b": ("ok", 7.0),
         "c-c": ("compile_error", None),
@@ -110,7 +110,7 @@ def test_what_is_to_be_measured_says_all_that_a_gpu_needs(database: Database) ->
         {"operator": "matmul", "m": 64},
     )
     assert (candidate.candidate, candidate.schedule, candidate.build) == ("c-a", {"n": "a"}, "a")
-    assert (candidate.library, candidate.code_digest, candidate.proven) == (f"library-{group}", "code-a", False)
+    assert (candidate.library, candidate.code_digest, candidate.verified) == (f"library-{group}", "code-a", False)
 
 
 def test_a_measure_ref_fits_whatever_the_product_is_called() -> None:
@@ -127,7 +127,7 @@ def test_code_that_was_verified_before_is_reported_so(database: Database) -> Non
     measure_next(database)
     add(database, OTHER_CLASS)
     plan_next(database, "a")
-    assert [candidate.proven for candidate in to_measure(database, take_one(database, "measure"))] == [True]
+    assert [candidate.verified for candidate in to_measure(database, take_one(database, "measure"))] == [True]
 
 
 def test_problems_on_a_cpu_and_on_two_gpus_share_builds_and_each_is_verified_in_its_own_way(database: Database) -> None:
@@ -400,8 +400,8 @@ def test_a_failure_replaces_an_ok_and_is_never_replaced(database: Database) -> N
     (by_name,) = candidates(database, first)
     assert (by_name["c-a"].verdict, by_name["c-a"].measured_us, by_name["c-a"].measurement) == ("incorrect", None, None)
     with database.read() as session:
-        proof = known_verdicts(session, ["code-a"], "gpu", EveryOperator("g1"))["code-a"]
-    assert (proof.verdict, proof.message) == ("incorrect", "incorrect at m=64")
+        verification = known_verdicts(session, ["code-a"], "gpu", EveryOperator("g1"))["code-a"]
+    assert (verification.verdict, verification.message) == ("incorrect", "incorrect at m=64")
     add(database, GPU_CLASS)
     assert [step.kind for step in plan_next(database, "a").next_steps] == ["finish"]
 

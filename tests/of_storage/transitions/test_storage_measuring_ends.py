@@ -63,7 +63,7 @@ def test_work_on_a_gpu_that_another_job_waits_for_survives_a_cancel(database: Da
     first, second = add(database, GPU_CLASS), add(database, GPU_CLASS, priority="high")
     with database.write() as session:
         leases = [take_one_in(session, "plan"), take_one_in(session, "plan")]
-        for lease in sorted(leases, key=lambda one: one.job_id != first.id):
+        for lease in sorted(leases, key=lambda each: each.job_id != first.id):
             record(session, lease, ["a"])
     compile_next(database)
     lease = take_one(database, "measure")
@@ -76,7 +76,7 @@ def test_work_on_a_gpu_that_another_job_waits_for_survives_a_cancel(database: Da
 
 
 @pytest.mark.parametrize("kind", ["measure", "compare"])
-def test_a_cancel_ends_the_work_on_a_gpu_that_nobody_else_waits_for(database: Database, kind: str) -> None:
+def test_a_cancel_ends_the_work_on_a_gpu_that_no_other_job_waits_for(database: Database, kind: str) -> None:
     job = add(database, GPU_CLASS)
     other = add(database, OTHER_CLASS, CPU_CLASS)
     plan_next(database, "a")
@@ -223,7 +223,7 @@ def test_verifying_that_fails_for_good_skips_what_waits_for_the_cpu_alone(databa
     assert verdicts(database, job) == [{"c-a": "ok"}, {"c-a": "skipped"}]
 
 
-def test_a_more_urgent_job_hurries_the_measuring_it_shares(database: Database) -> None:
+def test_a_more_urgent_job_moves_the_measuring_it_shares_forward(database: Database) -> None:
     add(database, GPU_CLASS, priority="low")
     plan_next(database, "shared")
     compile_next(database)

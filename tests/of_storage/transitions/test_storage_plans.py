@@ -85,7 +85,7 @@ def test_a_job_goes_from_plan_to_done(database: Database) -> None:
     assert failed.message == "x.cu(7): error: no such thing"
     assert fine.code_digest == "code-a"
     cases = [{"exact": False, "max_error": 0.25, "error_bound": 0.5}]
-    assert fine.proof is not None and fine.proof.details == {"cases": cases, "shared_memory": SITES}
+    assert fine.verification is not None and fine.verification.details == {"cases": cases, "shared_memory": SITES}
 
 
 def test_a_group_in_which_nothing_compiled_needs_no_verification(database: Database) -> None:
@@ -131,9 +131,9 @@ def test_a_plan_whose_problems_end_before_its_attempt_is_not_shown_as_cancelled(
     for winner in [None] + ["c-a"] * good:
         finish_next(database, winner=winner, error=None if winner else "rule: too many")
     with database.read() as session:
-        found = timeline(session, job.id)
-    assert found is not None
-    assert [(step.kind, step.state) for lane in found.lanes for step in lane.steps if step.kind == "plan"] == [
+        rows = timeline(session, job.id)
+    assert rows is not None
+    assert [(step.kind, step.state) for lane in rows.lanes for step in lane.steps if step.kind == "plan"] == [
         ("plan", shown)
     ]
 
@@ -407,7 +407,7 @@ def test_predictions_are_written_to_candidates(database: Database) -> None:
     assert predictions == {"c-a": (None, None), "c-b": (1.5, {"us": 1.5, "occupancy": 0.5})}
 
 
-def test_finishing_wants_a_winner_or_a_reason_and_counts_its_own_time(database: Database) -> None:
+def test_finishing_needs_a_winner_or_a_reason_and_counts_its_own_time(database: Database) -> None:
     job = add_job(database)
     plan_next(database)
     lease = take_one(database, "finish")

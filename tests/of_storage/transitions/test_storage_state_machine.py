@@ -176,13 +176,13 @@ class Jobs(RuleBasedStateMachine):
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data())
-    def a_worker_goes_on(self, data: st.DataObject) -> None:
+    def a_worker_continues(self, data: st.DataObject) -> None:
         """It makes one transaction."""
         self.go_on(data.draw(st.sampled_from(self.attempts)))
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data())
-    def a_worker_goes_on_to_its_end(self, data: st.DataObject) -> None:
+    def a_worker_continues_to_its_end(self, data: st.DataObject) -> None:
         attempt = data.draw(st.sampled_from(self.attempts))
         while self.go_on(attempt):
             pass
@@ -224,11 +224,11 @@ class Jobs(RuleBasedStateMachine):
     @rule()
     def a_reconciler_begins(self) -> None:
         self.reconcilers.append(reconcile(self.database))
-        self.a_reconciler_goes_on(-1)
+        self.a_reconciler_continues(-1)
 
     @precondition(lambda self: self.reconcilers)
     @rule(place=st.sampled_from([0, -1]))
-    def a_reconciler_goes_on(self, place: int) -> None:
+    def a_reconciler_continues(self, place: int) -> None:
         """It makes one transaction, or looks what there is for the next."""
         if next(self.reconcilers[place], "ended") == "ended":
             del self.reconcilers[place]
@@ -367,12 +367,12 @@ class Jobs(RuleBasedStateMachine):
         running = session.scalars(select(TaskRow.id).filter_by(kind="compile", ref=group, state="leased")).one_or_none()
         if running is not None and problem.job_id in jobs_of(session, running):
             return [("compile", group)]  # whose worker sees to what follows
-        judging = ("verify", group)  # also of what did not compile, where the worker died before it was verified
+        verifying = ("verify", group)  # also of what did not compile, where the worker died before it was verified
         if build.state == "ok" and not is_predicted(problem.device_class):
             assert build.library is not None
-            judging = ("measure", measure_ref(group, problem.device_class))
-        failed = session.scalar(select(TaskRow.id).filter_by(kind=judging[0], ref=judging[1], state="failed"))
-        return [] if failed is not None else [judging]  # the reconciler skips its candidates
+            verifying = ("measure", measure_ref(group, problem.device_class))
+        failed = session.scalar(select(TaskRow.id).filter_by(kind=verifying[0], ref=verifying[1], state="failed"))
+        return [] if failed is not None else [verifying]  # the reconciler skips its candidates
 
     @invariant()
     def a_build_is_pending_for_a_job_or_compiling_in_one_file(self) -> None:
@@ -414,8 +414,8 @@ class Jobs(RuleBasedStateMachine):
         for row in rows:
             before = self.seen.get((row.job_problem_id, row.candidate))
             on_gpu = not is_predicted(row.device_class)
-            condemned = before == "ok" and on_gpu and row.verdict in BAD
-            assert before is None or before == row.verdict or condemned
+            invalidated = before == "ok" and on_gpu and row.verdict in BAD
+            assert before is None or before == row.verdict or invalidated
             assert (row.measured_us is not None) == (row.verdict == "ok" and on_gpu)
             if row.verdict is not None:
                 self.seen[row.job_problem_id, row.candidate] = row.verdict

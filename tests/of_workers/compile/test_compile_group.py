@@ -34,7 +34,7 @@ from workers.processes.stopwatch import Stopwatch
 
 
 class Faulty(CachingProcesses):
-    """The process seam with faults: `fault` may answer in a program's stead, given its name and its folder. A
+    """The process interface with faults: `fault` may answer in a program's stead, given its name and its folder. A
     program compiles equal files once."""
 
     folder: Path
@@ -165,7 +165,7 @@ def test_ptxas_keeps_to_a_limit_on_registers(toolchain: Toolchain, processes: Pr
     for most in (64, 32):
         assert used[most].registers <= most
         assert used[most].spill_bytes > 0  # what did not fit
-    assert len({one.code_digest for one in outcome.outcomes.values()}) == 3
+    assert len({each.code_digest for each in outcome.outcomes.values()}) == 3
 
 
 def test_resources_are_the_worst_of_a_kernels_functions(toolchain: Toolchain, processes: Processes) -> None:

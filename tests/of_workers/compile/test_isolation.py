@@ -41,8 +41,8 @@ def ended(returncode: int, stderr: str = "", ended_by: EndedBy | None = None) ->
 
 
 class Scripted(CachingProcesses):
-    """The process seam, where nvcc may end as `fault` says of the text that it was given. `files`: how often it was
-    started; `failed`: of the files that `fault` ended, the text. Equal files are compiled once."""
+    """The process interface, where nvcc may end as `fault` says of the text that it was given. `files`: how often it
+    was started; `failed`: of the files that `fault` ended, the text. Equal files are compiled once."""
 
     folder: Path
 
@@ -169,7 +169,7 @@ def test_one_that_ends_the_compiler_is_tried_in_the_file_in_its_half_unless_it_h
     results = found_of(compiled(kernels, toolchain, scripted))
     assert [inside(text, kernels) for text in scripted.failed] == failed
     assert results.keys() == {kernel.id for kernel in kernels}
-    assert {name: one.status for name, one in results.items() if one.status != "ok"} == {
+    assert {name: each.status for name, each in results.items() if each.status != "ok"} == {
         kernels[bad].id: STATUS.get(kind, "compile_error")
     }
     assert scripted.files <= 1 + (count if kind == HANG else 2 + 1 + (count + 1) // 2)
@@ -180,7 +180,7 @@ def test_kernels_that_only_crash_together_get_their_libraries(toolchain: Toolcha
     crash = ended(-signal.SIGSEGV)
     scripted = Scripted(lambda text: crash if inside(text, kernels) > 2 else None)
     outcomes = compiled(kernels, toolchain, scripted)
-    assert {name: one.status for name, one in found_of(outcomes).items()} == {kernel.id: "ok" for kernel in kernels}
+    assert {name: each.status for name, each in found_of(outcomes).items()} == {kernel.id: "ok" for kernel in kernels}
     assert [len(outcome.left) for outcome in outcomes] == [4, 0, 0]
     assert scripted.files == 3
 

@@ -40,10 +40,10 @@ int nvrtcCompileProgram(void*, int, const char* const*) { %s }
 
 @pytest.fixture(scope="module")
 def nvrtc(processes: Processes) -> Toolchain:
-    found = find_toolchain(processes, cuda=12)
-    if not isinstance(found.device_compiler, Nvrtc):
-        found = with_nvrtc(processes)
-    return found
+    compilers = find_toolchain(processes, cuda=12)
+    if not isinstance(compilers.device_compiler, Nvrtc):
+        compilers = with_nvrtc(processes)
+    return compilers
 
 
 def with_nvrtc(processes: Processes) -> Toolchain:
@@ -90,8 +90,8 @@ def test_an_nvcc_of_cuda_12_comes_before_nvrtc(
     nvcc = script(folder, "nvcc", FAKE_NVCC)
     monkeypatch.setattr(module, "TOOLKITS", tmp_path)
     monkeypatch.setenv("PATH", "/usr/bin:/bin" if place != "in PATH" else f"{folder}:/usr/bin:/bin")
-    found = find_toolchain(processes, nvcc=str(nvcc) if place == "named" else None, cuda=12)
-    assert (found.device_compiler, found.cuda) == (Nvcc(nvcc), 12)
+    compilers = find_toolchain(processes, nvcc=str(nvcc) if place == "named" else None, cuda=12)
+    assert (compilers.device_compiler, compilers.cuda) == (Nvcc(nvcc), 12)
 
 
 @pytest.mark.parametrize(("version", "cuda", "other"), [("12.9.41", 13, 12), ("13.0.48", 12, 13)])
@@ -109,10 +109,10 @@ def test_what_an_nvcc_of_cuda_12_makes_is_of_a_toolchain_of_its_own(
     calls = f'[ "$1" = --version ] && exec echo "release 12.9, V12.9.41"; exec "{toolchain.device_compiler.path}" "$@"'
     nvcc = script(tmp_path, "nvcc", f"#!/bin/sh\n{calls}\n")  # it says that it is of CUDA 12
     processes = Processes(reads=[tmp_path])
-    found = find_toolchain(processes, nvcc=str(nvcc), cuda=12)
-    assert found.cuda == 12 and len({found.digest, nvrtc.digest, toolchain.digest}) == 3
+    compilers = find_toolchain(processes, nvcc=str(nvcc), cuda=12)
+    assert compilers.cuda == 12 and len({compilers.digest, nvrtc.digest, toolchain.digest}) == 3
     kernels: list[Kernel] = [probe()]
-    outcome = compile_kernels(kernels, found, processes)
+    outcome = compile_kernels(kernels, compilers, processes)
     processes.close()
     assert statuses(outcome, kernels) == ["ok"], outcome.why
     assert outcome.artifact is not None and "$ nvcc " in outcome.artifact.log

@@ -111,7 +111,7 @@ def test_the_digest_differs_on_flags(toolchain: Toolchain, monkeypatch: pytest.M
     assert toolchain.digest != before
 
 
-def test_the_digest_knows_no_path_and_no_list_of_targets(toolchain: Toolchain) -> None:
+def test_the_digest_has_no_path_and_no_list_of_targets(toolchain: Toolchain) -> None:
     moved = dataclasses.replace(
         toolchain,
         device_compiler=Nvcc(Path("/a/nvcc")),
@@ -122,7 +122,7 @@ def test_the_digest_knows_no_path_and_no_list_of_targets(toolchain: Toolchain) -
     assert moved.digest == toolchain.digest
 
 
-def test_versions_are_asked_through_the_process_seam() -> None:
+def test_versions_are_asked_through_the_process_interface() -> None:
     class Deaf(Processes):
         def run(self, argv: object, **more: object) -> Finished:
             return Finished(("nvcc",), 1, b"", b"No space left on device", 0.0, 0.0, 0, None)

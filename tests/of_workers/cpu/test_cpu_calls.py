@@ -1,4 +1,4 @@
-"""Matmul's kernels on problems that the test plan does not draw: strides of every kind, NaN, extents out of range."""
+"""Matmul's kernels on problems that the plan does not have: strides of every kind, NaN, extents out of range."""
 
 from __future__ import annotations
 

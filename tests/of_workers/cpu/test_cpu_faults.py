@@ -118,8 +118,8 @@ def verdicts(faulty_operator: None) -> Mapping[int, CpuVerdict]:
     numbers = [fault.number for fault in FAULTS.values()]
     half = len(numbers) // 2
     numbers = [RIGHT[0], *numbers[:half], RIGHT[1], *numbers[half:], RIGHT[2]]
-    judged = verify([faulty_kernel(number) for number in numbers], kernel_cpu_seconds=0.3)
-    return dict(zip(numbers, judged, strict=True))
+    verdicts = verify([faulty_kernel(number) for number in numbers], kernel_cpu_seconds=0.3)
+    return dict(zip(numbers, verdicts, strict=True))
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -184,7 +184,7 @@ def test_a_verdict_records_the_accesses_to_shared_memory(verdicts: Mapping[int, 
     (writes,) = (i for i, line in enumerate(text, 1) if "C::fault != 11" in line)
     (reads,) = (i for i, line in enumerate(text, 1) if "Vector<float, 1> sum{{load_shared" in line)
     counts = ("warp_accesses", "wavefronts", "ideal")
-    # Two blocks in each of 2 and of 3 rows, two warps in each; each problem is watched once.
+    # Two blocks in each of 2 and of 3 rows, two warps in each; each problem is race-checked once.
     assert verdicts[0].details["shared_memory"] == [
         {"site": f"faulty/kernel.cuh:{line}", "kind": kind, "bytes": 4, **dict.fromkeys(counts, number)}
         for line, kind, number in ((writes, "write", 20), (reads, "read", 40))
@@ -201,18 +201,18 @@ def test_a_wrong_output_is_recorded_in_numbers(verdicts: Mapping[int, CpuVerdict
 
 
 def test_results_are_reported_one_by_one_and_returned_in_the_order_asked() -> None:
-    told: list[str] = []
+    reported: list[str] = []
     kernels = [faulty_kernel(number) for number in (60, 26, 28, 0)]
-    judged = verify(kernels, on_result=lambda verdict: told.append(verdict.kernel_id))
-    assert [verdict.kernel_id for verdict in judged] == [kernel.id for kernel in kernels]
-    assert sorted(told) == sorted(kernel.id for kernel in kernels)
-    assert told[0] == kernels[1].id  # what does not compile is known first
+    verdicts = verify(kernels, on_result=lambda verdict: reported.append(verdict.kernel_id))
+    assert [verdict.kernel_id for verdict in verdicts] == [kernel.id for kernel in kernels]
+    assert sorted(reported) == sorted(kernel.id for kernel in kernels)
+    assert reported[0] == kernels[1].id  # what does not compile is reported first
 
 
 def test_a_set_cancel_keeps_what_was_verified_and_starts_nothing_more() -> None:
     cancel = threading.Event()
-    judged = verify([faulty_kernel(n) for n in (28, 0)], cancel=cancel, on_result=lambda verdict: cancel.set())
-    assert [verdict.verdict for verdict in judged] == ["runtime_error"]
+    verdicts = verify([faulty_kernel(n) for n in (28, 0)], cancel=cancel, on_result=lambda verdict: cancel.set())
+    assert [verdict.verdict for verdict in verdicts] == ["runtime_error"]
     assert verify([faulty_kernel(0)], cancel=cancel) == []
 
 
@@ -220,8 +220,8 @@ def test_a_kernel_that_hangs_beyond_its_own_timer_loses_itself_only(monkeypatch:
     # The kernel's CPU limit is too long here, so the parent must notice the silence and replace the child. However
     # little of a core the other tests leave to it, it counts as busy.
     monkeypatch.setattr(process_stream, "BUSY_SHARE", 0.01)
-    judged = verify([faulty_kernel(n) for n in (60, 12, 0)], kernel_cpu_seconds=60, kernel_wall_seconds=3)
-    assert [verdict.verdict for verdict in judged] == ["ok", "run_timeout", "ok"]
+    verdicts = verify([faulty_kernel(n) for n in (60, 12, 0)], kernel_cpu_seconds=60, kernel_wall_seconds=3)
+    assert [verdict.verdict for verdict in verdicts] == ["ok", "run_timeout", "ok"]
 
 
 def test_where_a_compiler_names_no_kernel_halves_are_compiled() -> None:
@@ -237,9 +237,9 @@ def test_where_a_compiler_names_no_kernel_halves_are_compiled() -> None:
             words = b"internal compiler error: Segmentation fault"
             return Finished(tuple(argv), 1, b"", words, 0.1, 0.1, 1, None)
 
-    judged = verify(kernels, runner=Crashing())
-    assert [verdict.verdict for verdict in judged] == ["ok", "compile_error", "ok"]
-    assert "internal compiler error" in judged[1].message
+    verdicts = verify(kernels, runner=Crashing())
+    assert [verdict.verdict for verdict in verdicts] == ["ok", "compile_error", "ok"]
+    assert "internal compiler error" in verdicts[1].message
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,8 @@ SANITIZED = {
 @pytest.fixture(scope="module")
 def sanitized(faulty_operator: None) -> Mapping[int, CpuVerdict]:
     numbers = [0, *(number for number, _ in SANITIZED.values()), 60]
-    judged = verify([faulty_kernel(number) for number in numbers], sanitize=True)
-    return dict(zip(numbers, judged, strict=True))
+    verdicts = verify([faulty_kernel(number) for number in numbers], sanitize=True)
+    return dict(zip(numbers, verdicts, strict=True))
 
 
 @pytest.mark.parametrize("name", SANITIZED)
@@ -353,5 +353,5 @@ def test_what_a_child_says_in_one_breath_with_garbage_is_not_believed(monkeypatc
     monkeypatch.setattr(
         cpu_verify, "build_cpu", lambda kernels, *_, folder, **__: CpuBuild([(folder / "k.so", kernels)])
     )
-    (judged,) = cpu_verify.verify_on_cpu([kernel], toolchain(), said, LIMITS, seed=1)
-    assert (judged.verdict, judged.message) == ("runtime_error", "wrote into the pipe to its parent: 'garbage'")
+    (verdict,) = cpu_verify.verify_on_cpu([kernel], toolchain(), said, LIMITS, seed=1)
+    assert (verdict.verdict, verdict.message) == ("runtime_error", "wrote into the pipe to its parent: 'garbage'")

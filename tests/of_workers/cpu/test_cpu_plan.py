@@ -24,6 +24,7 @@ from storage.config import own_modules
 from storage.config import own_modules as plan_version
 from storage.config.own_modules import gpu_plans
 from tests.support.kernels.cpu_helpers import LIMITS, loaded, matmul_kernel, processes, tensor_kernel, toolchain
+from tests.support.run.forget_caches import forget_caches
 from tests.support.run.places import FAULTY
 from workers.cpu import verify
 from workers.cpu.build import build_cpu
@@ -105,8 +106,8 @@ def test_approximate_runs_are_repeated_in_another_order_with_the_same_launch() -
 
 def test_the_first_exact_run_of_every_problem_is_watched_and_no_other() -> None:
     for case in cases():
-        watched = case.exact and len(case.runs) > 1
-        assert [run.watch for run in case.runs] == [watched] + [False] * (len(case.runs) - 1)
+        is_race_checked = case.exact and len(case.runs) > 1
+        assert [run.watch for run in case.runs] == [is_race_checked] + [False] * (len(case.runs) - 1)
 
 
 @pytest.mark.parametrize("split", ["workspace", "atomic", "stream"])
@@ -139,7 +140,7 @@ def test_the_seed_alone_decides_a_plan() -> None:
     assert len({case.seed for case in cases()}) == len(cases())
 
 
-def test_an_exact_judgement_forgives_nothing_but_the_sign_of_zero() -> None:
+def test_an_exact_comparison_forgives_nothing_but_the_sign_of_zero() -> None:
     expected = np.array([[1.0, -2.0], [0.0, 4.0]])
     loose = np.full(expected.shape, 1e3)
     assert check_output(np.float32([[1, -2], [-0.0, 4]]), expected, loose, exact=True).ok
@@ -209,10 +210,10 @@ def test_the_plan_version_follows_everything_that_gives_a_verdict_its_meaning(mo
     assert cpu_plans(sanitize=True).keys() == before.keys()
     assert set(cpu_plans(sanitize=True).values()).isdisjoint(before.values())
     monkeypatch.setattr(verify, "CPU_FLAGS", ("-O0",))
-    verify._cpu_plans.cache_clear()
+    forget_caches(verify)
     assert set(cpu_plans().values()).isdisjoint(before.values())
     monkeypatch.undo()
-    verify._cpu_plans.cache_clear()
+    forget_caches(verify)
     assert cpu_plans() == before
 
 
@@ -236,17 +237,16 @@ def test_a_loaded_operator_changes_the_version_of_no_other() -> None:
 def test_an_edit_verifies_the_operators_anew_that_import_it(
     plans: Callable[[], PlanVersions], module: str, operators: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before, read = plans(), own_modules._text_and_imports
+    before, read = plans(), own_modules.text_and_imports
 
     def edited(name: str) -> tuple[str, tuple[str, ...]] | None:
         found = read(name)
         return (found[0] + "# edited\n", found[1]) if found and name == module else found
 
     def forget() -> None:
-        verify._cpu_plans.cache_clear()
-        plan_version._gpu_plans.cache_clear()
+        forget_caches(verify, plan_version)
 
-    monkeypatch.setattr(own_modules, "_text_and_imports", edited)
+    monkeypatch.setattr(own_modules, "text_and_imports", edited)
     forget()
     try:
         assert {name for name, version in plans().items() if version != before[name]} == operators

@@ -7,8 +7,8 @@ import pytest
 
 from codegen.kernel import Kernel
 from tests.mutants.changes import Change, changes
-from tests.mutants.judge import Bench
-from tests.mutants.twin import runtime
+from tests.mutants.emulation import runtime
+from tests.mutants.verify import Bench
 from tests.operators.rows.kernels import kernel as row_kernel
 from tests.support.kernels.cpu_helpers import matmul_kernel
 
@@ -57,5 +57,5 @@ def wrong(kernel: Kernel, file: str, text: str, old: str, new: str) -> Change:
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_launch_code_is_caught_before_it_runs(name: str, benches: dict[str, Bench]) -> None:
     kernel, *change, words = WRONG[name]
-    judged = benches[kernel.id].judge(wrong(kernel, *change))
-    assert judged.outcome == "caught" and words in judged.how, judged
+    result = benches[kernel.id].verify(wrong(kernel, *change))
+    assert result.outcome == "caught" and words in result.how, result

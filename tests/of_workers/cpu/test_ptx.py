@@ -100,9 +100,9 @@ def test_ptx_without_a_translation_is_no_verdict_about_the_kernel(ptx: str) -> N
     assert "a launch of" not in verdict.message
 
 
-def test_a_kernel_that_the_ptx_lacks_is_untranslated_and_the_others_are_judged() -> None:
-    lacking, judged = verdicts_of([GELU, SUMS], ptx_of((SUMS,)))
-    assert (lacking.verdict, judged.verdict) == ("untranslated", "ok")
+def test_a_kernel_that_the_ptx_lacks_is_untranslated_and_the_others_are_verified() -> None:
+    lacking, own = verdicts_of([GELU, SUMS], ptx_of((SUMS,)))
+    assert (lacking.verdict, own.verdict) == ("untranslated", "ok")
     assert re.match(r"the PTX has no entry \w+; it has \w+$", lacking.message)
 
 

@@ -17,7 +17,7 @@ from codegen.text import render_cpu
 from codegen.text.render_group import header_text
 from tests.operators.masked_activation.test_masked_activation import vectorised
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
-from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
+from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, verify_mutants
 from tests.support.kernels.mutants import Site, changed, switched_matmul, with_switches
 from tests.support.kernels.wrong_kernels import COMMON, CUDA_CORES, DIVIDED, EPILOGUES, SPECIAL_EPILOGUES, TENSOR_CORES
 
@@ -82,34 +82,34 @@ FEW = (
 ALL = (*SIMT, *TENSOR)
 
 
-def judged(folder: Path, configs: Sequence[str], once: Sequence[int] = ()) -> dict[str, list[MutantVerdict]]:
+def results_of(folder: Path, configs: Sequence[str], once: Sequence[int] = ()) -> dict[str, list[MutantVerdict]]:
     """By Config, of its kernel as it is, and of every wrong one that it reaches; `once`: of these up to the first that
     shows it."""
     name = "matmul_wrong"
     with switched_matmul(folder / "operator", name, sites()):
         kernels = kernels_of(name)
-        found = judge_mutants([kernels[config] for config in configs], folder / "build", once)
+        found = verify_mutants([kernels[config] for config in configs], folder / "build", once)
     return {config: [of for of in found if of.kernel == number] for number, config in enumerate(configs)}
 
 
 @pytest.fixture(scope="module")
 def verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[MutantVerdict]]:
-    return judged(tmp_path_factory.mktemp("wrong"), FEW, range(len(KERNELS)))
+    return results_of(tmp_path_factory.mktemp("wrong"), FEW, range(len(KERNELS)))
 
 
 @pytest.fixture(scope="module")
 def all_verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, list[MutantVerdict]]:
-    return judged(tmp_path_factory.mktemp("all_wrong"), ALL)
+    return results_of(tmp_path_factory.mktemp("all_wrong"), ALL)
 
 
 def in_configs(verdicts: Mapping[str, list[MutantVerdict]], number: int) -> dict[str, MutantVerdict]:
-    return {config: one for config, judged in verdicts.items() for one in judged if one.number == number}
+    return {config: result for config, results in verdicts.items() for result in results if result.number == number}
 
 
 def assert_right(verdicts: Mapping[str, list[MutantVerdict]]) -> None:
     as_they_are = in_configs(verdicts, AS_IT_IS)
     assert as_they_are.keys() == verdicts.keys()
-    assert {(one.verdict, one.message) for one in as_they_are.values()} == {("ok", "")}
+    assert {(each.verdict, each.message) for each in as_they_are.values()} == {("ok", "")}
 
 
 def test_the_kernels_are_right_as_they_are(verdicts: Mapping[str, list[MutantVerdict]]) -> None:
@@ -119,7 +119,7 @@ def test_the_kernels_are_right_as_they_are(verdicts: Mapping[str, list[MutantVer
 @pytest.mark.parametrize("wrong", KERNELS)
 def test_a_wrong_kernel_is_caught(wrong: str, verdicts: Mapping[str, list[MutantVerdict]]) -> None:
     by_config = in_configs(verdicts, list(KERNELS).index(wrong))
-    survived = {config for config, one in by_config.items() if one.verdict == "ok"}
+    survived = {config for config, each in by_config.items() if each.verdict == "ok"}
     assert by_config.keys() - survived, "no Config shows it"
     assert survived <= set(KERNELS[wrong].harmless)
 
@@ -134,7 +134,7 @@ def test_the_kernels_of_all_configs_are_right_as_they_are(all_verdicts: Mapping[
 def test_a_wrong_kernel_is_caught_in_every_config(wrong: str, all_verdicts: Mapping[str, list[MutantVerdict]]) -> None:
     by_config = in_configs(all_verdicts, list(KERNELS).index(wrong))
     assert by_config.keys() - set(KERNELS[wrong].harmless), "no Config reaches it"
-    survived = {config for config, one in by_config.items() if one.verdict == "ok"}
+    survived = {config for config, each in by_config.items() if each.verdict == "ok"}
     assert survived == set(KERNELS[wrong].harmless)
 
 
@@ -146,7 +146,7 @@ def epilogue_verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[MutantVe
     with header_changed("epilogue.cuh", with_switches(texts, wrong)["epilogue.cuh"]):
         kernels = [matmul_kernel(epilogue=chain) for chain in chains()]
         asked = {number: [chains().index(chain)] for number, (chain, _, _) in enumerate(EPILOGUES.values())}
-        return judge_mutants(kernels, tmp_path_factory.mktemp("epilogues"), asked=asked)
+        return verify_mutants(kernels, tmp_path_factory.mktemp("epilogues"), asked=asked)
 
 
 def chains() -> list[tuple[str, ...]]:
@@ -156,7 +156,7 @@ def chains() -> list[tuple[str, ...]]:
 @contextmanager
 def header_changed(path: str, text: str) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(render_cpu, "header_text", lambda one: text if one == path else header_text(one))
+        patch.setattr(render_cpu, "header_text", lambda each: text if each == path else header_text(each))
         yield
 
 
@@ -177,7 +177,7 @@ def special_verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[
     kernels = [vectorised(node) if isinstance(node, str) else matmul_kernel(epilogue=node) for node in nodes]
     with header_changed("epilogue.cuh", with_switches(texts, wrong)["epilogue.cuh"]):
         asked = {number: [nodes.index(node)] for number, (node, _, _) in enumerate(SPECIAL_EPILOGUES.values())}
-        verdicts = judge_mutants(kernels, tmp_path_factory.mktemp("special"), asked=asked)
+        verdicts = verify_mutants(kernels, tmp_path_factory.mktemp("special"), asked=asked)
     return {(str(nodes[each.kernel]), each.number): each.verdict for each in verdicts}
 
 

@@ -67,7 +67,7 @@ def test_a_part_of_a_gpu_has_its_own_kind_of_uuid(monkeypatch: pytest.MonkeyPatc
     properties = cupy.cuda.runtime.getDeviceProperties(0)
     cupy.cuda.runtime.getDeviceProperties = lambda ordinal: {**properties, "name": name}
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    monkeypatch.setattr(cupy_gpu, "_uuid", lambda ordinal: bytes(range(16)))
+    monkeypatch.setattr(cupy_gpu, "uuid_of", lambda ordinal: bytes(range(16)))
     (device,) = cupy_gpu.list_devices()
     assert device.uuid == uuid and choose_device([device], uuid) is device
 
@@ -111,11 +111,11 @@ def test_the_gpu_group_alone_brings_the_headers_that_cupy_compiles_with() -> Non
             continue
         seen.add(requirement.name)
         try:
-            found = importlib.metadata.distribution(requirement.name)
+            installed = importlib.metadata.distribution(requirement.name)
         except importlib.metadata.PackageNotFoundError:
             continue  # the vendor's libraries
-        files |= {Path(str(file)).name: requirement.name for file in found.files or ()}
-        waiting += found.requires or ()
+        files |= {Path(str(file)).name: requirement.name for file in installed.files or ()}
+        waiting += installed.requires or ()
     assert "cupy-cuda13x" in seen and {"cuda_runtime.h", "cuda_fp16.h"} <= files.keys()
 
 
@@ -138,7 +138,7 @@ def test_a_machine_without_a_usable_gpu_says_why(monkeypatch: pytest.MonkeyPatch
         cupy_gpu.list_devices()
 
 
-def test_a_driver_older_than_cupys_cuda_is_told_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_older_than_cupys_cuda_is_distinguished_from_none(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> int:
         raise CudaError(35, "cudaErrorInsufficientDriver: words")
 
@@ -176,7 +176,7 @@ def test_our_stream_stays_cupys_current_one() -> None:
 def test_the_scripts_checks_leave_the_stream_current_that_the_others_run_on(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = StackedStreams()
     monkeypatch.setitem(sys.modules, "cupy", cuda.module())
-    monkeypatch.setattr(cupy_gpu, "_uuid", lambda ordinal: bytes.fromhex(UUIDS[ordinal][4:].replace("-", "")))
+    monkeypatch.setattr(cupy_gpu, "uuid_of", lambda ordinal: bytes.fromhex(UUIDS[ordinal][4:].replace("-", "")))
     monkeypatch.setattr(cupy_gpu.gpu_state, "driver_version", lambda: "580.1")
     gpu = cupy_gpu.open_gpu("0")
     assert check_measuring.CHECKS["device"](gpu).startswith(f"NVIDIA H200, {UUIDS[0]}, driver 580.1")

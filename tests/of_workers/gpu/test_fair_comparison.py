@@ -115,7 +115,7 @@ def test_the_interval_holds_the_true_ratio_in_93_of_100(noise: float) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("noise", NOISES)
-def test_two_per_cent_are_told_from_nothing(noise: float) -> None:
+def test_two_per_cent_are_distinguished_from_nothing(noise: float) -> None:
     assert told_apart(100, noise, 1.02) >= 95
     assert told_apart(100, noise, 1.0) <= 1
 

@@ -32,6 +32,7 @@ from tests.support.gpu import fake_gpu
 from tests.support.gpu.gpu_tasks import LAUNCH, LIMITS, Gpu, matmul_candidate, matmul_problem
 from tests.support.kernels.cpu_helpers import SMALL_TENSOR_TILE, toolchain
 from tests.support.kernels.hostile_libraries import CONTROL, HOSTILE, Hostile, build
+from tests.support.run.forget_caches import forget_caches
 from workers.compile.compile_group import compile_group
 from workers.cpu.library import POISON
 from workers.gpu import measure_on_gpu
@@ -86,7 +87,7 @@ def group(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Candi
 
 def test_real_libraries_are_verified_and_measured(gpu: Gpu, group: tuple[list[Candidate], Path]) -> None:
     candidates, path = group
-    outcome = gpu.run(gpu.task([(candidate, path) for candidate in candidates], proven=False))
+    outcome = gpu.run(gpu.task([(candidate, path) for candidate in candidates], verified=False))
     assert [(result.verdict, result.message) for result in outcome.results] == [("ok", "")] * 3
     assert outcome.device == fake_gpu.list_devices()[0] and outcome.comparisons == {}
     for result in outcome.results:
@@ -116,7 +117,7 @@ def test_a_kernel_over_a_ring_is_verified_bit_by_bit(gpu: Gpu) -> None:
     assert made.artifact is not None, made.why
     path = gpu.folder / "ring.so"
     path.write_bytes(made.artifact.library)
-    (result,) = gpu.run(gpu.task([(candidate, path)], proven=False)).results
+    (result,) = gpu.run(gpu.task([(candidate, path)], verified=False)).results
     assert (result.verdict, result.message) == ("ok", "")
     own = [case for case in result.details["cases"] if case["extents"][:4] == [1, 40, 24, 600]]
     assert [(case["kind"], case["max_error"]) for case in own] == [("integer", 0), ("normal", 0), ("normal", 0)]
@@ -124,7 +125,7 @@ def test_a_kernel_over_a_ring_is_verified_bit_by_bit(gpu: Gpu) -> None:
 
 def test_details_have_the_cases_and_the_errors_of_the_cpus(gpu: Gpu, group: tuple[list[Candidate], Path]) -> None:
     candidates, path = group
-    (result,) = gpu.run(gpu.task([(candidates[2], path)], proven=False)).results
+    (result,) = gpu.run(gpu.task([(candidates[2], path)], verified=False)).results
     full = [case for case in result.details["cases"] if case["extents"][:4] == [2, 40, 24, 48]]
     assert [case["kind"] for case in full] == ["integer", "normal", "normal"]  # the last is the one after timing
     assert full[1]["seed"] != full[2]["seed"] and result.details["seed"] == 7
@@ -136,7 +137,7 @@ def test_details_have_the_cases_and_the_errors_of_the_cpus(gpu: Gpu, group: tupl
 
 def test_a_verified_kernel_is_verified_on_its_own_problem_only(gpu: Gpu, group: tuple[list[Candidate], Path]) -> None:
     candidates, path = group
-    (result,) = gpu.run(gpu.task([(candidates[0], path)], proven=True)).results
+    (result,) = gpu.run(gpu.task([(candidates[0], path)], verified=True)).results
     assert [case["extents"][1:4] for case in result.details["cases"]] == [[48, 40, 24]] * 3
 
 
@@ -193,7 +194,7 @@ def test_a_candidate_clearly_slower_than_the_best_so_far_is_dropped(gpu: Gpu) ->
     times = {FIRST.kernel.id[:12]: 10.0, SECOND.kernel.id[:12]: 30.0, THIRD.kernel.id[:12]: 9.0}
     gpu.configure(times=times, sample_us=20.0)
     good = control(gpu, FIRST, SECOND, THIRD)
-    outcome = gpu.run(gpu.task([(one, good) for one in (FIRST, SECOND, THIRD)]))
+    outcome = gpu.run(gpu.task([(each, good) for each in (FIRST, SECOND, THIRD)]))
     stopped = [Measurement.model_validate(result.measurement).stopped for result in outcome.results]
     medians = [Measurement.model_validate(result.measurement).median_us for result in outcome.results]
     assert stopped == ["tight", "loser", "tight"]
@@ -212,7 +213,7 @@ def test_candidates_of_a_problem_are_verified_together_and_results_come_in_the_t
     others = [matmul_candidate(other, unroll_k=value) for value in (1, 2)]
     good = control(gpu, FIRST, SECOND)
     mixed = [FIRST, others[0], SECOND, others[1]]
-    outcome = gpu.run(gpu.task([(one, good) for one in mixed]))
+    outcome = gpu.run(gpu.task([(each, good) for each in mixed]))
     assert [result.candidate for result in outcome.results] == [candidate.id for candidate in mixed]
     assert [result.candidate for result in gpu.results] == [FIRST.id, SECOND.id, others[0].id, others[1].id]
 
@@ -343,18 +344,18 @@ def test_inputs_are_written_with_their_strides_and_a_changed_one_is_named() -> N
     for name, values in host.items():
         assert (inputs[name] == values.view(np.uint16)).all()
         assert 0 in inputs[name].strides if name == "b" else True
-    made = Operands(HostGpu(), operands, proving=True)  # type: ignore[arg-type]
+    made = Operands(HostGpu(), operands, verifying=True)  # type: ignore[arg-type]
     made.write(inputs)
     assert made.harm() is None
-    a = made._tensors[0]
+    a = made.tensors[0]
     assert (compared([(a.view, a.operand.dtype)]) == host["a"].astype(np.float64)).all()
     a.view[2, 1, 3] ^= 1
     assert made.harm() == "changed 1 elements of its input a"
 
 
 def test_a_workspace_has_exactly_the_bytes_that_were_asked_for() -> None:
-    assert workspace(HostGpu(), 0, proving=True) is None  # type: ignore[arg-type]
-    space = workspace(HostGpu(), 100, proving=True)  # type: ignore[arg-type]
+    assert workspace(HostGpu(), 0, verifying=True) is None  # type: ignore[arg-type]
+    space = workspace(HostGpu(), 100, verifying=True)  # type: ignore[arg-type]
     assert space is not None and space.bytes == 100 and space.pointer % 16 == 0
     assert (space.view == POISON).all() and dtype("uint8").bytes == 1
 
@@ -376,7 +377,7 @@ def test_the_reference_of_a_problem_is_computed_once_for_all_its_candidates(
     monkeypatch.setattr(type(own), "reference", counting)
     good = control(gpu, FIRST, SECOND, THIRD)
     said: list[dict[str, Any]] = []
-    task = gpu.task([(one, good) for one in (FIRST, SECOND, THIRD)])
+    task = gpu.task([(each, good) for each in (FIRST, SECOND, THIRD)])
     MeasureTask(fake_gpu.open_gpu("0"), task, said.append).run()  # type: ignore[arg-type]
     assert [line["candidate"]["verdict"] for line in said if "candidate" in line] == ["ok"] * 3
     assert computed == [(48, 24)] * 3  # integers, normals, and the normals after timing
@@ -387,7 +388,7 @@ def test_a_kernel_is_verified_on_reduced_problems_once_and_its_failure_is_that_o
     emulation = matmul_candidate(SMALL, unroll_k=1, raster=1)
     assert emulation.kernel == FIRST.kernel and emulation.id != FIRST.id
     said: list[dict[str, Any]] = []
-    task = gpu.task([(FIRST, wrong), (emulation, wrong)], proven=False)
+    task = gpu.task([(FIRST, wrong), (emulation, wrong)], verified=False)
     MeasureTask(fake_gpu.open_gpu("0"), task, said.append).run()  # type: ignore[arg-type]
     results = [line["candidate"] for line in said if "candidate" in line]
     assert [result["verdict"] for result in results] == ["incorrect"] * 2
@@ -555,11 +556,11 @@ def test_none_left_to_compare_is_no_comparison(gpu: Gpu) -> None:
 def test_several_problems_are_compared_in_one_child_and_a_death_costs_its_own_alone(gpu: Gpu, vendor: str) -> None:
     gpu.configure(vendor=vendor)
     good = control(gpu, FIRST, SECOND, THIRD, OTHER)
-    task = gpu.task([(one, good) for one in (FIRST, SECOND, OTHER)], kind="compare")
-    told: list[str] = []
-    outcome = gpu.run(task, on_comparison=lambda problem, comparison: told.append(problem))
-    assert told == ["0", "1"] and list(outcome.comparisons) == told and outcome.results == []
-    shown = [Comparison.model_validate(outcome.comparisons[problem]) for problem in told]
+    task = gpu.task([(each, good) for each in (FIRST, SECOND, OTHER)], kind="compare")
+    compared: list[str] = []
+    outcome = gpu.run(task, on_comparison=lambda problem, comparison: compared.append(problem))
+    assert compared == ["0", "1"] and list(outcome.comparisons) == compared and outcome.results == []
+    shown = [Comparison.model_validate(outcome.comparisons[problem]) for problem in compared]
     assert [len(comparison.contenders) for comparison in shown] == [2, 1]
     assert [comparison.vendor is None for comparison in shown] == [vendor == "crash"] * 2
     # A vendor that ends its process is left out of that problem alone.
@@ -593,7 +594,7 @@ def chatter(gpu: Gpu, name: str, size: int, *candidates: Candidate) -> Path:
 
 
 def test_a_child_that_used_up_a_limit_over_many_is_replaced_without_a_verdict(gpu: Gpu) -> None:
-    pairs = [(one, chatter(gpu, one.id[:8], 600_000, one)) for one in (FIRST, SECOND, THIRD)]
+    pairs = [(each, chatter(gpu, each.id[:8], 600_000, each)) for each in (FIRST, SECOND, THIRD)]
     outcome = gpu.run(gpu.task(pairs), limits=replace(LIMITS, output_bytes=1_000_000))
     assert [result.verdict for result in outcome.results] == ["ok"] * 3
     assert (gpu.folder / "gpu.opens").read_text() == "3"
@@ -644,7 +645,7 @@ def test_whether_a_gpu_is_silent_is_asked_with_what_cupy_has_compiled_before(
 def test_probing_lists_the_devices_and_says_why_there_are_none(gpu: Gpu) -> None:
     gpu.configure(devices=[{}, {"name": "Another", "uuid": "GPU-2"}])
     devices = probe("tests.support.gpu.fake_gpu", gpu.processes, LIMITS)
-    assert [(one.name, one.uuid) for one in devices] == [("Simulated GPU", fake_gpu.UUID), ("Another", "GPU-2")]
+    assert [(each.name, each.uuid) for each in devices] == [("Simulated GPU", fake_gpu.UUID), ("Another", "GPU-2")]
 
 
 @pytest.mark.parametrize(
@@ -682,12 +683,12 @@ def test_the_plan_version_differs_on_the_plan(monkeypatch: pytest.MonkeyPatch, s
     before = gpu_plans()
     assert before == gpu_plans()
     monkeypatch.setattr(gpu_verification_plan, schema, 1000)
-    plan_version._gpu_plans.cache_clear()
+    forget_caches(plan_version)
     try:
         assert set(gpu_plans().values()).isdisjoint(before.values())
     finally:
         monkeypatch.undo()
-        plan_version._gpu_plans.cache_clear()
+        forget_caches(plan_version)
 
 
 def test_the_plan_version_covers_every_module_of_ours_that_the_child_loads() -> None:
@@ -711,7 +712,7 @@ def test_a_new_import_belongs_to_the_plan_version(tmp_path: Path, monkeypatch: p
     assert set(texts_of("own_package.first", packages=("own_package",))) == {"own_package", "own_package.first"}
     text = "from own_package import second\ndef late():\n    from own_package.third import anything\n"
     (tmp_path / "own_package" / "first.py").write_text(text)
-    own_modules._text_and_imports.cache_clear()
+    forget_caches(own_modules)
     texts = texts_of("own_package.first", packages=("own_package",))
     assert texts.keys() >= {"own_package.first", "own_package.second", "own_package.third"}
     assert texts["own_package.second"] == "VALUE = 1\n" and "own_package.never" not in texts
@@ -725,12 +726,12 @@ def test_the_plan_version_differs_on_the_text_of_a_module_of_the_child(monkeypat
         return {**real(*names, packages=packages), "workers.cuda.cupy_timer": "other"}
 
     monkeypatch.setattr(plan_version, "texts_of", changed)
-    plan_version._gpu_plans.cache_clear()
+    forget_caches(plan_version)
     try:
         assert set(gpu_plans().values()).isdisjoint(before.values())
     finally:
         monkeypatch.undo()
-        plan_version._gpu_plans.cache_clear()
+        forget_caches(plan_version)
 
 
 # A child that says what a test sets
@@ -743,10 +744,10 @@ def says(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, *children: list[Any]) -> Gpu
     """A task of three for children that say this."""
     monkeypatch.setattr(measure_on_gpu, "CHILD", "tests.support.processes.lying_child")
     gpu.configure(says=children)
-    return gpu.task([(one, gpu.folder / "none.so") for one in (FIRST, SECOND, THIRD)])
+    return gpu.task([(each, gpu.folder / "none.so") for each in (FIRST, SECOND, THIRD)])
 
 
-def judged(candidate: Candidate, median_us: float = 1.0) -> list[Any]:
+def results_of(candidate: Candidate, median_us: float = 1.0) -> list[Any]:
     result = CandidateResult(candidate.id, "ok", "", {}, {"median_us": median_us})
     return [{"start": candidate.id}, {"candidate": asdict(result)}]
 
@@ -755,23 +756,23 @@ def verdicts(results: list[CandidateResult]) -> list[tuple[str, str]]:
     return [(result.candidate, result.verdict) for result in results]
 
 
-REST = [READY, *judged(SECOND), *judged(THIRD)]
-ALL_OK = [(one.id, "ok") for one in (FIRST, SECOND, THIRD)]
+REST = [READY, *results_of(SECOND), *results_of(THIRD)]
+ALL_OK = [(each.id, "ok") for each in (FIRST, SECOND, THIRD)]
 FORGED = [(FIRST.id, "runtime_error"), *ALL_OK[1:]]
 
 
 @pytest.mark.parametrize(
     "more",
     [
-        judged(FIRST)[1:],  # a second result
-        [{"start": SECOND.id}, *judged(FIRST)[1:]],
+        results_of(FIRST)[1:],  # a second result
+        [{"start": SECOND.id}, *results_of(FIRST)[1:]],
         ["what the child said, but with the number of a line that was forged"],
     ],
 )
 def test_of_two_results_of_a_candidate_the_first_is_not_believed(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, more: list[Any]
 ) -> None:
-    outcome = gpu.run(says(gpu, monkeypatch, [READY, *judged(FIRST, 0.001), *more, 60], REST))
+    outcome = gpu.run(says(gpu, monkeypatch, [READY, *results_of(FIRST, 0.001), *more, 60], REST))
     assert verdicts(outcome.results) == FORGED
     first = outcome.results[0]
     assert first.message.startswith("wrote into the pipe to its parent: ") and first.measurement is None
@@ -779,7 +780,7 @@ def test_of_two_results_of_a_candidate_the_first_is_not_believed(
     assert verdicts(gpu.results) == [ALL_OK[0], *FORGED]
 
 
-@pytest.mark.parametrize("line", ["", "{}", '{"beat": "unmarked"}', json.dumps(judged(FIRST)[1])])
+@pytest.mark.parametrize("line", ["", "{}", '{"beat": "unmarked"}', json.dumps(results_of(FIRST)[1])])
 def test_a_line_without_the_mark_is_of_the_running_candidate(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
@@ -789,7 +790,7 @@ def test_a_line_without_the_mark_is_of_the_running_candidate(
 
 
 def test_a_result_of_another_candidate_is_of_the_running_one(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    outcome = gpu.run(says(gpu, monkeypatch, [READY, {"start": FIRST.id}, *judged(SECOND)[1:], 60], REST))
+    outcome = gpu.run(says(gpu, monkeypatch, [READY, {"start": FIRST.id}, *results_of(SECOND)[1:], 60], REST))
     assert verdicts(outcome.results) == FORGED
 
 
@@ -808,7 +809,7 @@ LATE = [READY, {"start": FIRST.id}, *BEATS]
 def test_a_candidate_that_was_cut_by_the_limit_of_its_child_is_looked_at_again(
     gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    task = says(gpu, monkeypatch, LATE, [READY, *judged(FIRST), *REST[1:]])
+    task = says(gpu, monkeypatch, LATE, [READY, *results_of(FIRST), *REST[1:]])
     assert verdicts(gpu.run(task, limits=replace(LIMITS, wall_seconds=3.0)).results) == ALL_OK
 
 
@@ -819,7 +820,7 @@ def test_a_candidate_that_is_cut_twice_does_not_end(gpu: Gpu, monkeypatch: pytes
 
 def test_another_processs_time_on_the_gpu_is_none_of_the_limit(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     waiting: list[Any] = [0.5, {"waiting": "another process"}] * 10
-    task = says(gpu, monkeypatch, [*waiting, READY, *BEATS[:4], *judged(FIRST), *REST[1:]])
+    task = says(gpu, monkeypatch, [*waiting, READY, *BEATS[:4], *results_of(FIRST), *REST[1:]])
     outcome = gpu.run(task, limits=replace(LIMITS, wall_seconds=4.0))
     assert verdicts(outcome.results) == ALL_OK
     assert (gpu.folder / "gpu.opens").read_text() == "1" and outcome.wall_seconds > 4.0
@@ -841,8 +842,8 @@ def test_the_key_and_the_pipe_are_out_of_a_librarys_easy_reach(tmp_path: Path) -
         done = subprocess.run(command, input=key, capture_output=True, check=True)
         assert done.stderr == b"printed\n"
         results.append(Hearing(key)(done.stdout.rstrip(b"\n")))
-    assert all((one["stdin"], one["apart"]) == ("/dev/null", True) and one["pipe"] > 64 for one in results)
-    assert len({one["pipe"] for one in results}) > 1
+    assert all((result["stdin"], result["apart"]) == ("/dev/null", True) and result["pipe"] > 64 for result in results)
+    assert len({result["pipe"] for result in results}) > 1
 
 
 def test_a_line_counts_once_in_its_place_and_with_its_own_text() -> None:

@@ -35,7 +35,7 @@ OTHERS = [matmul_candidate(PROBLEM, unroll_k=value, raster=raster) for raster in
 
 def built(gpu: Gpu, name: str, hostile: Hostile, *, port: int = 9) -> Path:
     # One library for all of them: what is wrong with it is wrong for all that use it.
-    return build(hostile, gpu.folder / f"{name}.so", *(one.kernel.id for one in (FIRST, SECOND, THIRD)), port=port)
+    return build(hostile, gpu.folder / f"{name}.so", *(each.kernel.id for each in (FIRST, SECOND, THIRD)), port=port)
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_a_hostile_library_gets_its_verdict_and_the_next_candidate_is_verified(
 
 def test_the_control_is_right_on_the_reduced_problems_too_and_is_timed(gpu: Gpu) -> None:
     good = built(gpu, "good", CONTROL)
-    (result,) = gpu.run(gpu.task([(FIRST, good)], proven=False)).results
+    (result,) = gpu.run(gpu.task([(FIRST, good)], verified=False)).results
     assert result.verdict == "ok" and result.measurement is not None
     assert len(result.details["cases"]) > 3
 
@@ -93,19 +93,20 @@ def test_a_library_that_was_right_on_reduced_problems_is_still_caught_at_full_ex
     tall = "if (call.extents[1] == 1000) call.out()[0] += 1;"
     bad = built(gpu, "bad", Hostile("incorrect", "", f"rightly(call); {tall} return 0;"))
     own = matmul_candidate(matmul_problem(m=1000, n=8, k=4))
-    (result,) = gpu.run(gpu.task([(own, bad)], proven=False)).results
+    (result,) = gpu.run(gpu.task([(own, bad)], verified=False)).results
     assert result.verdict == "incorrect" and "extents [1, 1000, 8, 4," in result.message
 
 
 def test_a_task_of_nothing_but_hostile_libraries_has_a_verdict_for_each(gpu: Gpu) -> None:
     names = ["writes to null", "aborts, by dlsym", "ends the process well, by a system call"]
     pairs = [
-        (one, built(gpu, f"bad{number}", HOSTILE[name]))
-        for number, (one, name) in enumerate(zip((FIRST, SECOND, THIRD), names, strict=True))
+        (each, built(gpu, f"bad{number}", HOSTILE[name]))
+        for number, (each, name) in enumerate(zip((FIRST, SECOND, THIRD), names, strict=True))
     ]
     outcome = gpu.run(gpu.task(pairs))
     assert [result.verdict for result in outcome.results] == ["runtime_error"] * 3
-    assert [HOSTILE[name].words in one.message for name, one in zip(names, outcome.results, strict=True)] == [True] * 3
+    results = zip(names, outcome.results, strict=True)
+    assert [HOSTILE[name].words in result.message for name, result in results] == [True] * 3
 
 
 @pytest.mark.parametrize("how", ["missing", "fault", "crash"])
@@ -175,7 +176,7 @@ def test_only_the_candidate_that_wrote_where_it_must_not_is_wrong(
     gpu: Gpu, kind: TaskKind, harm: str, place: int
 ) -> None:
     bad, good = built(gpu, "bad", HARMFUL[harm]), built(gpu, "good", CONTROL)
-    pairs = [(one, bad if number == place else good) for number, one in enumerate((FIRST, SECOND, THIRD))]
+    pairs = [(each, bad if number == place else good) for number, each in enumerate((FIRST, SECOND, THIRD))]
     outcome = gpu.run(gpu.task(pairs, kind=kind))
     guilty = pairs[place][0].id
     assert [result.candidate for result in outcome.results if result.verdict == "incorrect"] == [guilty]

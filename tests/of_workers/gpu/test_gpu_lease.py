@@ -72,7 +72,7 @@ def test_a_lease_that_was_never_taken_is_free(tmp_path: Path) -> None:
 def test_a_wait_reports_the_holder_again_and_again_and_gets_the_lease_afterwards(tmp_path: Path) -> None:
     path = tmp_path / "gpu.lock"
     first = take_lease(path, "the first", unexpected)
-    told: list[str] = []
+    messages: list[str] = []
     slept: list[float] = []
 
     def sleep(seconds: float) -> None:
@@ -80,8 +80,8 @@ def test_a_wait_reports_the_holder_again_and_again_and_gets_the_lease_afterwards
         if sum(slept) > 3.5:
             first.release()
 
-    second = take_lease(path, "the second", told.append, sleep=sleep)
-    assert told == [f"process {os.getpid()}: the first"] * 4
+    second = take_lease(path, "the second", messages.append, sleep=sleep)
+    assert messages == [f"process {os.getpid()}: the first"] * 4
     assert path.read_text().endswith("the second\n")
     second.release()
 

@@ -77,7 +77,7 @@ def test_an_algorithm_that_is_refused_does_not_lose_the_others(monkeypatch: pyte
     monkeypatch.setattr(task, "_time_vendor", time_vendor)
     offered: Any = ["runs", "refuses", "runs too"]
     timed, refused = task._time_offers(offered, 3)
-    assert [one[0] for one in timed] == [0, 2] and "NOT_SUPPORTED" in refused and waited == [True]
+    assert [each[0] for each in timed] == [0, 2] and "NOT_SUPPORTED" in refused and waited == [True]
 
 
 def test_what_a_vendor_is_asked_for_is_heard_by_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from workers.gpu.sampling import (
     Ranking,
     interval,
     is_tie,
-    rank_by_turns,
+    rank_interleaved,
     sample_until_tight,
     spread,
 )
@@ -96,7 +96,7 @@ def ranked(
     gpu: SimulatedGpu, times: dict[str, float], beside: tuple[str, ...] = (), seconds: float = SECONDS
 ) -> Ranking:
     samplers = {name: gpu.kernel(name, us) for name, us in times.items()}
-    return rank_by_turns(samplers, gpu.now, seconds=seconds, beside=beside)
+    return rank_interleaved(samplers, gpu.now, seconds=seconds, beside=beside)
 
 
 @pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)
@@ -134,8 +134,8 @@ def test_six_finalists_are_in_order_and_the_vendor_stands_where_its_time_puts_it
     right = 0
     for seed in range(20):
         ranking = ranked(SimulatedGpu(noise, seed), times, ("vendor",), seconds=1.0)
-        names = [one.name for one in ranking.placed]
-        ratios = [one.ratio.median for one in ranking.placed]
+        names = [each.name for each in ranking.placed]
+        ratios = [each.ratio.median for each in ranking.placed]
         assert ranking.best == "a", "the vendor is never best"
         assert ratios == sorted(ratios)
         assert names[-2:] == ["e", "f"]
@@ -147,7 +147,7 @@ def test_all_turns_of_six_equals_end_in_ties() -> None:
     differences = 0
     for seed in range(40):
         ranking = ranked(SimulatedGpu(NOISES["loud"], seed), dict.fromkeys("abcdef", 20.0), seconds=1.0)
-        differences += sum(not one.tie for one in ranking.placed[1:])
+        differences += sum(not each.tie for each in ranking.placed[1:])
 
     assert differences <= 0.05 * 40 * 5
 
@@ -217,10 +217,10 @@ def test_a_drift_within_the_rounds_does_not_reach_the_ratio() -> None:
         gpu.seconds += 1e-4
         return 20.0 * math.exp(50.0 * gpu.seconds)
 
-    ranking = rank_by_turns({"a": rising, "b": rising, "c": rising}, gpu.now, seconds=0.02)
+    ranking = rank_interleaved({"a": rising, "b": rising, "c": rising}, gpu.now, seconds=0.02)
 
-    assert [one.ratio.median for one in ranking.placed] == pytest.approx([1.0, 1.0, 1.0], abs=1e-9)
-    assert all(one.tie for one in ranking.placed[1:])
+    assert [each.ratio.median for each in ranking.placed] == pytest.approx([1.0, 1.0, 1.0], abs=1e-9)
+    assert all(each.tie for each in ranking.placed[1:])
 
 
 def test_turns_end_when_everything_is_settled_and_do_not_use_up_the_time() -> None:
@@ -243,7 +243,7 @@ def test_samplers_slower_than_the_time_still_get_a_place_each_from_one_call() ->
     ranking = ranked(gpu, {"slow": 2e6, "fast": 1e6}, seconds=0.5)
 
     assert gpu.calls == {"slow": 1, "fast": 1}
-    assert [one.name for one in ranking.placed] == ["fast", "slow"]
+    assert [each.name for each in ranking.placed] == ["fast", "slow"]
     ratio = ranking.placed[1].ratio
     assert (ratio.low, ratio.median, ratio.high) == pytest.approx((2.0, 2.0, 2.0))
 
@@ -261,7 +261,7 @@ def test_constant_samples_are_a_tie_or_a_difference_at_once() -> None:
     gpu = SimulatedGpu(Noise(gaussian=0.0), 0)
     ranking = ranked(gpu, {"a": 20.0, "same": 20.0, "other": 20.6}, seconds=60.0)
 
-    assert [(one.name, one.tie) for one in ranking.placed] == [("a", False), ("same", True), ("other", False)]
+    assert [(each.name, each.tie) for each in ranking.placed] == [("a", False), ("same", True), ("other", False)]
     assert ranking.rounds == FEWEST_ROUNDS
 
 
@@ -277,7 +277,7 @@ def test_what_a_sampler_raises_goes_through() -> None:
 
     gpu = SimulatedGpu(NOISES["quiet"], 1)
     with pytest.raises(RuntimeError, match="the device is gone"):
-        rank_by_turns({"a": gpu.kernel("a", 20.0), "b": broken}, gpu.now, seconds=1.0)
+        rank_interleaved({"a": gpu.kernel("a", 20.0), "b": broken}, gpu.now, seconds=1.0)
     with pytest.raises(RuntimeError, match="the device is gone"):
         sample_until_tight(broken, gpu.now, seconds=1.0)
 
@@ -285,7 +285,7 @@ def test_what_a_sampler_raises_goes_through() -> None:
 @pytest.mark.parametrize("names", [(), ("vendor",)])
 def test_where_none_can_be_best_that_is_said(names: tuple[str, ...]) -> None:
     with pytest.raises(ValueError, match="nothing to rank"):
-        rank_by_turns({name: lambda: 1.0 for name in names}, lambda: 0.0, seconds=1.0, beside=names)
+        rank_interleaved({name: lambda: 1.0 for name in names}, lambda: 0.0, seconds=1.0, beside=names)
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1.0, math.nan, math.inf])

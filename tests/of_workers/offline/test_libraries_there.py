@@ -30,7 +30,7 @@ def test_cupy_compiles_with_nvrtc_and_the_headers_that_it_finds_itself(monkeypat
     assert version.split(".")[0].isdigit() and Path(folder, "cuda_fp16.h").is_file()
 
 
-def test_a_machine_without_cudas_headers_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_cudas_headers_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def none(options: tuple[str, ...]) -> tuple[str, ...]:
         raise RuntimeError("Failed to find CUDA headers. Please install CUDA toolkit headers")
 

@@ -89,7 +89,7 @@ def test_a_killed_run_loses_nothing_that_was_measured(exported: Path, elsewhere:
     ended = elsewhere.run(*words)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     candidates = [line["candidate"] for line in lines_of(journal, "result")]
-    assert candidates[: len(lines)] == [one["candidate"] for one in lines]
+    assert candidates[: len(lines)] == [each["candidate"] for each in lines]
     assert len(candidates) == len(set(candidates)) == 6
     assert verdicts(results_in(out)) == [["ok"] * 3, ["ok"] * 3]
 
@@ -192,7 +192,7 @@ def test_results_are_of_code_and_not_of_candidates_alone(tmp_path: Path) -> None
     journal = Journal(tmp_path, Conditions(DEVICE, {"matmul": "plan"}))
     journal.add(result(), "code")
     assert journal.result("c", "other code") is None
-    assert journal.proven() == {"code"}
+    assert journal.verified() == {"code"}
 
 
 def test_a_line_that_was_cut_short_hides_no_other(tmp_path: Path) -> None:
@@ -221,10 +221,10 @@ def test_the_table_says_a_tie_with_the_vendor_and_shows_medians_of_an_older_rele
         "unsteady": ["throttling began: hw_slowdown"],
         "limited_by": ["sw_power_cap"],
     }
-    told = table(results).splitlines()
-    assert "wide: unsteady while the best took turns: throttling began: hw_slowdown" in told
-    assert "wide: limited throughout by sw_power_cap" in told
-    first, second = told[2:4]
+    printed = table(results).splitlines()
+    assert "wide: unsteady while the best took turns: throttling began: hw_slowdown" in printed
+    assert "wide: limited throughout by sw_power_cap" in printed
+    first, second = printed[2:4]
     assert "tie (0.995–1.004)" in first and "(" not in second
     results["problems"][1]["comparison"] |= {"vendor": None, "vendor_missing": "no cuDNN"}
     assert "small: the vendor's library was not compared: no cuDNN" in table(results).splitlines()
@@ -257,9 +257,9 @@ def test_the_benchmark_of_kernels_says_all_of_its_shapes(exported: Path, elsewhe
     (found / "ceilings.json").write_text(json.dumps({**ceilings, "uuid": "GPU-2"}))
     shown = bench(elsewhere, "--results", found, "--no-file")
     assert "ceilings.json is of GPU-2, the results of " in shown.stderr
-    told = json.loads(shown.stdout.splitlines()[-1])
-    assert told["ceilings"] == {} and told["shapes"].keys() == answer["shapes"].keys()
-    assert [told["shapes"][name]["us"] for name in told["shapes"]] == [e["us"] for e in answer["shapes"].values()]
+    printed = json.loads(shown.stdout.splitlines()[-1])
+    assert printed["ceilings"] == {} and printed["shapes"].keys() == answer["shapes"].keys()
+    assert [printed["shapes"][name]["us"] for name in printed["shapes"]] == [e["us"] for e in answer["shapes"].values()]
 
 
 @pytest.mark.long
@@ -333,13 +333,13 @@ def test_with_a_budget_every_problem_is_compared_before_any_has_all_of_its_candi
     }
     names = {member: name for name, members in predicted.items() for member in members}
     lines = [json.loads(text) for text in (out / "measured.jsonl").read_text().splitlines()]
-    told = [("result" in line, line) for line in lines if "result" in line or "compared" in line]
-    first = told[: next(number for number, (_, line) in enumerate(told) if "compared" in line)]
+    written = [("result" in line, line) for line in lines if "result" in line or "compared" in line]
+    first = written[: next(number for number, (_, line) in enumerate(written) if "compared" in line)]
     seen = [line["result"]["candidate"] for _, line in first]
     assert seen == predicted["small"][:1] + predicted["wide"][:1]
-    then = [names[line["compared"][0]] for result, line in told[len(first) :][:2] if not result]
+    then = [names[line["compared"][0]] for result, line in written[len(first) :][:2] if not result]
     assert then == ["small", "wide"]
-    assert sum(result for result, _ in told) == len(names) == 6
+    assert sum(result for result, _ in written) == len(names) == 6
 
 
 def lowered_problem(fields: dict[str, Any]) -> WorkProblem:

@@ -309,14 +309,14 @@ def test_a_part_has_its_own_limit_and_is_run_again_only_where_that_may_help(
     assert Progress(tmp_path).next_limit(CHECK, budget, left) == limit
 
 
-def test_a_part_that_goes_on_where_it_was_cut_off_has_as_much_again_but_not_for_ever(tmp_path: Path) -> None:
+def test_a_part_that_continues_where_it_was_cut_off_has_as_much_again_but_not_for_ever(tmp_path: Path) -> None:
     goes_on = replace(CHECK, continues=True)
     goes_on_until_it_is_in_vain(goes_on, Ended(-15, 100.0, 100.0, True), tmp_path)
     assert Progress(tmp_path).next_limit(replace(goes_on, seconds=120.0), 500.0, 400.0) == 120.0, "it has more"
 
 
 @pytest.mark.parametrize("status", [-signal.SIGSEGV, confirm_primitives.LEFT_OPEN])
-def test_a_part_that_goes_on_does_so_behind_a_crash_and_what_it_left_open(status: int, tmp_path: Path) -> None:
+def test_a_part_that_continues_does_so_behind_a_crash_and_what_it_left_open(status: int, tmp_path: Path) -> None:
     goes_on_until_it_is_in_vain(replace(CHECK, continues=True), Ended(status, 9.0, 100.0, False), tmp_path)
     Progress(tmp_path).end(CHECK, Ended(1, 9.0, 100.0, False))
     assert Progress(tmp_path).next_limit(replace(CHECK, continues=True), 500.0, 400.0) is None, "all of it was done"
@@ -369,7 +369,7 @@ def test_a_part_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
     monkeypatch.setattr(there, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep, time=time.time))
     monkeypatch.setattr(there, "GRACE_SECONDS", 0.2)
     part = Part("hangs", ("hangs",), 600)
-    ended = there._run(part, Progress(tmp_path), 600.0, tmp_path, [part], [], namespaces=True)
+    ended = there.run_part(part, Progress(tmp_path), 600.0, tmp_path, [part], [], namespaces=True)
     assert ended.cut_off and ended.status == -signal.SIGKILL
     wait_for(lambda: not is_running(int(log.read_text())), seconds=60, what="the end of what the part started")
     assert Progress(tmp_path).ended["hangs"] == ended

@@ -106,7 +106,7 @@ def test_a_driver_that_answers_in_no_pid_namespace_is_asked_outside_and_parts_st
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(("words", "inherited"), [((), "true"), (("--no-pid-namespaces",), "false")])
-def test_parts_are_told_to_stay_outside_of_pid_namespaces(
+def test_parts_are_set_to_stay_outside_of_pid_namespaces(
     words: tuple[str, ...], inherited: str, part: Path, tmp_path: Path
 ) -> None:
     assert run(tmp_path, *words) == there.DONE
@@ -136,7 +136,7 @@ def test_the_variable_of_a_service_holds_for_a_run_without_one(monkeypatch: pyte
     for text, allowed in (("false", False), ("0", False), ("true", True), ("", True)):
         monkeypatch.setenv("CUKILN_PID_NAMESPACES", text)
         with closing(own_processes()) as processes:
-            assert processes._namespaces is allowed
+            assert processes.namespaces is allowed
     monkeypatch.setenv("CUKILN_PID_NAMESPACES", "perhaps")
     with pytest.raises(ProcessError, match="CUKILN_PID_NAMESPACES is 'perhaps'; it must be true or false"):
         own_processes()

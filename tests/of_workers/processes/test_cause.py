@@ -136,7 +136,7 @@ def steps(
     def reproduced() -> bool:
         parts = (("device", "NVCC", toolchain.device_compiler.path), ("library", "CXX", toolchain.host_compiler))
         for part, variable, program in parts:
-            built, words = driver._build(folder, part, driver.Compiler(variable, str(program), "named"))
+            built, words = driver.build(folder, part, driver.Compiler(variable, str(program), "named"))
             if built is None:
                 raise InfrastructureError(words)
             if not built:

@@ -243,7 +243,7 @@ def test_a_server_that_is_killed_under_a_kernel_is_the_machines_fault_and_it_wor
 
     with pytest.raises(InfrastructureError, match="SIGKILL"):
         verify(runner, 0, 12, on_result=kill)
-    assert [one.verdict for one in verify(runner, 0)] == ["ok"]  # in a new interpreter
+    assert [each.verdict for each in verify(runner, 0)] == ["ok"]  # in a new interpreter
     runner.keep_warm(CHILD, CHILD_ENVIRONMENT)
     assert server_of(runner) != server
-    assert [one.verdict for one in verify(runner, 60)] == ["ok"]
+    assert [each.verdict for each in verify(runner, 60)] == ["ok"]

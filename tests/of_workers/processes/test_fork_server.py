@@ -144,9 +144,9 @@ def test_a_server_that_a_signal_has_stopped_ends_with_a_client_that_is_killed(ti
     finally:
         process.kill()
         process.stdout.close()
-        for one in started:
+        for each in started:
             with contextlib.suppress(psutil.NoSuchProcess):
-                one.kill()
+                each.kill()
 
 
 def test_it_refuses_to_fork_once_a_module_has_started_a_thread(tmp_path: Path) -> None:

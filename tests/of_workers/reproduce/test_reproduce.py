@@ -369,7 +369,7 @@ def test_the_folder_names_no_path_of_this_machine(written: Path) -> None:
     for path in written.rglob("*"):
         if path.is_file():
             data = path.read_bytes()
-            assert not [one for one in here if one != "/" and one.encode() in data], path
+            assert not [each for each in here if each != "/" and each.encode() in data], path
 
 
 def test_the_inputs_are_those_of_the_recorded_seed(written: Path, candidate: Candidate) -> None:

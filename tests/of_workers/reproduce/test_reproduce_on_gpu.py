@@ -24,7 +24,7 @@ from workers.gpu.interface import LaunchRefused
 from workers.reproduce.on_gpu import GpuAbsent, run_on_gpu
 from workers.reproduce.write_folder import write_folder
 
-# The plain C entries of a winner's library over the CPU twin of its kernel.
+# The plain C entries of a winner's library over the CPU emulation of its kernel.
 SHIM = """
 extern "C" __attribute__((visibility("default"))) int cukiln_prepare(int) { return 0; }
 extern "C" __attribute__((visibility("default"))) const char* cukiln_last_error() { return cukiln_message(); }

@@ -39,7 +39,7 @@ def by_way(schedule: Mapping[str, Any]) -> float:
 
 
 def ways(line: GpuLine) -> list[tuple[str, int]]:
-    return sorted((str(one["way"]), int(one["factor"])) for one in line.gpu.compared())
+    return sorted((str(each["way"]), int(each["factor"])) for each in line.gpu.compared())
 
 
 def test_the_front_and_all_near_the_best_take_part(gpu_line: GpuLine) -> None:
@@ -50,7 +50,7 @@ def test_the_front_and_all_near_the_best_take_part(gpu_line: GpuLine) -> None:
     gpu_line.gpu.alone = lambda schedule: {1: 100.0, 2: 104.9, 3: 105.1}[schedule["factor"]]
     gpu_line.job((probe(2 * N), near))
     assert ways(gpu_line) == [("atomic", 1), ("atomic", 2)]
-    assert all(candidate.proven for candidate in gpu_line.gpu.tasks[-1].candidates)
+    assert all(candidate.verified for candidate in gpu_line.gpu.tasks[-1].candidates)
 
 
 def test_the_record_has_the_times_of_the_comparison_and_what_stands_beside_them(gpu_line: GpuLine) -> None:
@@ -113,17 +113,17 @@ def test_what_a_finalist_dies_of_is_its_verdict_and_being_skipped_is_none(
     job = gpu_line.job((probe(N), search(way=["copy", "workspace", "atomic"])))
     (candidate,) = (candidate for candidate in gpu_line.candidates(job.job) if candidate.schedule["way"] == "atomic")
     with gpu_line.world.database.read() as session:
-        (proof,) = (
-            stored.proof for stored in candidates_of_problem(session, 1) if stored.candidate == candidate.candidate
-        )
-    assert proof is not None
+        stored = candidates_of_problem(session, 1)
+    (verification,) = (each.verification for each in stored if each.candidate == candidate.candidate)
+    assert verification is not None
     assert [entry.schedule["way"] for entry in gpu_line.record(probe(N)).front] == ["workspace", "copy"]
     if verdict == "skipped":
-        assert (candidate.verdict, candidate.measured_us, proof.verdict) == ("ok", 100.0, "ok")
+        assert (candidate.verdict, candidate.measured_us, verification.verdict) == ("ok", 100.0, "ok")
     else:
         words = "3 of 9 elements are wrong"
-        assert (candidate.verdict, candidate.message, proof.verdict, proof.message) == (verdict, words, verdict, words)
-        assert proof.details["cases"] == [{"exact": False, "max_error": 0.25, "error_bound": 0.5}]
+        assert (candidate.verdict, candidate.message) == (verdict, words)
+        assert (verification.verdict, verification.message) == (verdict, words)
+        assert verification.details["cases"] == [{"exact": False, "max_error": 0.25, "error_bound": 0.5}]
 
 
 def test_a_record_says_where_each_of_its_times_comes_from(gpu_line: GpuLine) -> None:
@@ -328,5 +328,5 @@ def test_a_kernel_of_the_record_with_a_finding_does_not_stay_in_front(gpu_line: 
         write_verdicts(session, [finding], "gpu", EveryOperator(entry.verdict["plan_version"]))
     gpu_line.job((probe(N), search(way=["copy"])))
     record = gpu_line.record(probe(N))
-    assert [one.schedule["way"] for one in record.front] == ["copy"]
+    assert [each.schedule["way"] for each in record.front] == ["copy"]
     assert [search["search"]["tunables"]["way"] for search in record.searches] == [["copy"]]

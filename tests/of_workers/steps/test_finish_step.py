@@ -79,7 +79,9 @@ def test_a_candidate_that_cannot_be_published_as_it_was_verified_gives_way_to_th
     fate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second = (
-        Ranked(SimpleNamespace(code_digest="judged", proof=None), SimpleNamespace(id=name), SimpleNamespace(), point)  # type: ignore[arg-type]
+        Ranked(
+            SimpleNamespace(code_digest="own", verification=None), SimpleNamespace(id=name), SimpleNamespace(), point
+        )  # type: ignore[arg-type]
         for name, point in (("first", Point("first", 1.0, 0, True)), ("second", Point("second", 2.0, 0, True)))
     )
     database = SimpleNamespace(write=contextlib.nullcontext)
@@ -91,14 +93,14 @@ def test_a_candidate_that_cannot_be_published_as_it_was_verified_gives_way_to_th
     def library(context: Any, candidate: Any, target: Any) -> tuple[Any, float]:
         if candidate.id == "first" and fate == "does not compile alone":
             raise WinnerNotBuilt("first", "error: too bad")
-        return SimpleNamespace(code_digest="other" if candidate.id == "first" else "judged"), 1.0
+        return SimpleNamespace(code_digest="other" if candidate.id == "first" else "own"), 1.0
 
     monkeypatch.setattr(finish_step, "winner_library", library)
     monkeypatch.setattr(finish_step, "plan_launch", lambda *_: "launch")
-    monkeypatch.setattr(finish_step, "judge_winner", lambda *_: None)
+    monkeypatch.setattr(finish_step, "verify_winner", lambda *_: None)
     runs = SimpleNamespace()
     built, whole = build_front(context, problem, [first, second], runs)  # type: ignore[arg-type]
-    assert [one.ranked for one in built] == [second]
+    assert [each.ranked for each in built] == [second]
     assert whole
-    assert [one[:2] for one in refused] == ([(7, "first")] if fate == "other code" else [])
+    assert [each[:2] for each in refused] == ([(7, "first")] if fate == "other code" else [])
     assert build_front(context, problem, [first], runs) == ([], True)  # type: ignore[arg-type]

@@ -43,7 +43,7 @@ def test_a_problem_on_a_gpu_is_verified_and_measured_there_and_never_on_the_cpu(
     assert (winner.verified, winner.ranked_by, winner.measured_us) == ("gpu", "measured", 101.0)
     assert winner.schedule["factor"] == 1
     candidates = gpu_line.candidates(job.job)
-    assert [(one.verdict, one.measured_us) for one in sorted(candidates, key=lambda one: one.schedule["factor"])] == [
+    assert [(one.verdict, one.measured_us) for one in sorted(candidates, key=lambda each: each.schedule["factor"])] == [
         ("ok", 101.0), ("ok", 102.0), ("ok", 103.0)
     ]  # fmt: skip
     record = gpu_line.record(probe())
@@ -66,7 +66,7 @@ def test_a_task_says_all_that_the_child_needs(gpu_line: GpuLine) -> None:
     assert task.operators.keys() == {"probe"}
     assert task.seconds == settings.measure_seconds
     assert len({candidate.library for candidate in task.candidates}) == 1
-    assert not any(candidate.proven for candidate in task.candidates)
+    assert not any(candidate.verified for candidate in task.candidates)
 
 
 def test_all_problems_of_a_group_are_one_task_and_every_task_has_its_own_seed(gpu_line: GpuLine) -> None:
@@ -89,7 +89,7 @@ def test_a_candidate_that_the_gpu_finds_wrong_loses_with_its_message(gpu_line: G
     assert wrong.measured_us is None
 
 
-def test_a_larger_search_measures_only_what_is_new_and_knows_the_best_time_so_far(gpu_line: GpuLine) -> None:
+def test_a_larger_search_measures_only_what_is_new_and_keeps_the_best_time_so_far(gpu_line: GpuLine) -> None:
     gpu_line.job((probe(), search(factor=[1, 2])))
     first = gpu_line.gpu.measured()
     job = gpu_line.job((probe(), THREE))

@@ -146,7 +146,7 @@ def test_a_planner_gives_way_to_another_job_between_two_problems(
         planner.plan(problems=3)
     with planner.database.read() as session:
         planned = [load_problem(session, id) for id in problem_ids(session, planner.job)]
-    assert [one.planned for one in planned if one] == [True, False, False]
+    assert [each.planned for each in planned if each] == [True, False, False]
     with planner.database.write() as session:
         session.execute(update(TaskRow).where(TaskRow.state == "leased").values(state="waiting"))
     assert planner.take("plan").jobs == (other,)

@@ -48,7 +48,7 @@ def stored(promised: list[dict[str, Any]]) -> PtxVerdict:
     return PtxVerdict("ok", "", "p", 1, 1.0, 1.0, promised)
 
 
-def proof(cases: list[dict[str, Any]], venue: str = GPU) -> Verdict:
+def gpu_verdict(cases: list[dict[str, Any]], venue: str = GPU) -> Verdict:
     return Verdict(venue=venue, details={"cases": cases})
 
 
@@ -74,19 +74,19 @@ def test_what_no_rounding_is_left_open_for_is_promised() -> None:
 
 
 def test_the_simulated_gpu_gives_what_is_promised(gpu: Gpu, library: Path) -> None:
-    outcome = gpu.run(gpu.task([(PLAIN, library), (SPLIT, library)], proven=False))
+    outcome = gpu.run(gpu.task([(PLAIN, library), (SPLIT, library)], verified=False))
     for candidate, result in zip((PLAIN, SPLIT), outcome.results, strict=True):
         assert (result.verdict, result.message) == ("ok", "")
         assert sum("sha256" in case for case in result.details["cases"]) == 4
-        assert broken_promise(stored(promised_by(candidate)), proof(result.details["cases"])) is None
+        assert broken_promise(stored(promised_by(candidate)), gpu_verdict(result.details["cases"])) is None
 
 
 def test_a_wrong_bit_of_a_gpu_is_refused_by_name_though_it_is_within_the_bound(gpu: Gpu, library: Path) -> None:
     gpu.configure(nudged={PLAIN.kernel.id: 2})
-    [result] = gpu.run(gpu.task([(PLAIN, library)], proven=False)).results
+    [result] = gpu.run(gpu.task([(PLAIN, library)], verified=False)).results
     assert result.verdict == "ok", result.message
     promised = promised_by(PLAIN)
-    words = broken_promise(stored(promised), proof(result.details["cases"]))
+    words = broken_promise(stored(promised), gpu_verdict(result.details["cases"]))
     normal = next(of for of in promised if of["kind"] == "normal")
     assert words is not None and f"its PTX promises {normal['sha256']} [normal inputs, extents" in words
     assert words.startswith("its output on the GPU has SHA-256 ") and f"seed {normal['seed']}]" in words
@@ -95,15 +95,15 @@ def test_a_wrong_bit_of_a_gpu_is_refused_by_name_though_it_is_within_the_bound(g
 def test_nothing_is_broken_where_nothing_is_promised_or_no_gpu_has_looked() -> None:
     case = {"extents": [8], "kind": "normal", "seed": 1, "launches": [[1]], "inputs_sha256": "c", "sha256": "a" * 64}
     own = {"extents": [8], "kind": "normal", "seed": 1, "launch": [1], "inputs_sha256": "c", "sha256": "b" * 64}
-    assert broken_promise(stored([own]), proof([case])) is not None
-    assert broken_promise(stored([]), proof([case])) is None
-    assert broken_promise(stored([own]), proof([])) is None
-    assert broken_promise(stored([own]), proof([{**case, "seed": 2}])) is None
-    assert broken_promise(stored([own]), proof([{**case, "inputs_sha256": "of another NumPy"}])) is None
+    assert broken_promise(stored([own]), gpu_verdict([case])) is not None
+    assert broken_promise(stored([]), gpu_verdict([case])) is None
+    assert broken_promise(stored([own]), gpu_verdict([])) is None
+    assert broken_promise(stored([own]), gpu_verdict([{**case, "seed": 2}])) is None
+    assert broken_promise(stored([own]), gpu_verdict([{**case, "inputs_sha256": "of another NumPy"}])) is None
     for damaged in ({"sha256": "a"}, {**case, "launches": []}, {**case, "launches": 5}, {**case, "seed": [[]]}):
-        assert broken_promise(stored([own]), proof([damaged])) is None  # as an import may have it
-    assert broken_promise(stored([own]), proof([case], "cpu")) is None
-    assert broken_promise(None, proof([case])) is None and broken_promise(stored([own]), None) is None
+        assert broken_promise(stored([own]), gpu_verdict([damaged])) is None  # as an import may have it
+    assert broken_promise(stored([own]), gpu_verdict([case], "cpu")) is None
+    assert broken_promise(None, gpu_verdict([case])) is None and broken_promise(stored([own]), None) is None
 
 
 def test_a_record_says_what_its_kernels_promise(line: Line) -> None:

@@ -98,10 +98,10 @@ def test_without_a_comparison_each_has_the_time_that_was_measured_alone() -> Non
 
 def test_the_comparison_outweighs_what_was_measured_alone_and_a_tie_counts_as_the_best_time() -> None:
     times = timed(alone(a=5.0, b=6.0, c=7.0, d=8.0), comparison(("b", 5.5, True), ("a", 5.6, True), ("c", 7.5, False)))
-    assert {name: (one.us, one.tie_adjusted_us) for name, one in times.items()} == {
+    assert {name: (each.us, each.tie_adjusted_us) for name, each in times.items()} == {
         "a": (5.6, 5.5), "b": (5.5, 5.5), "c": (7.5, 7.5), "d": (8.0, 8.0)
     }  # fmt: skip
-    assert [name for name, one in times.items() if one.compared] == ["a", "b", "c"]
+    assert [name for name, each in times.items() if each.compared] == ["a", "b", "c"]
     assert isinstance(times["a"].measurement, Contender)
     assert isinstance(times["d"].measurement, Measurement)
 
@@ -163,10 +163,10 @@ def test_the_margin_has_the_interval_of_samples_of_the_same_rounds(
     if winner == "c":
         compared = without(compared, ["a"])  # what the ratios are to
     times = timed(alone(a=10.0, b=10.4, c=11.0), compared)
-    found = runner_up(winner, times[winner], times, compared)
-    assert found is not None
-    assert found.margin == pytest.approx(10.4 / 11 - 1 if margin is None else margin)
-    assert (found.low, found.high) == pytest.approx(ends)
+    second = runner_up(winner, times[winner], times, compared)
+    assert second is not None
+    assert second.margin == pytest.approx(10.4 / 11 - 1 if margin is None else margin)
+    assert (second.low, second.high) == pytest.approx(ends)
 
 
 @pytest.mark.parametrize(("low", "tie"), [(10.5, True), (10.6, False)])

@@ -68,17 +68,17 @@ def test_a_wrong_asm_text_is_refused_by_its_instruction_and_the_next_is_publishe
 
 def test_another_job_with_the_same_winner_runs_nothing(line: Line, runs: list[bool]) -> None:
     line.job(search("asm", "none"))
-    known = line.record()
+    record = line.record()
     runs.clear()
     other = replace(line, problem=type(line.problem).model_validate({**line.problem.canonical(), "n": 2000}))
     job = other.job(search("asm", "none"))
     assert job.problems[0].verdicts == {"ok": 1, "runtime_error": 1}
     assert (other.record().front[0].so_sha256, other.record().front[0].ptx) == (
-        known.front[0].so_sha256,
-        known.front[0].ptx,
+        record.front[0].so_sha256,
+        record.front[0].ptx,
     )
     assert runs == []
-    # What judges has changed: all of it is judged again.
+    # The PTX plan has changed: all is verified again.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ptx, "ptx_plans", lambda sums: {"probe": "another version"})
         line.job(search("none"))

@@ -128,8 +128,8 @@ def test_data_that_cannot_be_read_are_set_aside_and_it_starts_empty(
     server.start()
     assert client_of(server).dbsize() == 0
     assert (server.folder / "appendonlydir.bad" / log.name).exists()
-    [told] = [record for record in caplog.records if "starts empty" in record.getMessage()]
-    assert "appendonlydir.bad" in told.getMessage()
+    [warning] = [record for record in caplog.records if "starts empty" in record.getMessage()]
+    assert "appendonlydir.bad" in warning.getMessage()
 
 
 def replace_program(folder: Path, monkeypatch: pytest.MonkeyPatch, words: str) -> None:
@@ -156,11 +156,11 @@ def test_data_of_a_server_that_is_killed_while_it_starts_stay(
 
 def keep_until(server: EmbeddedValkey, words: str) -> list[str]:
     """Look after it until it says so; returns all that it said."""
-    told: list[str] = []
-    while not told or words not in told[-1]:
-        told += filter(None, [server.keep()])
+    messages: list[str] = []
+    while not messages or words not in messages[-1]:
+        messages += filter(None, [server.keep()])
         time.sleep(0.01)
-    return told
+    return messages
 
 
 @pytest.mark.parametrize("place", ["valkey.log", "appendonlydir", "url.new"])
@@ -218,7 +218,7 @@ def test_a_data_folder_that_is_moved_away_is_not_made_a_second_time(tmp_path: Pa
     server.start()
     data.rename(away)
     keep_until(server, "cannot be found")
-    assert any("No such file or directory" in told for told in keep_until(server, "cannot be started"))
+    assert any("No such file or directory" in message for message in keep_until(server, "cannot be started"))
     assert not data.exists()
     away.rename(data)
     keep_until(server, "started again")

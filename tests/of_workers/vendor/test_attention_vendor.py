@@ -216,10 +216,10 @@ def test_a_process_that_is_heard_is_not_silent_for_as_long_as_both_take(monkeypa
 
         return offers
 
-    for name in ("_by_cudnn", "_by_pytorch"):
+    for name in ("by_cudnn", "by_pytorch"):
         monkeypatch.setattr(vendor, name, library(name))
     vendor.offers(NumpyBench(), attention(**PLAIN), {}, 1, heard.append)
-    assert heard == ["what cuDNN offers", "_by_cudnn", "what PyTorch offers", "_by_pytorch"]
+    assert heard == ["what cuDNN offers", "by_cudnn", "what PyTorch offers", "by_pytorch"]
 
 
 def test_each_plan_that_cudnn_builds_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,9 +109,9 @@ def test_a_bias_has_its_numbers_along_the_channels_of_the_output_or_the_filters_
 )
 def test_ever_less_of_the_epilogue_is_tried_in_one_graph(epilogue: list[Any], ways: list[int]) -> None:
     problem, operands = small(dtype="float16", epilogue=epilogue)
-    found = plans(problem, operands)
-    assert [len(plan.fused) for plan in found] == ways
-    assert all(plan.fused + plan.rest == problem.epilogue and plan.in_place for plan in found)
+    plan_list = plans(problem, operands)
+    assert [len(plan.fused) for plan in plan_list] == ways
+    assert all(plan.fused + plan.rest == problem.epilogue and plan.in_place for plan in plan_list)
 
 
 def test_over_a_ring_the_library_has_nothing() -> None:
@@ -287,7 +287,7 @@ def finished(problem: Any, plan: ConvolutionPlan, operands: Sequence[Operand], i
     return apply_chain(work.chain, start, tensors, exact=False, out_dtype=problem.out_dtype).value
 
 
-@pytest.mark.parametrize(("name", "fields"), EVERY, ids=lambda one: one if isinstance(one, str) else str(one)[70:150])
+@pytest.mark.parametrize(("name", "fields"), EVERY, ids=lambda of: of if isinstance(of, str) else str(of)[70:150])
 def test_every_plan_computes_the_problem(name: str, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     problem, operands = parsed(name, fields)
     own, (out,) = operator(name), [operand for operand in operands if operand.role == "out"]
@@ -299,7 +299,7 @@ def test_every_plan_computes_the_problem(name: str, fields: dict[str, Any], monk
         _, calls = offered(monkeypatch, problem, inputs, refuses=lambda plan, way=way: plan != way)  # type: ignore[misc]
         assert len(calls) == 5 and calls[0].describe()["fused"] is not way.needs_kernel
         calls[0].run(1)
-        flat = calls[0]._prepared.sets[1].product
+        flat = calls[0].prepared.sets[1].product
         product = (flat.view(ml_dtypes.bfloat16) if way.product.dtype == "bfloat16" else flat).astype(np.float64)
         result = finished(problem, way, operands, inputs, product.reshape(out.shape)).reshape(out.shape)
         if not way.needs_kernel:
@@ -333,7 +333,7 @@ def test_an_engine_may_read_what_no_window_meets(monkeypatch: pytest.MonkeyPatch
     inputs = operator("conv2d").make_inputs(problem, "normal", np.random.default_rng(5))
     assert np.isnan(inputs["x"]).any()
     _, calls = offered(monkeypatch, problem, inputs)
-    assert np.isfinite(calls[0]._prepared.sets[1].arrays["x"]).all()
+    assert np.isfinite(calls[0].prepared.sets[1].arrays["x"]).all()
 
 
 def test_a_problem_that_no_graph_fits_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,7 +347,7 @@ def test_a_plan_that_stops_running_refuses_the_launch(monkeypatch: pytest.Monkey
     problem, _ = small()
     inputs = operator("conv2d").make_inputs(problem, "normal", np.random.default_rng(5))
     _, calls = offered(monkeypatch, problem, inputs)
-    calls[0]._prepared.graph.library.broken = [0]  # type: ignore[attr-defined]
+    calls[0].prepared.graph.library.broken = [0]  # type: ignore[attr-defined]
     with pytest.raises(LaunchRefused, match="not for this device"):
         calls[0].run(0)
 
@@ -425,7 +425,7 @@ def library() -> Cudnn:
         pytest.skip(f"{error}")
 
 
-@pytest.mark.parametrize(("name", "fields"), EVERY, ids=lambda one: one if isinstance(one, str) else str(one)[70:150])
+@pytest.mark.parametrize(("name", "fields"), EVERY, ids=lambda of: of if isinstance(of, str) else str(of)[70:150])
 def test_the_library_accepts_every_graph(library: Cudnn, name: str, fields: dict[str, Any]) -> None:
     problem, operands = parsed(name, fields)
     for plan in plans(problem, operands):
@@ -435,7 +435,7 @@ def test_the_library_accepts_every_graph(library: Cudnn, name: str, fields: dict
             plan.form.method
         ] and nodes[1:] == ["POINTWISE"] * len(plan.fused)
         first = described["nodes"][0]
-        sides = [list(one) for one in zip(*plan.padding, strict=True)]
+        sides = [list(each) for each in zip(*plan.padding, strict=True)]
         assert [first["pre_padding"], first["post_padding"]] == sides
         assert [first["stride"], first["dilation"]] == [list(plan.stride), list(plan.dilation)]
         tensors = {tensor["uid"]: tensor for tensor in described["tensors"].values()}
@@ -490,8 +490,11 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dic
     """What one process plans of all, and another of those in fp32 where the environment turns TF32 off."""
     if importlib.util.find_spec("cudnn") is None:
         pytest.skip(NOT_HERE)
-    folder, of_singles = tmp_path_factory.mktemp("planned"), [one for layout in LAYOUTS for one in singles(layout)]
-    every = [*(one for layout in LAYOUTS for one in halves(layout)), *of_singles]
+    folder, of_singles = (
+        tmp_path_factory.mktemp("planned"),
+        [single for layout in LAYOUTS for single in singles(layout)],
+    )
+    every = [*(each for layout in LAYOUTS for each in halves(layout)), *of_singles]
     return planned(folder, every), planned(folder, of_singles, NVIDIA_TF32_OVERRIDE="0")
 
 
@@ -499,8 +502,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dic
 def test_cudnn_plans_halves_with_and_without_a_fused_bias(
     found: tuple[dict[str, Any], dict[str, Any]], layout: str
 ) -> None:
-    for one in (found[0][str(problem)] for problem in halves(layout)):
-        assert len(one) == 8 and len({name for name, _ in one}) == 8
+    for each in (found[0][str(problem)] for problem in halves(layout)):
+        assert len(each) == 8 and len({name for name, _ in each}) == 8
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -102,7 +102,7 @@ def run_on_cpu(work: After, product: Any, out: Any, tensors: list[Any], emulatio
 
     target = address("in_place" if product is out else "out", out)
     given = target if product is out else address("product", product)
-    pointers = tuple(address(f"tensor_{index}", one) for index, one in enumerate(tensors))
+    pointers = tuple(address(f"tensor_{index}", each) for index, each in enumerate(tensors))
     arguments = Arguments(given, target, work.extents()[:3], work.extents()[3:], pointers, tuple(work.scalars()))
     grid, block = (ctypes.c_uint * 3)(*work.grid), (ctypes.c_uint * 3)(*work.block)
     status = library.after_run(ctypes.byref(arguments), grid, block)
@@ -116,7 +116,7 @@ def name_of(fields: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize(
-    "fields", CASES, ids=lambda one: " ".join(f"{k}={v}" for k, v in one.items() if k != "epilogue")
+    "fields", CASES, ids=lambda each: " ".join(f"{k}={v}" for k, v in each.items() if k != "epilogue")
 )
 def test_the_kernel_computes_the_rest_of_the_epilogue(fields: dict[str, Any], emulation: Path, tmp_path: Path) -> None:
     problem = matmul(**{"m": 20, "n": 24, "k": 8, **fields})

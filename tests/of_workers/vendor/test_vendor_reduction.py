@@ -59,7 +59,7 @@ def test_the_call_computes_the_problem(fn: str, axes: list[int], dtype: str) -> 
         return
     expected, bound = OP.reference(problem, inputs)
     for call, library in zip(calls, ("CuPy", "PyTorch"), strict=False):
-        call._outs[1].fill(0) if library == "CuPy" else call._memory._outs[1].fill(0)
+        call.outs[1].fill(0) if library == "CuPy" else call.memory.outs[1].fill(0)
         call.run(1)
         for number in (0, 1):
             result = call.result(number)

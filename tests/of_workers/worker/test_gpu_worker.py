@@ -162,7 +162,10 @@ def drain(world: QueueWorld, uuid: str) -> None:
         drain_device(session, uuid, "it fell off the bus")
 
 
-def test_a_beat_registers_the_gpu_and_only_a_fresh_start_ends_a_drain(queue_world: QueueWorld) -> None:
+def test_a_beat_registers_the_gpu_and_only_a_fresh_start_ends_a_drain(
+    queue_world: QueueWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_worker, "BEAT_SECONDS", 0.0)
     beat = DeviceBeat(queue_world.database, device(0), "host.1")
     beat.start()
     [row] = live(queue_world)
@@ -171,15 +174,14 @@ def test_a_beat_registers_the_gpu_and_only_a_fresh_start_ends_a_drain(queue_worl
     )  # fmt: skip
     sizes = {"multiprocessors": 132, "l2_bytes": 50 * 2**20, "memory_bytes": 2**37}
     assert row.description == {"plan_versions": gpu_plans(), **sizes}
-    assert beat.may_go_on()
+    assert beat.may_continue()
     drain(queue_world, "GPU-0")
-    beat._next = 0.0
     beat()
-    assert not beat.may_go_on()
+    assert not beat.may_continue()
     assert beat.drained == "it fell off the bus"
     again = DeviceBeat(queue_world.database, device(0), "host.2")
     again.start()
-    assert again.may_go_on()
+    assert again.may_continue()
 
 
 def test_a_gpu_that_is_listed_and_computes_nothing_stays_drained(
@@ -198,16 +200,18 @@ def test_a_gpu_that_is_listed_and_computes_nothing_stays_drained(
     assert str(row.drained) == "it fell off the bus" and row.worker != "before"
 
 
-def test_a_database_that_is_away_does_not_end_the_worker(queue_world: QueueWorld) -> None:
+def test_a_database_that_is_away_does_not_end_the_worker(
+    queue_world: QueueWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_worker, "BEAT_SECONDS", 0.0)
     beat = DeviceBeat(queue_world.database, device(0), "host.1")
     beat.start()
     path = queue_world.settings.data_dir / "cukiln.db"
     queue_world.database.dispose()
     path.rename(path.with_suffix(".away"))
     path.mkdir()
-    beat._next = 0.0
     beat()
-    assert beat.may_go_on()
+    assert beat.may_continue()
     path.rmdir()
     path.with_suffix(".away").rename(path)
 
@@ -284,4 +288,4 @@ def test_a_gpu_that_is_gone_ends_the_worker_and_another_takes_the_task_once_it_i
     world.start("gpu")
     wait_for(lambda: world.journal("end", ref), what=world.logs())
     assert {entry.attempt for entry in world.journal("start", ref)} == {1}
-    assert [one.drained for one in live(world)] == [None]
+    assert [each.drained for each in live(world)] == [None]

@@ -7,6 +7,7 @@ import pickle
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -325,14 +326,16 @@ def test_a_wake_up_that_is_taken_as_the_worker_is_stopped_is_not_begun(
         if moment == "before the wake-up is given":
             stopped()
             return True
-        worker._before_fork = stopped
+        is_to_stop.set()
         return False  # so that another worker child is forked
 
     handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    is_to_stop = threading.Event()
     worker = QueueWorker(
         ["cukiln:plan"],
         queue_world.redis,
         lambda kind, target: (tmp_path / "begun").touch(),
+        before_fork=lambda: stopped() if is_to_stop.is_set() else None,
         before_wake_up=before_wake_up,
     )
     wake_ups.add_wake_ups(queue_world.redis, "plan", None)

@@ -207,7 +207,7 @@ def watch(world: World, seconds: float) -> None:
 def verdicts(world: World, job: str) -> dict[str, str | None]:
     with world.database.read() as session:
         (problem_id,) = problem_ids(session, job)
-        return {one.candidate: one.verdict for one in candidates_of_problem(session, problem_id)}
+        return {candidate.candidate: candidate.verdict for candidate in candidates_of_problem(session, problem_id)}
 
 
 def test_tasks_of_a_later_release_are_left_alone(world: World) -> None:

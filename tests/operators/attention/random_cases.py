@@ -1,6 +1,6 @@
 """Random attention problems over the whole domain, each with one accepted schedule.
 
-What a draw is about (dtype, target, mask, layout, alignment, whether there is a cap or an lse) goes round in steps that
+What a case is about (dtype, target, mask, layout, alignment, whether there is a cap or an lse) goes round in steps that
 share no factor; the extents and the rest are chance.
 """
 
@@ -38,14 +38,14 @@ MOST_PRODUCTS = 1_500_000
 ATTEMPTS = 400
 
 
-def draws(count: int, seed: int, lengths: str = "dense") -> list[tuple[str, Candidate]]:
+def random_cases(count: int, seed: int, lengths: str = "dense") -> list[tuple[str, Candidate]]:
     """Targets and candidates."""
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(start + number, random.Random(rng.getrandbits(64)), lengths) for number in range(count)]
+    return [_case(start + number, random.Random(rng.getrandbits(64)), lengths) for number in range(count)]
 
 
-def _draw(number: int, rng: random.Random, lengths: str) -> tuple[str, Candidate]:
+def _case(number: int, rng: random.Random, lengths: str) -> tuple[str, Candidate]:
     arch = TARGETS[number // 2 % 3]
     while True:
         problem = _problem(number, rng, lengths)
@@ -101,8 +101,8 @@ def _uneven(lengths: str, fields: dict[str, Any], rng: random.Random) -> dict[st
     if lengths == "paged":
         own["page_size"] = rng.choice(PAGE_SIZES)
     for of, most in longest.items():
-        drawn = [rng.choice((rng.randint(0, most), rng.randint(0, most), most, 1, 0)) for _ in range(batch)]
-        own[f"{of}_lengths"] = drawn if any(drawn) else [most] * batch
+        lengths_of_batch = [rng.choice((rng.randint(0, most), rng.randint(0, most), most, 1, 0)) for _ in range(batch)]
+        own[f"{of}_lengths"] = lengths_of_batch if any(lengths_of_batch) else [most] * batch
     return own
 
 

@@ -14,7 +14,7 @@ from codegen.lower import lower
 from codegen.operators.attention.problem import LARGEST_HEAD_DIM, LONGEST, NOT_COMPUTED
 from codegen.operators.attention.seen import Seen, floor_sum
 from codegen.operators.attention.space import band_of
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.problem import LARGEST_ELEMENTS, LARGEST_EXTENT
 from codegen.search.rules import ACCEPTED
 from codegen.search.schedule import Schedule
@@ -36,7 +36,7 @@ from tests.operators.attention.kernels import (
     kernel,
     visible,
 )
-from tests.operators.attention.random_cases import SPREAD, draws, properties
+from tests.operators.attention.random_cases import SPREAD, properties, random_cases
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Rejection
@@ -310,7 +310,7 @@ def test_few_blocks_are_split_until_they_fill_the_device() -> None:
         where = "workspace" if count > 1 else "none"
         schedule = {**ONE_QUERY, "split": where, "split_kv": count}
         (candidate,) = lower(attention(**DECODE), SM_90A, Search(schedules=[schedule])).candidates
-        times[count] = predict_before(candidate, SM_90A).us
+        times[count] = predict_uncompiled(candidate, SM_90A).us
         assert OP.work(attention(**DECODE), candidate.schedule, SM_90A).blocks == 32 * count
     assert times[1] > 1.5 * times[2] > 2 * times[4] > 2.5 * times[8]
     assert times[8] < times[1] / 5
@@ -324,7 +324,7 @@ def test_packed_heads_read_keys_once_in_fewer_blocks_of_fuller_tiles() -> None:
     assert works[0].mma == 4 * works[1].mma and works[0].special == 4 * works[1].special
     of_kv = 2 * 64 * 8 * 8192 * 256
     assert of_kv < works[1].l2_bytes < 1.01 * of_kv and 4 * of_kv < works[0].l2_bytes
-    times = [predict_before(OP.candidate(problem, completed(t, OP.tunables)), SM_90A).us for t in (apart, packed)]
+    times = [predict_uncompiled(OP.candidate(problem, completed(t, OP.tunables)), SM_90A).us for t in (apart, packed)]
     assert times[1] < 0.9 * times[0]
 
 
@@ -372,14 +372,14 @@ def test_causal_attention_takes_half_of_the_tiles_and_of_the_time() -> None:
     times = {}
     for causal in (False, True):
         problem = attention(**{**LLAMA, "seq_q": 8192, "seq_kv": 8192, "causal": causal})
-        times[causal] = predict_before(OP.candidate(problem, Schedule.of(USUAL)), SM_90A).us
+        times[causal] = predict_uncompiled(OP.candidate(problem, Schedule.of(USUAL)), SM_90A).us
     assert 0.45 < times[True] / times[False] < 0.6
 
 
 def test_exponentials_are_a_roof_of_their_own() -> None:
     """Of narrow heads they take as long as the products: 16 of them in a clock and multiprocessor."""
     problem = attention(seq_q=4096, seq_kv=4096, heads_q=32, heads_kv=32)
-    roofs = predict_before(OP.candidate(problem, Schedule.of(USUAL)), SM_90A).roofs_us
+    roofs = predict_uncompiled(OP.candidate(problem, Schedule.of(USUAL)), SM_90A).roofs_us
     blocks = 64 * 32
     share = -(-blocks // SM_90A.sm_count) / blocks
     assert roofs["special"] == pytest.approx(32 * 4096**2 * share / 16 / SM_90A.clock_mhz)
@@ -412,8 +412,8 @@ def test_what_is_kept_of_a_level_is_predicted_fastest(shape: str) -> None:
         "cap": {**LLAMA, "softcap": 50.0, "head_dim_qk": 256},
     }
     problem = attention(**fields[shape])
-    every = sorted(predict_before(candidate, SM_90A).us for candidate in lower(problem, SM_90A, LEVEL_1).candidates)
-    kept = [predict_before(c, SM_90A).us for c in lower(problem, SM_90A, Search(level=1, keep=3)).candidates]
+    every = sorted(predict_uncompiled(candidate, SM_90A).us for candidate in lower(problem, SM_90A, LEVEL_1).candidates)
+    kept = [predict_uncompiled(c, SM_90A).us for c in lower(problem, SM_90A, Search(level=1, keep=3)).candidates]
     assert sorted(kept) == every[:3]
     assert len(set(every)) >= 3
 
@@ -479,7 +479,7 @@ def test_inputs_of_large_problems_repeat_heads() -> None:
 # ---- kernels on the CPU
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     types = ("float16", "bfloat16")
     for number, (q_in, stages, layout) in enumerate(product(("registers", "shared"), (1, 2, 3), ("bshd", "bhsd"))):
@@ -1045,8 +1045,8 @@ DECLARED = (
             ],
             on_device_rtol=1e-12,
         ),
-        proofs=declare.Proofs(
-            kernels=proved,
+        verifications=declare.Verifications(
+            kernels=verified,
             sanitized=lambda: [
                 kernel(qk=32, stages=2, lse=True),
                 kernel("bfloat16", qk=48, vo=16, q_in="shared", align=1, layout="bhsd"),
@@ -1063,7 +1063,7 @@ DECLARED = (
             nearest=0.3,
         ),
         mutations=MUTATIONS,
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, each_run=13),
+        random_cases=declare.RandomCases(cases=random_cases, properties=properties, spread=SPREAD, each_run=13),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
         launches=declare.Launches(planned={"level 1 and some of level 2": planned, "splits": planned_splits}),
         calls=CALLS,

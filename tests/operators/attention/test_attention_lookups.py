@@ -11,7 +11,7 @@ from codegen.operators import operator
 from codegen.operators.attention.lookups import Tables, of_run
 from codegen.operators.attention.problem import PAGE_SIZES
 from codegen.operators.attention.work import steps
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.search.schedule import Schedule
 from codegen.search.space import completed
 from tests.operators.attention.kernels import DECODE, OP, attention
@@ -35,7 +35,7 @@ def test_a_decode_step_is_predicted_to_take_longer_with_tables_and_longest_with_
     """Of the same keys by the same schedule. Pages of one key are looked up most, but a key's place in its page, which
     takes more instructions, does not come to it."""
     problems = {name: attention(**{**DECODE, "batch": batch, **fields}) for name, fields in DECODES.items()}
-    times = {name: predict_before(OP.candidate(p, SCHEDULE), SM_90A).us for name, p in problems.items()}
+    times = {name: predict_uncompiled(OP.candidate(p, SCHEDULE), SM_90A).us for name, p in problems.items()}
     works = {name: OP.work(p, SCHEDULE, SM_90A) for name, p in problems.items()}
     assert times["dense"] < times["ragged"] < times["pages of 1"] < times["pages of 64"] <= times["pages of 16"]
     assert sorted(works, key=lambda name: works[name].l2_bytes) == list(DECODES)
@@ -95,7 +95,7 @@ def test_a_batch_of_a_hundred_million_sequences_of_one_length_is_no_list(name: s
     problem = mla(**one, page_size=1) if name == "mla" else attention(**one, heads_kv=1, head_dim_qk=64, **HUGE[name])
     (candidate,) = lower(problem, SM_90A, LEVEL_0).candidates
     assert problem.by_lengths == {(1, 1): 10**8}
-    assert predict_before(candidate, SM_90A).us > 0 and own.launches(problem, candidate.schedule, SM_90A)
+    assert predict_uncompiled(candidate, SM_90A).us > 0 and own.launches(problem, candidate.schedule, SM_90A)
 
 
 def test_sequences_of_equal_lengths_are_counted() -> None:

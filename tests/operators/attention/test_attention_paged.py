@@ -16,7 +16,7 @@ from codegen.search.search import Search
 from tests.operators.attention import test_attention as dense
 from tests.operators.attention import test_attention_ragged as ragged
 from tests.operators.attention.kernels import LLAMA, NAME, OP, attention, kernel
-from tests.operators.attention.random_cases import SPREAD_OF_PAGES, draws, of_sequences
+from tests.operators.attention.random_cases import SPREAD_OF_PAGES, of_sequences, random_cases
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, SM_90A, Array, Inputs, Rejection
@@ -164,7 +164,7 @@ def test_inputs_have_a_number_where_there_is_a_key_and_nan_elsewhere(size: int) 
 # ---- kernels on the CPU
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     types = ("float16", "bfloat16")
     for number, (size, q_in, stages) in enumerate(product(PAGE_SIZES, ("registers", "shared"), (1, 2, 3))):
@@ -289,13 +289,13 @@ DECLARED = (
         problems=PROBLEMS,
         searches=SEARCHES,
         references=ragged.references(paged_of, REFERENCED, BOUNDED),
-        proofs=declare.Proofs(
-            kernels=proved,
+        verifications=declare.Verifications(
+            kernels=verified,
             sanitized=list,  # those of test_attention.py
             nearest=0.3,
         ),
         random_cases=declare.RandomCases(
-            draws=partial(draws, lengths="paged"), properties=of_sequences, spread=SPREAD_OF_PAGES, each_run=6
+            cases=partial(random_cases, lengths="paged"), properties=of_sequences, spread=SPREAD_OF_PAGES, each_run=6
         ),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
         launches=declare.Launches(planned={"level 1 and some of level 2": partial(ragged.planned, PAGED)}),

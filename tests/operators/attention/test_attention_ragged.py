@@ -15,12 +15,12 @@ from codegen.lower import lower
 from codegen.operators.attention.inputs import begins
 from codegen.operators.attention.problem import LONGEST, MOST_LENGTHS, AttentionProblem
 from codegen.operators.attention.seen import Seen, most_tiles, pairs, tiles
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from tests.operators.attention import test_attention as dense
 from tests.operators.attention.kernels import DEFAULT, LLAMA, NAME, OP, attention, definition, in_fp32, kernel
-from tests.operators.attention.random_cases import SPREAD_OF_SEQUENCES, draws, of_sequences
+from tests.operators.attention.random_cases import SPREAD_OF_SEQUENCES, of_sequences, random_cases
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, SM_90A, Array, Inputs, Rejection
@@ -183,7 +183,7 @@ def test_lists_are_tried_at_level_2_of_batches_with_tables_alone() -> None:
 
 def test_short_sequences_take_less_time_than_long_ones() -> None:
     even = attention(**{**PREFILL, "q_lengths": None, "kv_lengths": None})
-    times = [predict_before(OP.candidate(p, Schedule.of(USUAL)), SM_90A).us for p in (attention(**PREFILL), even)]
+    times = [predict_uncompiled(OP.candidate(p, Schedule.of(USUAL)), SM_90A).us for p in (attention(**PREFILL), even)]
     assert times[0] < 0.5 * times[1]
 
 
@@ -255,7 +255,7 @@ def test_inputs_of_large_batches_repeat_sequences() -> None:
 # ---- kernels on the CPU
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     types = ("float16", "bfloat16")
     for number, (q_in, stages) in enumerate(product(("registers", "shared"), (1, 2, 3))):
@@ -430,13 +430,16 @@ DECLARED = (
         problems=PROBLEMS,
         searches=SEARCHES,
         references=references(ragged_of, REFERENCED, BOUNDED),
-        proofs=declare.Proofs(
-            kernels=proved,
+        verifications=declare.Verifications(
+            kernels=verified,
             sanitized=list,  # those of test_attention.py
             nearest=0.3,
         ),
         random_cases=declare.RandomCases(
-            draws=partial(draws, lengths="ragged"), properties=of_sequences, spread=SPREAD_OF_SEQUENCES, each_run=6
+            cases=partial(random_cases, lengths="ragged"),
+            properties=of_sequences,
+            spread=SPREAD_OF_SEQUENCES,
+            each_run=6,
         ),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
         launches=declare.Launches(

@@ -16,7 +16,7 @@ from codegen.operators import operator
 from codegen.operators.convolution.problem import Convolution
 from codegen.problem import LARGEST_EXTENT
 from tests.operators.conv2d.kernels import ALIGNS, convolution
-from tests.operators.conv2d.random_cases import draws
+from tests.operators.conv2d.random_cases import random_cases as random_convolutions
 from tests.operators.harness.declarations import LEVEL_0, SM_90A, Array, Inputs, Problems, RandomCases, References
 from tests.operators.harness.machine_code import Codes
 from tests.support.kernels.ring_integers import finished
@@ -288,7 +288,7 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
     return counts
 
 
-# What a draw's number decides nearly as often as it goes round, the rest at about a third of how often it comes up.
+# What a case's number decides nearly as often as it goes round, the rest at about a third of how often it comes up.
 SPREAD = {
     "target sm_80": 25, "target sm_90a": 25, "target sm_75": 10, "layout nhwc": 40, "layout nchw": 40,
     "inputs float32": 40, "inputs float16": 20, "inputs bfloat16": 20, "out float32": 10, "out float16": 8,
@@ -306,7 +306,7 @@ SPREAD_OF_IMAGES = {
 
 
 def random_cases(name: str, spread: dict[str, int], *, about: Any = properties) -> RandomCases:
-    return RandomCases(draws=partial(draws, name=name), properties=about, spread=spread, each_run=13)
+    return RandomCases(cases=partial(random_convolutions, name=name), properties=about, spread=spread, each_run=13)
 
 
 def gathered_beside_stored(name: str, fields: Fields) -> dict[str, Kernel]:

@@ -94,19 +94,19 @@ class Kernels:
         dtype = words.get("dtype", "float16")
         tile = {name: value for name, value in SMALL_TENSOR_TILE.items() if name != "static_k"}
         depth = {"tile_k": TILE_K[dtype], "mma_k": MMA_K[dtype]}
-        return self._kernel(words, {"algorithm": "implicit_gemm", **tile, **depth, **tunables})
+        return self.kernel(words, {"algorithm": "implicit_gemm", **tile, **depth, **tunables})
 
     def simt(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
         """An implicit product on the CUDA cores."""
         plain = {"dtype": "float32", "tf32": False, **words}
-        return self._kernel(plain, {"algorithm": "implicit_gemm", **SMALL_TILE, **tunables})
+        return self.kernel(plain, {"algorithm": "implicit_gemm", **SMALL_TILE, **tunables})
 
     def imad(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
         """An implicit product over a ring on the CUDA cores; by limbs: on tensor cores."""
-        return self._kernel({"dtype": "int64", **words}, {**SMALL_IMAD, **tunables})
+        return self.kernel({"dtype": "int64", **words}, {**SMALL_IMAD, **tunables})
 
     def limbs(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
-        return self._kernel({"dtype": "int64", **words}, {**SMALL_LIMBS, **tunables})
+        return self.kernel({"dtype": "int64", **words}, {**SMALL_LIMBS, **tunables})
 
     def exact_winograd(self, way: str, words: Mapping[str, Any], **tunables: Any) -> Kernel:
         """Over a ring; `way`: "imad" or "limbs"."""
@@ -114,19 +114,19 @@ class Kernels:
             name: value for name, value in {"imad": SMALL_IMAD, "limbs": SMALL_LIMBS}[way].items() if name != "split"
         }
         own = {"algorithm": f"winograd_{way}", "output_tile": 2, "transform_width": 1}
-        return self._kernel({"dtype": "int64", **words}, {**products, **own, **tunables})
+        return self.kernel({"dtype": "int64", **words}, {**products, **own, **tunables})
 
     def exact_fused(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
         """Winograd over a ring in one launch."""
-        return self._kernel({"dtype": "int64", **words}, {**EXACT_FUSED, **tunables})
+        return self.kernel({"dtype": "int64", **words}, {**EXACT_FUSED, **tunables})
 
     def direct(self, words: Mapping[str, Any], **tunables: Any) -> Kernel:
         own = DIRECT_WGRAD if self.operator == "conv2d_wgrad" else DIRECT
-        return self._kernel(words, {**own, **tunables})
+        return self.kernel(words, {**own, **tunables})
 
     def made(self, configs: Mapping[str, tuple[str, Mapping[str, Any], Mapping[str, Any]]]) -> dict[str, Kernel]:
         """By name: "tensor", "simt" or "direct", words, tunables."""
         return {name: getattr(self, kind)(words, **tunables) for name, (kind, words, tunables) in configs.items()}
 
-    def _kernel(self, words: Mapping[str, Any], tunables: Mapping[str, Any]) -> Kernel:
+    def kernel(self, words: Mapping[str, Any], tunables: Mapping[str, Any]) -> Kernel:
         return Kernel.of(self.called or self.operator, self.signature(**words), Schedule.of(tunables))

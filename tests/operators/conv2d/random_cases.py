@@ -1,6 +1,6 @@
 """Convolutions, forward or of a gradient, random over the whole domain, each with one accepted schedule.
 
-What a draw is about (dtype, layout, target, kind, split) goes round in steps that share no factor, so that a hundred
+What a case is about (dtype, layout, target, kind, split) goes round in steps that share no factor, so that a hundred
 random cases have all of it; the extents and the rest are chance.
 """
 
@@ -50,16 +50,16 @@ MOST_PRODUCTS = 1_500_000
 ATTEMPTS = 1500
 
 
-def draws(count: int, seed: int, name: str = "conv2d") -> list[tuple[str, Candidate]]:
+def random_cases(count: int, seed: int, name: str = "conv2d") -> list[tuple[str, Candidate]]:
     """Targets and candidates. `name`: the operator's."""
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(name, start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+    return [_case(name, start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
 
 
-def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _case(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
     while True:
-        problem = draw_problem(name, number, rng)
+        problem = random_problem(name, number, rng)
         arch = TARGETS[number // 4 % 3]
         if arch == "sm_75" and problem.dtype == "bfloat16":
             arch = "sm_86"
@@ -68,7 +68,7 @@ def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
             return arch, candidate
 
 
-def draw_problem(name: str, number: int, rng: random.Random) -> Convolution:
+def random_problem(name: str, number: int, rng: random.Random) -> Convolution:
     dtype, tf32 = INPUTS[number % 4]
     kind, grain = KINDS[number % 7], GRAINS[number // 3 % 5]
     while True:

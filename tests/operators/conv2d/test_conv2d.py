@@ -151,7 +151,7 @@ SEARCHES = declare.Searches(
     accepted=[
         (HALF, TENSOR),
         (DEPTHWISE, ALONE),
-        # A thread that is told to manages with fewer registers than it would take.
+        # With a limit, a thread has fewer registers than the compiler would give it.
         (HALF, {**TENSOR, "tile_n": 128, "fragments": 1, "maxnreg": 128}),
         # A pointwise image is reached with 64 bits.
         ({**HALF, **POINT, "n": 2**15}, TENSOR),
@@ -399,7 +399,7 @@ def test_work_asks_the_dram_for_the_image_once_and_the_l2_for_every_tap() -> Non
 NEIGHBOURS = ((3, 1), (3, 4), (5, 2), (5, 8), (7, 4), (7, 8))  # window, pixels
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     for layout, dtype in product(LAYOUTS, ("float16", "bfloat16", "float32")):
         words = {"layout": layout, "dtype": dtype}
@@ -493,10 +493,10 @@ def test_test_problems_have_every_geometry(layout: str) -> None:
 
 
 @pytest.mark.parametrize(("window", "pixels"), NEIGHBOURS)
-def test_test_problems_of_neighbouring_pixels_have_ragged_rows(window: int, pixels: int) -> None:
+def test_problems_of_neighbouring_pixels_have_tails_in_rows(window: int, pixels: int) -> None:
     problems = reduced(OF.direct({"align": (4, 1, 4), "depthwise": True}, window=window, pixels=pixels))
-    ragged = {1, max(1, pixels - 1), pixels, pixels + 1} - ({2} if pixels == 1 else set())
-    assert {problem.q for problem in problems} >= ragged
+    tails = {1, max(1, pixels - 1), pixels, pixels + 1} - ({2} if pixels == 1 else set())
+    assert {problem.q for problem in problems} >= tails
     assert all((problem.s, problem.stride[1], problem.dilation[1]) == (window, 1, 1) for problem in problems)
     assert any(problem.taps > 16 for problem in problems), "more rows of the filter than come at once"
     assert {problem.stride[0] for problem in problems} == {1, 2, 3}
@@ -722,7 +722,7 @@ DECLARED = (
             device_epilogue=[{"op": "bias"}, {"op": "gelu"}, {"op": "residual"}, {"op": "mask"}],
             bounded={"c": 12, "k": 6},
         ),
-        proofs=declare.Proofs(kernels=proved, sanitized=sanitized),
+        verifications=declare.Verifications(kernels=verified, sanitized=sanitized),
         mutations=MUTATIONS,
         random_cases=convolutions.random_cases(NAME, {**SPREAD_OF_IMAGES, "epilogue separate": 5}),
         machine_code=declare.MachineCode(

@@ -21,7 +21,7 @@ from codegen.operators import operator
 from codegen.operators.convolution.problem import Convolution
 from codegen.operators.matmul import ring_space
 from codegen.operators.matmul.grid import k_steps
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.search.rules import ACCEPTED, Accepted
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -31,7 +31,7 @@ from cukiln.types import LaunchTransform
 from tests.operators.conv2d import convolutions
 from tests.operators.conv2d.convolutions import DEFINED, DO_NOT_FIT, LAYOUTS, OUT, REGISTERS
 from tests.operators.conv2d.kernels import ALIGNS, EXACT_FUSED, SIZES, Kernels, convolution
-from tests.operators.conv2d.random_cases import TARGETS, draw_problem
+from tests.operators.conv2d.random_cases import TARGETS, random_problem
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Rejection
@@ -289,7 +289,7 @@ def test_no_level_tries_a_separate_epilogue_or_one_that_the_policy_does_not_allo
 def test_limbs_are_predicted_faster_where_there_is_much_to_multiply(name: str) -> None:
     best: dict[object, float] = {}
     for candidate in lower(problem(name, n=16), SM_90A, LEVEL_1).candidates:
-        us, algorithm = predict_before(candidate, SM_90A).us, candidate.schedule.get("algorithm")
+        us, algorithm = predict_uncompiled(candidate, SM_90A).us, candidate.schedule.get("algorithm")
         best[algorithm] = min(us, best.get(algorithm, us))
     assert 1.2 < best["imad"] / best["limbs"] < 5.0
 
@@ -299,7 +299,7 @@ def test_with_little_to_compute_one_launch_of_winograd_is_predicted_ahead_of_fou
     """On the CUDA cores."""
     best: dict[object, float] = {}
     for candidate in lower(problem(name), SM_90A, LEVEL_1).candidates:
-        us, t = predict_before(candidate, SM_90A).us, candidate.schedule.as_dict()
+        us, t = predict_uncompiled(candidate, SM_90A).us, candidate.schedule.as_dict()
         way = t["algorithm"], t.get("output_tile")
         best[way] = min(us, best.get(way, us))
     assert all(best["winograd_fused", outputs] < 0.8 * best["winograd_imad", outputs] for outputs in (2, 4))
@@ -410,7 +410,7 @@ IMAD_SCHEDULES: tuple[Fields, ...] = (
 ONE_LAUNCH_SCHEDULES: tuple[Fields, ...] = ({}, {"tile_m": 16, "tile_k": 8})
 
 
-def proved(name: str) -> dict[str, Kernel]:
+def verified(name: str) -> dict[str, Kernel]:
     """Of dtype, layout, width and algorithm any three in every combination; of a gradient's strides and of Winograd's
     forms any two."""
     of, by_name = Kernels(name), dict[str, Kernel]()
@@ -596,22 +596,22 @@ PLACES = ("once", "once", "tile", "once", "product")
 MOST_PRODUCTS = 250_000
 
 
-def draws(number: int, seed: int, name: str) -> list[tuple[str, Candidate]]:
+def random_cases(number: int, seed: int, name: str) -> list[tuple[str, Candidate]]:
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(name, start + each, random.Random(rng.getrandbits(64))) for each in range(number)]
+    return [_case(name, start + each, random.Random(rng.getrandbits(64))) for each in range(number)]
 
 
-def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _case(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
     if number % 4 == 3 and name != "conv2d_wgrad":
-        return _draw_winograd(name, number, rng)
+        return _winograd_case(name, number, rng)
     op, dtype, arch = operator(name), list(RINGS)[number % 2], TARGETS[number // 2 % 3]
     algorithm = "imad" if arch == "sm_75" or number % 5 < 2 else "limbs"
     place = PLACES[number // 2 % 5]
     place = "tile" if (place, algorithm) == ("product", "limbs") else place
     for attempt in count():
         place = "once" if attempt == 4 else place  # sums of a few products are a single tile
-        p = _drawn_problem(name, number, dtype, place, rng)
+        p = _random_problem(name, number, dtype, place, rng)
         lists = dict(op.space(p, target(arch), Search(tunables={"algorithm": [algorithm]})).parts[0].tunables)
         wide = op.space(p, target(arch), Search(level=2)).parts[algorithm == "limbs"].tunables
         lists |= {key: wide[key] for key in wide if key not in ("split", "split_k")}
@@ -629,7 +629,7 @@ def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
     raise AssertionError("no schedule")
 
 
-def _draw_winograd(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _winograd_case(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
     op, dtype, arch = operator(name), list(RINGS)[number // 4 % 2], TARGETS[number // 8 % 3]
     way = WINOGRAD[number // 24 % 3]
     way = "winograd_imad" if (way, arch) == ("winograd_limbs", "sm_75") else way
@@ -655,10 +655,10 @@ def _draw_winograd(name: str, number: int, rng: random.Random) -> tuple[str, Can
                 return arch, op.candidate(p, schedule)
 
 
-def _drawn_problem(name: str, number: int, dtype: str, place: str, rng: random.Random) -> Convolution:
+def _random_problem(name: str, number: int, dtype: str, place: str, rng: random.Random) -> Convolution:
     """A random convolution on floats, over the ring."""
     while True:
-        p = draw_problem(name, number, rng)
+        p = random_problem(name, number, rng)
         if p.n * max(p.h * p.w * p.c * p.k, p.p * p.q * p.k * p.taps) <= MOST_PRODUCTS:
             break
     nodes = rng.sample(NODES[name], k=min(rng.choice((0, 0, 1, 2, 3)), len(NODES[name])))
@@ -671,15 +671,15 @@ def _drawn_problem(name: str, number: int, dtype: str, place: str, rng: random.R
         policy = {"policy": "tolerance", "ulp": 2**31 - 1}
         fields |= {"fraction_bits": min(bits or 4, bits_of(dtype) - 2), "truncation": policy}
         fields["epilogue"] = [node for node in nodes if node != SQUARED]
-    drawn = operator(name).parse(fields)
-    assert isinstance(drawn, Convolution)
+    problem = operator(name).parse(fields)
+    assert isinstance(problem, Convolution)
     if place == "once":
-        return drawn
-    k = operator(name).product(drawn).k  # type: ignore[attr-defined]
-    error = largest_error(k, drawn.rounding or "floor")
+        return problem
+    k = operator(name).product(problem).k  # type: ignore[attr-defined]
+    error = largest_error(k, problem.rounding or "floor")
     tight = operator(name).parse({**fields, "truncation": {"policy": "tolerance", "ulp": max(1, error)}})
     assert isinstance(tight, Convolution)
-    return tight if k > 8 else _drawn_problem(name, number, dtype, place, rng)
+    return tight if k > 8 else _random_problem(name, number, dtype, place, rng)
 
 
 def properties(arch: str, candidate: Candidate) -> Counter[str]:
@@ -881,10 +881,10 @@ def declared(name: str) -> declare.Declarations:
         problems=problems(name),
         searches=searches(name),
         references=references(name),
-        proofs=declare.Proofs(kernels=partial(proved, name), sanitized=partial(sanitized, name)),
+        verifications=declare.Verifications(kernels=partial(verified, name), sanitized=partial(sanitized, name)),
         mutations=MUTATIONS.get(name),
         random_cases=declare.RandomCases(
-            draws=partial(draws, name=name),
+            cases=partial(random_cases, name=name),
             properties=properties,
             spread={
                 **SPREAD,

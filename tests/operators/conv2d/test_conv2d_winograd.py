@@ -16,7 +16,7 @@ from codegen.lower import lower
 from codegen.operators import operator
 from codegen.operators.conv2d.problem import Conv2dProblem
 from codegen.operators.convolution import winograd, winograd_reference
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.search.rules import ACCEPTED
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -200,7 +200,7 @@ def predicted(arch: str, **fields: Any) -> dict[str, float]:
     """Microseconds of the fastest of level 1, by algorithm."""
     best: dict[str, float] = {}
     for candidate in lower(conv2d(**{**RESNET, **fields}), target(arch), LEVEL_1).candidates:
-        algorithm, us = str(candidate.schedule.get("algorithm")), predict_before(candidate, target(arch)).us
+        algorithm, us = str(candidate.schedule.get("algorithm")), predict_uncompiled(candidate, target(arch)).us
         best[algorithm] = min(us, best.get(algorithm, us))
     return best
 
@@ -331,7 +331,7 @@ def test_the_bound_of_a_form_is_also_that_of_the_smaller_one_and_of_implicit_gem
 # ---- kernels on the CPU
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     for layout, outputs in product(LAYOUTS, (2, 4)):
         tile = {"output_tile": outputs}
@@ -361,9 +361,9 @@ def proved() -> dict[str, Kernel]:
     return by_name
 
 
-@pytest.mark.parametrize("name", list(proved()))
+@pytest.mark.parametrize("name", list(verified()))
 def test_every_kernel_has_its_estimates(name: str) -> None:
-    kernel = proved()[name]
+    kernel = verified()[name]
     assert 0.1 < OP.predicted_compile_seconds(kernel) < 2.0
     assert 32 <= OP.estimated_registers(kernel) <= 255
     assert OP.deterministic(kernel) and OP.shared_bytes(kernel) > 0
@@ -628,10 +628,10 @@ DECLARED = (
         problems=PROBLEMS,
         searches=SEARCHES,
         references=REFERENCES,
-        proofs=declare.Proofs(kernels=proved, sanitized=sanitized),
+        verifications=declare.Verifications(kernels=verified, sanitized=sanitized),
         mutations=MUTATIONS,
         random_cases=declare.RandomCases(
-            draws=winograd_cases.draws,
+            cases=winograd_cases.random_cases,
             properties=winograd_cases.properties,
             spread=winograd_cases.SPREAD,
             each_run=winograd_cases.EACH_RUN,

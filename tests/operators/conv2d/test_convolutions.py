@@ -29,7 +29,7 @@ from tests.support.run.places import ROOT
 
 OPERATORS = ("conv2d", "conv2d_dgrad", "conv2d_wgrad")
 EXAMPLES = {"conv2d": "resnet18", "conv2d_dgrad": "resnet18_dgrad", "conv2d_wgrad": "resnet18_wgrad"}
-DRAWS = 150
+PROBLEMS = 150
 LAST_STAGE: dict[str, Any] = {"n": 1, "h": 7, "w": 7, "c": 960, "k": 960, "groups": 960, "r": 3, "s": 3, "padding": 1}
 
 
@@ -64,7 +64,7 @@ def test_a_sum_with_more_products_than_are_exact_has_fewer_of_them(
 # ---- levels
 
 
-def drawn(name: str, rnd: random.Random) -> Problem:
+def random_problem(name: str, rnd: random.Random) -> Problem:
     """Small and large extents, few and many channels, depthwise, multipliers and groups."""
     while True:
         c, k = rnd.choice([1, 2, 3, 5, 8, 16, 24, 64, 96, 256, 960]), rnd.choice([1, 2, 3, 6, 8, 10, 32, 64, 256])
@@ -86,9 +86,9 @@ def drawn(name: str, rnd: random.Random) -> Problem:
 
 
 @pytest.mark.parametrize("name", OPERATORS)
-def test_drawn_convolutions_have_schedules_in_every_level(name: str) -> None:
+def test_random_convolutions_have_schedules_in_every_level(name: str) -> None:
     rnd = random.Random(7)
-    for problem in (drawn(name, rnd) for _ in range(DRAWS)):
+    for problem in (random_problem(name, rnd) for _ in range(PROBLEMS)):
         zero = lower(problem, SM_90A, LEVEL_0)
         assert zero.why_empty is None, (problem, zero.why_empty)
         (first,) = zero.candidates

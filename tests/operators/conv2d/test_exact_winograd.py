@@ -33,7 +33,7 @@ CHANNELS = 5
 LONGEST = 13_210
 
 
-def drawn(rng: random.Random, bits: int, *shape: int) -> Any:
+def random_integers(rng: random.Random, bits: int, *shape: int) -> Any:
     """Of the whole ring, its ends among them."""
     ends = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1, -1, 0, 1)
     numbers = [
@@ -68,8 +68,8 @@ def by_winograd(image: Any, filters: Any, outputs: int, bits: int, more: int) ->
 def wrong(count: int, seed: int, outputs: int, bits: int, more: int) -> int:
     rng, differing = random.Random(seed), 0
     for _ in range(count):
-        image = drawn(rng, bits, CHANNELS, outputs + 2, outputs + 2)
-        filters = drawn(rng, bits, CHANNELS, 3, 3)
+        image = random_integers(rng, bits, CHANNELS, outputs + 2, outputs + 2)
+        filters = random_integers(rng, bits, CHANNELS, 3, 3)
         expected = convolved(image, filters, outputs) % 2**bits
         differing += not np.array_equal(by_winograd(image, filters, outputs, bits, more), expected)
     return differing
@@ -119,7 +119,7 @@ def require_bits_of_integers(cases: Sequence[tuple[str, int, int, str]], tmp_pat
     for (name, _, bits, _), candidate in candidates.items():
         op, p = operator(name), candidate.problem
         operands = [operand for operand in op.operands(p) if operand.role == "in"]
-        inputs = {each.name: drawn(rng, bits, *each.shape).astype(each.dtype) for each in operands}
+        inputs = {each.name: random_integers(rng, bits, *each.shape).astype(each.dtype) for each in operands}
         expected = convolutions.definition(p, inputs)  # type: ignore[arg-type]
         np.testing.assert_array_equal(built.call(candidate, inputs), expected, str(candidate.schedule.as_dict()))
 

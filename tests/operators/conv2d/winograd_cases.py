@@ -49,15 +49,15 @@ def simt_schedule(**tunables: Any) -> dict[str, Any]:
 
 
 def tensor(of: Kernels, words: Mapping[str, Any], **tunables: Any) -> Kernel:
-    return of._kernel(words, tensor_schedule(words.get("dtype", "float16"), **tunables))
+    return of.kernel(words, tensor_schedule(words.get("dtype", "float16"), **tunables))
 
 
 def simt(of: Kernels, words: Mapping[str, Any], **tunables: Any) -> Kernel:
-    return of._kernel({"dtype": "float32", "tf32": False, **words}, simt_schedule(**tunables))
+    return of.kernel({"dtype": "float32", "tf32": False, **words}, simt_schedule(**tunables))
 
 
 def fused(of: Kernels, words: Mapping[str, Any], **tunables: Any) -> Kernel:
-    return of._kernel({"dtype": "float32", "tf32": False, **words}, {**FUSED, **tunables})
+    return of.kernel({"dtype": "float32", "tf32": False, **words}, {**FUSED, **tunables})
 
 
 # ---- in NumPy
@@ -129,14 +129,14 @@ def rounded(values: Array, element: str) -> Array:
 # ---- random cases
 
 
-def draws(count: int, seed: int, name: str = "conv2d") -> list[tuple[str, Candidate]]:
+def random_cases(count: int, seed: int, name: str = "conv2d") -> list[tuple[str, Candidate]]:
     """Targets and candidates. `name`: the operator's."""
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(name, start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+    return [_case(name, start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
 
 
-def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _case(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
     while True:
         problem, arch = _problem(name, number, rng), TARGETS[number // 4 % 3]
         if arch == "sm_75" and problem.dtype == "bfloat16":

@@ -19,7 +19,7 @@ from codegen.operators import operator
 from codegen.operators.conv2d_dgrad.problem import MOST_RESIDUES, Conv2dDgradProblem
 from codegen.operators.conv2d_dgrad.residue_classes import count, largest, phases
 from codegen.operators.convolution.inputs import elements_used
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.predict.roofline import predict
 from codegen.problem import LARGEST_EXTENT as MOST
 from codegen.search.rules import ACCEPTED, Rejected
@@ -191,7 +191,7 @@ SEARCHES = declare.Searches(
         (DEPTHWISE, DIRECT),
         ({**DEPTHWISE, "stride": 3}, {**DIRECT, "pixels": 1}),
         ({**DEPTHWISE, "stride": [2, 1]}, {**DIRECT, "window": 3}),
-        # A thread that is told to manages with fewer registers than it would take.
+        # With a limit, a thread has fewer registers than the compiler would give it.
         (TF32, {**TENSOR, "tile_n": 128, "tile_k": 16, "warps_m": 4, "mma_k": 8, "maxnreg": 128}),
         # A pointwise gradient is reached with 64 bits.
         ({**HALF, **POINT, "n": 2**15}, TENSOR),
@@ -282,7 +282,7 @@ def test_a_prediction_waits_for_the_longest_phase_where_rounds_do_not_hide_it(mo
 
 def test_a_stride_is_predicted_to_cost_a_quarter_of_the_products_not_all() -> None:
     large = {**HALF, "n": 64, "c": 256, "k": 256}
-    plain, strided = (predict_before(level_0(**fields), SM_90A).us for fields in (large, {**large, "stride": 2}))
+    plain, strided = (predict_uncompiled(level_0(**fields), SM_90A).us for fields in (large, {**large, "stride": 2}))
     assert 0.2 < strided / plain < 0.6
 
 
@@ -312,7 +312,7 @@ def test_the_bound_is_that_of_the_longest_sum(fields: Fields, longest: int) -> N
 # ---- kernels on the CPU
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     for layout, dtype in product(LAYOUTS, ("float16", "bfloat16", "float32")):
         words, last = {"layout": layout, "dtype": dtype}, layout == "nhwc"
@@ -582,7 +582,7 @@ DECLARED = (
             bounded={"c": 6, "k": 12},
             strides=(1, 2),
         ),
-        proofs=declare.Proofs(kernels=proved, sanitized=sanitized),
+        verifications=declare.Verifications(kernels=verified, sanitized=sanitized),
         mutations=MUTATIONS,
         random_cases=convolutions.random_cases(NAME, SPREAD, about=properties),
         machine_code=declare.MachineCode(

@@ -106,7 +106,7 @@ REFERENCES = declare.References(
 )  # fmt: skip
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     for layout, outputs in product(LAYOUTS, (2, 4)):
         tile = {"output_tile": outputs}
@@ -203,12 +203,12 @@ DECLARED = (
         problems=PROBLEMS,
         searches=SEARCHES,
         references=REFERENCES,
-        proofs=declare.Proofs(
-            kernels=proved, sanitized=lambda: [tensor(OF, {"layout": "nchw"}, **F4, transform_width=1)]
+        verifications=declare.Verifications(
+            kernels=verified, sanitized=lambda: [tensor(OF, {"layout": "nchw"}, **F4, transform_width=1)]
         ),
         mutations=declare.Mutations(kernels=mutated, files=(), wrong=WRONG),
         random_cases=declare.RandomCases(
-            draws=partial(winograd_cases.draws, name=NAME),
+            cases=partial(winograd_cases.random_cases, name=NAME),
             properties=winograd_cases.properties,
             spread=winograd_cases.SPREAD,
             each_run=winograd_cases.EACH_RUN,

@@ -160,7 +160,7 @@ SEARCHES = declare.Searches(
         (HALF, {**TENSOR, **WORKSPACE, "split_k": 16}),
         (DEPTHWISE, ALONE),
         (DEPTHWISE, SLICED),
-        # A thread that is told to manages with fewer registers than it would take.
+        # With a limit, a thread has fewer registers than the compiler would give it.
         (TF32, {**TENSOR, "tile_k": 16, "mma_k": 8, "maxnreg": 128}),
         # A pointwise image is reached with 64 bits.
         ({**HALF, **POINT, "n": 2**15}, TENSOR),
@@ -308,7 +308,7 @@ def test_most_candidates_of_level_1_share_kernels() -> None:
 # ---- kernels on the CPU
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     for layout, dtype in product(LAYOUTS, ("float16", "bfloat16", "float32")):
         words = {"layout": layout, "dtype": dtype}
@@ -567,7 +567,7 @@ DECLARED = (
             device_epilogue=[{"op": "bias"}, {"op": "gelu"}, {"op": "residual"}, {"op": "mask"}],
             bounded={"c": 12, "k": 6},
         ),
-        proofs=declare.Proofs(kernels=proved, sanitized=sanitized),
+        verifications=declare.Verifications(kernels=verified, sanitized=sanitized),
         mutations=MUTATIONS,
         random_cases=convolutions.random_cases(NAME, SPREAD),
         machine_code=declare.MachineCode(

@@ -15,7 +15,7 @@ KINDS = (
     "problems",
     "searches",
     "references",
-    "proofs",
+    "verifications",
     "mutations",
     "random_cases",
     "machine_code",

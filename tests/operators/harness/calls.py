@@ -18,7 +18,7 @@ from cukiln.types import Launch
 from tests.operators.harness.declarations import Change, Declarations, Library, Whole
 from tests.support.fixtures.library import Built, Child, build, calls, launches
 from tests.support.kernels.random_cases import seed_of_this_run
-from tests.support.run.each_run import DRAWS, rows_using
+from tests.support.run.each_run import SOME_ROWS, rows_using
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
@@ -59,8 +59,8 @@ def names_of_each_run(declared: Declarations) -> list[str]:
     libraries = declared.calls or {}
     always = [name for name, library in libraries.items() if library.always]
     others = sorted(libraries.keys() - set(always))
-    drawn = random.Random(f"{seed_of_this_run()} {others}")
-    return [*always, *drawn.sample(others, -(-len(others) // 3))] if DRAWS else []
+    rng = random.Random(f"{seed_of_this_run()} {others}")
+    return [*always, *rng.sample(others, -(-len(others) // 3))] if SOME_ROWS else []
 
 
 def left_out(having: Sequence[Declarations]) -> set[tuple[str, str]]:

@@ -23,7 +23,7 @@ from tests.support.kernels.random_cases import EACH_RUN
 Array = NDArray[Any]
 Fields = Mapping[str, Any]
 Inputs = Mapping[str, Array]
-Draws = Callable[[int, int], list[tuple[str, Candidate]]]
+MakeCases = Callable[[int, int], list[tuple[str, Candidate]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ class References:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Proofs:
+class Verifications:
     """`nearest`: the largest error must come so near to its bound, or the bound forgives everything."""
 
     kernels: Callable[[], Mapping[str, Kernel]]
@@ -117,11 +117,11 @@ class Mutations:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomCases:
-    """`properties`: what a draw is about; `spread`: of what there must be how many percent. `extents`: of the launch
+    """`properties`: what a case is about; `spread`: of what there must be how many percent. `extents`: of the launch
     ABI's, how many tell problems apart. `each_run`: how many `make test` verifies, 25 of an operator in all its
     modules."""
 
-    draws: Draws
+    cases: MakeCases
     properties: Callable[[str, Candidate], Counter[str]]
     spread: Mapping[str, int]
     extents: int | None = None
@@ -190,7 +190,7 @@ class Declarations:
     problems: Problems | None = None
     searches: Searches | None = None
     references: References | None = None
-    proofs: Proofs | None = None
+    verifications: Verifications | None = None
     mutations: Mutations | None = None
     random_cases: RandomCases | None = None
     machine_code: MachineCode | None = None

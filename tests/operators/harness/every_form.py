@@ -8,12 +8,12 @@ from pathlib import Path
 
 from codegen.kernel import Kernel
 from tests.operators.harness.declarations import Declarations
-from tests.operators.harness.proofs import PATH, kernels_of, seconds
+from tests.operators.harness.verifications import PATH, kernels_of, seconds
 
 FOLDER = Path(__file__).parents[1]
 WITH_DECLARATIONS = sorted(path for path in FOLDER.glob("*/test_*.py") if "\nDECLARED" in path.read_text())
 """Modules, of which an operator may have several."""
-DRAWS = 60  # random cases of a module, which have every form of its operators' kernels
+RANDOM_CASES = 60  # random cases of a module, which have every form of its operators' kernels
 
 
 def declared_in(module: Path) -> Sequence[Declarations]:
@@ -39,7 +39,7 @@ def forms(module: Path) -> list[Kernel]:
     """Of every form of the module's kernels the one that compiles fastest."""
     fastest: dict[tuple[object, ...], Kernel] = {}
     for declared in declared_in(module):
-        cases = declared.random_cases.draws(DRAWS, 7) if declared.random_cases is not None else []
+        cases = declared.random_cases.cases(RANDOM_CASES, 7) if declared.random_cases is not None else []
         of = [*kernels_of([declared]).values(), *(candidate.kernel for _, candidate in cases)]
         for kernel in sorted(of, key=seconds):
             fastest.setdefault(form(kernel), kernel)

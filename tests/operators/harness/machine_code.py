@@ -20,10 +20,10 @@ from codegen.operators import operator
 from codegen.text.ptxas_report import Resources
 from codegen.text.render_group import render_device, symbols
 from tests.operators.harness.declarations import Declarations
-from tests.operators.harness.proofs import PATH, Classes, Names, covering
+from tests.operators.harness.verifications import PATH, Classes, Names, covering
 from tests.support.fixtures.compile import LIMITS
 from tests.support.kernels.random_cases import seed_of_this_run
-from tests.support.run.each_run import DRAWS
+from tests.support.run.each_run import SOME_ROWS
 from workers.compile.compile_file import PTX, FileCompiler
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
@@ -174,9 +174,9 @@ def of_every_class(having: Sequence[Declarations]) -> Names:
 def of_this_run(having: Sequence[Declarations]) -> Names:
     """Half of those of every class, by its seed, and what a test of the module's own compares."""
     every = sorted(of_every_class(having))
-    drawn = random.Random(f"{seed_of_this_run()} {every}").sample(every, -(-len(every) // 2)) if DRAWS else []
+    some = random.Random(f"{seed_of_this_run()} {every}").sample(every, -(-len(every) // 2)) if SOME_ROWS else []
     codes = {declared.operator: declared.machine_code for declared in having if declared.machine_code is not None}
-    return {*drawn, *((operator, name) for operator, of in codes.items() for name in of.compared)}
+    return {*some, *((operator, name) for operator, of in codes.items() for name in of.compared)}
 
 
 def repeats(having: Sequence[Declarations]) -> Names:

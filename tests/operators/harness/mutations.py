@@ -1,7 +1,7 @@
 """Every barrier, wait, commit, bounds check, swizzle and stage of an operator's text is needed, and other wrong texts
 are caught: the CPU execution notices.
 
-`make test` draws of each operator a kernel and some of the mutants that it reaches, with a fresh seed each time
+`make test` takes of each operator a kernel and some of the mutants that it reaches, with a fresh seed each time
 (CUKILN_TEST_SEED repeats them), and of the operators with more kernels some. `make test-long` runs all mutants, each in
 kernels up to the first that shows it, and that a missing barrier shows in every kernel which reaches it.
 """
@@ -21,10 +21,10 @@ import pytest
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from tests.operators.harness.declarations import Declarations
-from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, judge_mutants
+from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, verify_mutants
 from tests.support.kernels.mutants import Mutant, Site, changed, find_sites, mutants, switched_operator
 from tests.support.kernels.random_cases import seed_of_this_run
-from tests.support.run.each_run import DRAWS
+from tests.support.run.each_run import SOME_ROWS
 
 Verdicts = Mapping[str, list[MutantVerdict]]
 # Of a missing barrier: it must show in every kernel that reaches it.
@@ -40,8 +40,8 @@ def sites_of(declared: Declarations) -> list[Site]:
     assert declared.mutations is not None
     texts = operator(declared.operator).kernel_texts
     wrong = [changed(texts, name, *words) for name, words in declared.mutations.wrong.items()]
-    found = find_sites({file: texts[file] for file in declared.mutations.files})
-    return [*found, *declared.mutations.more(texts), *wrong]
+    sites = find_sites({file: texts[file] for file in declared.mutations.files})
+    return [*sites, *declared.mutations.more(texts), *wrong]
 
 
 @cache
@@ -65,7 +65,7 @@ def mutants_by_name(declared: Declarations) -> Mapping[str, Mutant | None]:
 
 
 TABLES = {"mutant": mutants_by_name, "run_seed": lambda declared: {"some": seed_of_this_run()}}
-DRAWN = 6
+MUTANTS = 6
 """Mutants of a kernel in `make test`."""
 TURNS = 3
 """Of so many runs of `make test`, one on average has those of a set of declarations."""
@@ -79,7 +79,7 @@ def not_in_turn(having: Sequence[Declarations]) -> set[tuple[str, str]]:
     """Of the operators whose mutants this run's seed leaves to others. Reductions are there each time: they have all
     kinds, and compile fastest."""
     turns = {declared.operator: _random(declared, "turn").randrange(TURNS) for declared in having}
-    return {(name, "some") for name, turn in turns.items() if not DRAWS or (turn and name != "reduce")}
+    return {(name, "some") for name, turn in turns.items() if not SOME_ROWS or (turn and name != "reduce")}
 
 
 def _random(declared: Declarations, purpose: str) -> random.Random:
@@ -126,7 +126,7 @@ def verdicts(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
                     mutant.number: range(len(kernels)) for mutant in (asked | in_all) & {*mutants_of(declared).values()}
                 }
                 once = run.keys() - {mutant.number for mutant in in_all}
-                by_name[declared.operator] = judge_mutants(kernels, folder / "build", once, run)
+                by_name[declared.operator] = verify_mutants(kernels, folder / "build", once, run)
     return by_name
 
 
@@ -148,23 +148,23 @@ def excused(declared: Declarations, mutant: Mutant) -> set[str]:
     return {kernel for words, kernels in declared.mutations.excused.items() if words in line for kernel in kernels}
 
 
-def in_turn_of_kinds(every: Sequence[Mutant], drawn: random.Random) -> list[Mutant]:
+def in_turn_of_kinds(every: Sequence[Mutant], rng: random.Random) -> list[Mutant]:
     """Shuffled; missing barriers and other mutants by turns."""
-    shuffled = drawn.sample(every, len(every))
+    shuffled = rng.sample(every, len(every))
     missing = [mutant for mutant in shuffled if mutant.kind in EVERYWHERE]
     others = [mutant for mutant in shuffled if mutant.kind not in EVERYWHERE]
     return [mutant for pair in zip_longest(missing, others) for mutant in pair if mutant is not None]
 
 
-def test_drawn_mutants_are_caught(declared: Declarations, run_seed: int, tmp_path: Path) -> None:
+def test_some_mutants_are_caught(declared: Declarations, run_seed: int, tmp_path: Path) -> None:
     """In a kernel that passes as it is: each barrier, wait and commit that is missing, and some of the others, of which
     a kernel need not show every one."""
     by_number = {mutant.number: mutant for mutant in mutants_of(declared).values()}
-    drawn = _random(declared, "drawn")
+    rng = _random(declared, "rng")
     with kernels_with_mutants(declared, tmp_path) as named:
-        called = drawn.choice(list(named))
-        asked = {mutant.number: (0,) for mutant in in_turn_of_kinds(list(by_number.values()), drawn)}
-        as_it_is, *ran = judge_mutants([named[called]], tmp_path / "build", asked=asked, most=DRAWN)
+        called = rng.choice(list(named))
+        asked = {mutant.number: (0,) for mutant in in_turn_of_kinds(list(by_number.values()), rng)}
+        as_it_is, *ran = verify_mutants([named[called]], tmp_path / "build", asked=asked, most=MUTANTS)
     assert (as_it_is.verdict, as_it_is.message) == ("ok", ""), called
     survived = [by_number[verdict.number] for verdict in ran if verdict.verdict == "ok"]
     assert len(survived) < len(ran), (called, survived)

@@ -22,12 +22,12 @@ from tests.support.kernels.compile_to_the_end import compile_to_the_end
 from tests.support.kernels.random_cases import (
     SPREAD,
     SPREAD_SEEDS,
-    prove,
     require_right,
     seed_of_this_run,
     too_seldom,
+    verify_cases,
 )
-from tests.support.run.each_run import DRAWS
+from tests.support.run.each_run import SOME_ROWS
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
@@ -36,14 +36,14 @@ TURNS = 3
 """Of so many runs of `make test`, one on average compiles a random case of a set of declarations for a GPU."""
 Cases = Sequence[tuple[str, Candidate]]
 FEW, OFTEN = 12, 20
-"""In `make test`: draws of a fixed seed, and of how many percent what must be among them is."""
+"""In `make test`: cases of a fixed seed, and of how many percent what must be among them is."""
 
 
 def not_in_turn(having: Sequence[Declarations]) -> set[tuple[str, str]]:
     left = set()
     for declared in having:
         own = f"{seed_of_this_run()} {declared.operator} {sorted(of(declared).spread)}"  # of a module of an operator
-        left |= {(declared.operator, "some")} if not DRAWS or random.Random(own).randrange(TURNS) else set()
+        left |= {(declared.operator, "some")} if not SOME_ROWS or random.Random(own).randrange(TURNS) else set()
     return left
 
 
@@ -56,7 +56,7 @@ def of(declared: Declarations) -> RandomCases:
 
 
 def properties_of(declared: Declarations, cases: Cases) -> Counter[str]:
-    """How often each thing that a draw can be about came up."""
+    """How often each thing that a case can be about came up."""
     counts: Counter[str] = Counter()
     for arch, candidate in cases:
         counts += of(declared).properties(arch, candidate)
@@ -64,17 +64,17 @@ def properties_of(declared: Declarations, cases: Cases) -> Counter[str]:
 
 
 @pytest.fixture(scope="module")
-def drawn(request: pytest.FixtureRequest) -> Mapping[str, Cases]:
+def cases_of_this_run(request: pytest.FixtureRequest) -> Mapping[str, Cases]:
     """By operator, those of this run's seed: all are verified, some compiled."""
     seed = seed_of_this_run()
     having = [declared for declared in request.module.DECLARED if declared.random_cases is not None]
-    return {declared.operator: of(declared).draws(of(declared).each_run, seed) for declared in having}
+    return {declared.operator: of(declared).cases(of(declared).each_run, seed) for declared in having}
 
 
 def test_random_cases_are_about_what_they_often_are(declared: Declarations) -> None:
     often = {name for name, percent in of(declared).spread.items() if percent >= OFTEN}
     for seed in SPREAD_SEEDS:
-        counts = properties_of(declared, of(declared).draws(FEW, seed))
+        counts = properties_of(declared, of(declared).cases(FEW, seed))
         if not (missing := sorted(often - {name for name, count in counts.items() if count})):
             return
     raise AssertionError(missing)
@@ -83,35 +83,43 @@ def test_random_cases_are_about_what_they_often_are(declared: Declarations) -> N
 @pytest.mark.long  # in `make test`: what they often are about, above
 def test_random_cases_are_about_everything(declared: Declarations) -> None:
     for seed in SPREAD_SEEDS:
-        counts = properties_of(declared, of(declared).draws(SPREAD, seed))
+        counts = properties_of(declared, of(declared).cases(SPREAD, seed))
         if not (missing := too_seldom(counts, of(declared).spread, SPREAD)):
             return
     raise AssertionError(f"fewer than wanted: {missing}")
 
 
-def test_random_cases_are_right(declared: Declarations, drawn: Mapping[str, Cases], tmp_path: Path) -> None:
-    proofs = prove(drawn[declared.operator], tmp_path, seed=seed_of_this_run())
-    require_right(proofs, of(declared).extents)
+def test_random_cases_are_right(declared: Declarations, cases_of_this_run: Mapping[str, Cases], tmp_path: Path) -> None:
+    cases = verify_cases(cases_of_this_run[declared.operator], tmp_path, seed=seed_of_this_run())
+    require_right(cases, of(declared).extents)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(6 * 3600)
 def test_five_thousand_random_cases_are_right(declared: Declarations, tmp_path: Path) -> None:
     seed = seed_of_this_run()
-    cases = [case for part in range(20) for case in of(declared).draws(250, seed + part)]
+    cases = [case for part in range(20) for case in of(declared).cases(250, seed + part)]
     cases.sort(key=lambda case: case[1].kernel.id)  # g++ compiles a kernel once for all its problems in a file
     for first in range(0, len(cases), 250):
-        proofs = prove(cases[first : first + 250], tmp_path / str(first), seed=seed)
-        require_right(proofs, of(declared).extents)
+        cases = verify_cases(cases[first : first + 250], tmp_path / str(first), seed=seed)
+        require_right(cases, of(declared).extents)
     counts = properties_of(declared, cases)
     assert too_seldom(counts, of(declared).spread, len(cases)) == {}, "fewer than wanted"
     assert all(counts[name] >= least for name, least in of(declared).in_5000.items()), counts
 
 
 def test_a_random_schedule_compiles(
-    declared: Declarations, run_seed: int, drawn: Mapping[str, Cases], toolchain: Toolchain, processes: Processes
+    declared: Declarations,
+    run_seed: int,
+    cases_of_this_run: Mapping[str, Cases],
+    toolchain: Toolchain,
+    processes: Processes,
 ) -> None:
-    require_compiled([drawn[declared.operator][run_seed % len(drawn[declared.operator])]], toolchain, processes)
+    require_compiled(
+        [cases_of_this_run[declared.operator][run_seed % len(cases_of_this_run[declared.operator])]],
+        toolchain,
+        processes,
+    )
 
 
 @pytest.mark.long
@@ -119,18 +127,20 @@ def test_a_random_schedule_compiles(
 def test_five_hundred_random_schedules_compile(
     declared: Declarations, toolchain: Toolchain, processes: Processes
 ) -> None:
-    require_compiled(of(declared).draws(500, seed_of_this_run()), toolchain, processes)
+    require_compiled(of(declared).cases(500, seed_of_this_run()), toolchain, processes)
 
 
-def test_reduced_problems_have_the_kernel_of_what_was_drawn(declared: Declarations, drawn: Mapping[str, Cases]) -> None:
-    for _, candidate in drawn[declared.operator]:
+def test_reduced_problems_have_the_kernel_of_a_random_case(
+    declared: Declarations, cases_of_this_run: Mapping[str, Cases]
+) -> None:
+    for _, candidate in cases_of_this_run[declared.operator]:
         reduced = declared.op.test_problems(candidate.kernel)
         kernels = {declared.op.candidate(problem, candidate.schedule).kernel for problem in reduced}
         assert kernels == {candidate.kernel}, candidate.problem
 
 
 def test_a_seed_decides_the_random_cases(declared: Declarations) -> None:
-    first, again, other = ([case.id for _, case in of(declared).draws(2, seed)] for seed in (5, 5, 6))
+    first, again, other = ([case.id for _, case in of(declared).cases(2, seed)] for seed in (5, 5, 6))
     assert first == again != other
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from codegen.errors import InvalidSearch
 from codegen.lower import lower
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.search.rules import ACCEPTED, Rejected
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -54,7 +54,7 @@ def test_a_public_problem_has_schedules_at_levels_0_and_1(declared: Declarations
     (first,) = lower(problem, SM_90A, LEVEL_0).candidates
     candidates = lower(problem, SM_90A, Search(level=1, limit=16)).candidates
     assert first in candidates
-    assert all(predict_before(candidate, SM_90A).us > 0.0 for candidate in candidates)
+    assert all(predict_uncompiled(candidate, SM_90A).us > 0.0 for candidate in candidates)
 
 
 def test_a_level_is_inside_the_next(declared: Declarations, nested: Fields) -> None:

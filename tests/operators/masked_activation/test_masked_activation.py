@@ -19,7 +19,7 @@ from codegen.operators import operator
 from codegen.operators.masked_activation import GATHER_SCATTER
 from codegen.operators.masked_activation import VECTORISED as KNOBS
 from codegen.operators.masked_activation.problem import MaskedActivationProblem
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.problem import LARGEST_ELEMENTS
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule
@@ -194,7 +194,7 @@ def test_level_1_tries_one_pass_and_lists_and_predicts_that_lists_are_slow() -> 
     candidates = lower(masked(2**24, dtype="float16", where_set={"op": "gelu"}), SM_90A, LEVEL_1).candidates
     times: dict[Any, list[float]] = {}
     for candidate in candidates:
-        times.setdefault(candidate.schedule.get("algorithm"), []).append(predict_before(candidate, SM_90A).us)
+        times.setdefault(candidate.schedule.get("algorithm"), []).append(predict_uncompiled(candidate, SM_90A).us)
     assert min(times["gather_scatter"]) > 2 * max(times["vectorised"])
 
 
@@ -258,7 +258,7 @@ def definition(problem: MaskedActivationProblem, inputs: Inputs) -> Array:
 FUNCTIONS = ("relu", "gelu", "silu", "identity", "square", "polynomial2", "polynomial3")
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     for number, (mask, function) in enumerate(product(("bits", "bytes"), FUNCTIONS)):
         dtype, other = FLOATS[number % 3], FUNCTIONS[(3 * number + 1) % 7]
@@ -322,14 +322,14 @@ MOST_ELEMENTS = 20_000
 ATTEMPTS = 1000
 
 
-def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
+def random_cases(count: int, seed: int) -> list[tuple[str, Candidate]]:
     """Targets and candidates."""
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+    return [_case(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
 
 
-def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _case(number: int, rng: random.Random) -> tuple[str, Candidate]:
     arch = TARGETS[number // 5 % 3]
     tunables = GATHER_SCATTER if number % 5 == 0 else KNOBS
     while True:
@@ -487,13 +487,13 @@ DECLARED = (
             },
             on_device=[("normal", {"shape": (70,), "where_set": {"op": "gelu"}, "where_clear": POLYNOMIAL})],
         ),
-        proofs=declare.Proofs(
-            kernels=proved,
+        verifications=declare.Verifications(
+            kernels=verified,
             sanitized=lambda: [vectorised("bits.gelu.square", "float16"), gather_scatter("bytes.relu.identity")],
             nearest=0.5,
         ),
         mutations=MUTATIONS,
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD),
+        random_cases=declare.RandomCases(cases=random_cases, properties=properties, spread=SPREAD),
         machine_code=declare.MachineCode(
             kernels=lambda: {
                 "level 0": level_0(2**22, dtype="float16").kernel,

@@ -33,8 +33,8 @@ from tests.support.kernels.random_cases import (
     LAYOUTS,
     MOST,
     TARGETS,
-    draw_problems,
-    draws,
+    random_cases,
+    random_problems,
     seed_of_this_run,
 )
 from tests.support.kernels.random_cases import KINDS as INPUTS
@@ -211,7 +211,7 @@ SCHEDULES: tuple[dict[str, Any], ...] = (
 )
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     by_name = {}
     for (row, layout), (column, align) in product(enumerate(LAYOUTS), enumerate(ALIGNS)):
         by_name[f"{layout} {align}"] = matmul_kernel(layout, align, **SCHEDULES[(row + column) % len(SCHEDULES)])
@@ -230,7 +230,7 @@ def sanitized() -> list[Kernel]:
 
 
 def test_the_plan_reaches_batches_and_padded_rows() -> None:
-    plan = plan_cases(OP, proved()["nn (4, 4, 4)"], seed=1)
+    plan = plan_cases(OP, verified()["nn (4, 4, 4)"], seed=1)
     cases = [dict(zip(OP.extent_names, OP.extents(case.problem), strict=True)) for case in plan]
     assert any(case["batch"] > 1 for case in cases)
     assert any(case["lda"] > case["k"] for case in cases)
@@ -397,7 +397,7 @@ SPREAD = {
 
 def test_every_problem_has_a_schedule_to_begin_with() -> None:
     """Level 0, for random problems and for extents that no vector divides, large and small."""
-    problems = draw_problems(300, seed_of_this_run())
+    problems = random_problems(300, seed_of_this_run())
     for (dtype, tf32), layout, arch in product(INPUTS, LAYOUTS, TARGETS):
         if arch == "sm_75" and dtype in AMPERE_ONLY:
             continue
@@ -413,7 +413,7 @@ DECLARED = (
         problem={"m": 64, "n": 64, "k": 64},
         problems=PROBLEMS,
         searches=SEARCHES,
-        proofs=declare.Proofs(kernels=proved, sanitized=sanitized),
+        verifications=declare.Verifications(kernels=verified, sanitized=sanitized),
         mutations=declare.Mutations(
             kernels=mutated,
             files=tuple(
@@ -424,13 +424,15 @@ DECLARED = (
             definitions={"bounds": 2, "swizzle": 1, "stage": 1},
             excused=EXCUSED,
         ),
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, extents=4, each_run=13),
+        random_cases=declare.RandomCases(
+            cases=random_cases, properties=properties, spread=SPREAD, extents=4, each_run=13
+        ),
         launches=declare.Launches(
             planned={str(extents): partial(planned, extents) for extents in EXTENTS},
             bound=bound,
         ),
         without={
-            "references": "test_matmul_reference.py has hypothesis draw them",
+            "references": "test_matmul_reference.py has property tests",
             "machine_code": "test_tensor_ptx.py looks at every kind of Config",
             "calls": "tests/of_workers/compile/test_library.py calls matmul's",
             "job": "other jobs have matmuls, the quickstart's first of all",

@@ -114,7 +114,7 @@ def test_even_is_whole_and_tail_is_not_and_none_stands_for_another(types: tuple[
         assert -(-many.m // tile["m"]) >= 2
         assert -(-many.n // tile["n"]) == 2
         assert many.m % tile["m"] == signature_unit(signature, "m") % tile["m"]
-        require_told_apart([tail, smallest, many])
+        require_distinct([tail, smallest, many])
 
 
 def signature_unit(signature: dict[str, Any], extent: str) -> int:
@@ -124,12 +124,12 @@ def signature_unit(signature: dict[str, Any], extent: str) -> int:
     return max(1, *(int(signature[name]) for name, axis in along.items() if axis == extent), 1)
 
 
-def require_told_apart(problems: Sequence[MatmulProblem]) -> None:
+def require_distinct(problems: Sequence[MatmulProblem]) -> None:
     """No extent, pitch or stride stands for another by chance."""
     for fields in (("m", "n", "k"), ("lda", "ldb", "ldc"), ("stride_a", "stride_b", "stride_c")):
-        told = [problem for problem in problems if problem.batch > 1 or fields[0] != "stride_a"]
+        distinct = [problem for problem in problems if problem.batch > 1 or fields[0] != "stride_a"]
         for one, other in combinations(fields, 2):
-            assert any(getattr(problem, one) != getattr(problem, other) for problem in told), (one, other, problems)
+            assert any(getattr(problem, one) != getattr(problem, other) for problem in distinct), (one, other, problems)
 
 
 def test_a_small_tile_gets_a_full_and_a_broken_band_of_rows_and_several_matrices() -> None:

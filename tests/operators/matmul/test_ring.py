@@ -20,7 +20,7 @@ from codegen.operators.matmul.grid import k_steps
 from codegen.operators.matmul.limb_planes import LIMB_SPLIT
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.plan.verification_plan import Part
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -240,7 +240,7 @@ def test_limbs_are_predicted_faster_where_there_is_much_to_multiply(dtype: str, 
     which it takes 36, and 10 for int32."""
     best: dict[object, float] = {}
     for candidate in lower(_problem({**CUBE, "dtype": dtype}), target(arch), LEVEL_1).candidates:
-        us, algorithm = predict_before(candidate, target(arch)).us, candidate.schedule.get("algorithm")
+        us, algorithm = predict_uncompiled(candidate, target(arch)).us, candidate.schedule.get("algorithm")
         best[algorithm] = min(us, best.get(algorithm, us))
     assert 1.5 < best["imad"] / best["limbs"] < 5.0
 
@@ -330,7 +330,7 @@ def test_under_a_tolerance_no_partial_sum_of_the_inputs_wraps_around(kind: Any, 
 
 
 @pytest.mark.parametrize("rounding", ["floor", "nearest"])
-def test_parts_are_off_by_what_the_proof_says_and_no_more(rounding: str) -> None:
+def test_parts_are_off_by_what_the_derivation_says_and_no_more(rounding: str) -> None:
     """All sums of up to four parts of three bits, and one of the worst: the bound is reached and never passed."""
     f, values = 2, range(-4, 4)
 
@@ -383,7 +383,7 @@ IMAD_SCHEDULES: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     """Both ways, rings and layouts with each class of alignment; roundings, epilogues, and places of truncation."""
     by_name = {}
     for number, (dtype, layout, narrow) in enumerate(product(RINGS, LAYOUTS, (False, True))):
@@ -515,13 +515,13 @@ NODES = (
 )  # fmt: skip
 
 
-def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
+def random_cases(count: int, seed: int) -> list[tuple[str, Candidate]]:
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+    return [_case(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
 
 
-def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _case(number: int, rng: random.Random) -> tuple[str, Candidate]:
     dtype, arch = list(RINGS)[number % 2], TARGETS[number // 2 % 3]
     algorithm = "imad" if arch == "sm_75" or number % 5 < 2 else "limbs"
     place = NUMBERS["place"][number // 2 % 5]
@@ -529,7 +529,7 @@ def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
         place = "tile"
     tunables = ring_space.IMAD if algorithm == "imad" else (*ring_space.LIMBS, LIMB_SPLIT)
     while True:
-        problem = _drawn_problem(number, dtype, place, rng)
+        problem = _random_problem(number, dtype, place, rng)
         lists = dict(OP.space(problem, target(arch), Search(tunables={"algorithm": [algorithm]})).parts[0].tunables)
         wide = OP.space(problem, target(arch), Search(level=2)).parts[algorithm == "limbs"].tunables
         lists |= {name: wide[name] for name in wide if name not in ("split", "split_k")}
@@ -543,7 +543,7 @@ def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
                 return arch, OP.candidate(problem, schedule)
 
 
-def _drawn_problem(number: int, dtype: str, place: str, rng: random.Random) -> MatmulProblem:
+def _random_problem(number: int, dtype: str, place: str, rng: random.Random) -> MatmulProblem:
     grain = NUMBERS["align"][number // 3 % 4]
 
     def extent() -> int:
@@ -686,14 +686,16 @@ DECLARED = (
         problems=PROBLEMS,
         searches=SEARCHES,
         references=REFERENCES,
-        proofs=declare.Proofs(kernels=proved, sanitized=sanitized),
+        verifications=declare.Verifications(kernels=verified, sanitized=sanitized),
         mutations=declare.Mutations(
             kernels=mutated,
             files=(RING, LIMBS_TEXT, PLANES),
             wrong=WRONG,
             definitions={"swizzle": 0},
         ),
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD, extents=4, each_run=12),
+        random_cases=declare.RandomCases(
+            cases=random_cases, properties=properties, spread=SPREAD, extents=4, each_run=12
+        ),
         machine_code=MACHINE_CODE,
         launches=declare.Launches(
             planned={

@@ -26,7 +26,7 @@ from tests.support.fixtures.codegen import default_candidate, matmul
 from tests.support.kernels.cpu_helpers import TILE_K, tensor_kernel, verify
 from tests.support.kernels.random_cases import seed_of_this_run
 from tests.support.kernels.spills import require_no_spills
-from tests.support.run.each_run import DRAWS, rows_using, some_each_run
+from tests.support.run.each_run import SOME_ROWS, rows_using, some_each_run
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
@@ -50,7 +50,7 @@ EACH_RUN = [
     ("sm_80", DTYPES[_TURN], LAYOUTS[_TURN]),
     ("sm_75", "float16", LAYOUTS[_TURN]),
 ]
-ROWS = [pytest.param(*kind, marks=() if DRAWS and kind in EACH_RUN else pytest.mark.long) for kind in KINDS]
+ROWS = [pytest.param(*kind, marks=() if SOME_ROWS and kind in EACH_RUN else pytest.mark.long) for kind in KINDS]
 
 
 def cube(dtype: str, layout: str, **fields: Any) -> Any:
@@ -329,9 +329,9 @@ def require_no_conflicts(kernels: Mapping[str, Kernel]) -> None:
 
 def test_the_main_loop_has_no_bank_conflicts() -> None:
     """Of each type in a shape of tiles, another by each run's seed."""
-    drawn = random.Random(seed_of_this_run())
+    rng = random.Random(seed_of_this_run())
     kinds = dict(kinds_of_tiles())
-    some = [drawn.choice([name for name in kinds if name.startswith(dtype)]) for dtype in DTYPES]
+    some = [rng.choice([name for name in kinds if name.startswith(dtype)]) for dtype in DTYPES]
     require_no_conflicts({name: kinds[name] for name in some})
 
 

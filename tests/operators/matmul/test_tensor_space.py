@@ -16,7 +16,7 @@ from codegen.operators import operator
 from codegen.operators.matmul import simt_space, tensor_space
 from codegen.operators.matmul.grid import blocks
 from codegen.operators.matmul.problem import MatmulProblem
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
@@ -171,7 +171,7 @@ def test_level_1_is_predicted_nearly_as_fast_as_level_2(extents: tuple[int, int,
 
 
 def _best(candidates: Iterable[Candidate], arch: str) -> float:
-    return min(predict_before(candidate, target(arch)).us for candidate in candidates)
+    return min(predict_uncompiled(candidate, target(arch)).us for candidate in candidates)
 
 
 @pytest.mark.parametrize("fields", LARGE, ids=str)

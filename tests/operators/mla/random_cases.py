@@ -29,14 +29,14 @@ EVERY = [
 ]
 
 
-def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
+def random_cases(count: int, seed: int) -> list[tuple[str, Candidate]]:
     """Targets and candidates."""
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+    return [_case(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
 
 
-def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _case(number: int, rng: random.Random) -> tuple[str, Candidate]:
     arch = TARGETS[number // 2 % 3]
     while True:
         problem, parts = _problem(number, rng), rng.choice(PARTS) if number // 3 % 2 else 1
@@ -60,8 +60,8 @@ def _problem(number: int, rng: random.Random) -> MlaProblem:
             fields["scale"] = rng.choice((1.0, 0.3, 0.01))
         for of in ("q", "kv") if ragged else ("kv",):
             most = longest[of]
-            drawn = [rng.choice((rng.randint(0, most), most, 1, 0)) for _ in range(batch)]
-            fields[f"{of}_lengths"] = drawn if any(drawn) else [most] * batch
+            lengths_of_batch = [rng.choice((rng.randint(0, most), most, 1, 0)) for _ in range(batch)]
+            fields[f"{of}_lengths"] = lengths_of_batch if any(lengths_of_batch) else [most] * batch
         problem = mla(**fields)
         if problem.heads_q * sum(queries * keys for queries, keys in problem.sequences) <= MOST_SCORES:
             return mla(**fields, **_gaps(problem, rng)) if rng.random() < 0.5 else problem

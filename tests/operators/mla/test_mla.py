@@ -15,7 +15,7 @@ from codegen.lower import lower
 from codegen.operators.attention.problem import LONGEST, PAGE_SIZES
 from codegen.operators.mla.problem import MOST_HEADS
 from codegen.operators.mla.seen import copied, most_tiles, scores, tiles
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.problem import LARGEST_ELEMENTS
 from codegen.search.rules import ACCEPTED
 from codegen.search.schedule import Schedule
@@ -41,7 +41,7 @@ from tests.operators.mla.kernels import (
     kernel,
     mla,
 )
-from tests.operators.mla.random_cases import SPREAD, draws, properties
+from tests.operators.mla.random_cases import SPREAD, properties, random_cases
 from workers.cpu.verify import CpuVerdict
 
 # ---- problems
@@ -229,7 +229,7 @@ def test_few_blocks_are_split_until_they_fill_the_device() -> None:
     for count in (1, 4, 16):
         schedule = {**SPLIT, "split_kv": count} if count > 1 else USUAL
         (candidate,) = lower(problem, SM_90A, Search(schedules=[schedule])).candidates
-        times[count] = predict_before(candidate, SM_90A).us
+        times[count] = predict_uncompiled(candidate, SM_90A).us
         assert OP.work(problem, candidate.schedule, SM_90A).blocks == 4 * count
     assert times[1] > 3 * times[4] > 6 * times[16]
 
@@ -248,7 +248,9 @@ def test_searches_of_decode_have_splits_and_those_of_many_queries_none(arch: str
 
 def test_many_heads_make_products_the_roof_and_few_the_keys() -> None:
     roofs = {
-        heads: predict_before(OP.candidate(mla(**{**DECODE, "heads_q": heads}), Schedule.of(schedule)), SM_90A).roofs_us
+        heads: predict_uncompiled(
+            OP.candidate(mla(**{**DECODE, "heads_q": heads}), Schedule.of(schedule)), SM_90A
+        ).roofs_us
         for heads, schedule in ((16, SPLIT), (128, WIDE))
     }
     assert roofs[16]["dram"] > roofs[16]["mma"]
@@ -256,9 +258,9 @@ def test_many_heads_make_products_the_roof_and_few_the_keys() -> None:
 
 
 def test_what_is_kept_of_a_level_is_predicted_fastest() -> None:
-    every = sorted(predict_before(c, SM_90A).us for c in lower(mla(**DECODE), SM_90A, LEVEL_1).candidates)
+    every = sorted(predict_uncompiled(c, SM_90A).us for c in lower(mla(**DECODE), SM_90A, LEVEL_1).candidates)
     kept = lower(mla(**DECODE), SM_90A, Search(level=1, keep=3)).candidates
-    assert sorted(predict_before(c, SM_90A).us for c in kept) == every[:3]
+    assert sorted(predict_uncompiled(c, SM_90A).us for c in kept) == every[:3]
     assert len(set(every)) >= 3
 
 
@@ -333,7 +335,7 @@ def test_inputs_of_large_batches_repeat_sequences() -> None:
 # ---- kernels on the CPU
 
 
-def proved() -> dict[str, Kernel]:
+def verified() -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     types = ("float16", "bfloat16")
     for number, (size, ragged, where) in enumerate(product(PAGE_SIZES, (False, True), ("none", "workspace"))):
@@ -645,8 +647,8 @@ DECLARED = (
             ],
             on_device_rtol=1e-12,
         ),
-        proofs=declare.Proofs(
-            kernels=proved,
+        verifications=declare.Verifications(
+            kernels=verified,
             sanitized=lambda: [
                 kernel(lse=True, ragged=True, page_size=1),
                 kernel("bfloat16", lse=True, split="workspace", tile_kv=32),
@@ -654,7 +656,7 @@ DECLARED = (
             nearest=0.3,
         ),
         mutations=MUTATIONS,
-        random_cases=declare.RandomCases(draws=draws, properties=properties, spread=SPREAD),
+        random_cases=declare.RandomCases(cases=random_cases, properties=properties, spread=SPREAD),
         machine_code=declare.MachineCode(kernels=compiled, claims=dict.fromkeys(compiled(), CLAIMS)),
         launches=declare.Launches(planned={"level 1 and some of level 2": planned}),
         calls=CALLS,
@@ -686,8 +688,8 @@ def test_schedules_of_tests_are_accepted() -> None:
     assert OP.rules(mla(), Schedule.of({**SMALL, "split": "workspace", "split_kv": 2}), SM_90A) == ACCEPTED
 
 
-def test_no_access_to_shared_memory_has_a_bank_conflict(proofs: Mapping[Kernel, CpuVerdict]) -> None:
-    for verdict in proofs.values():
+def test_no_access_to_shared_memory_has_a_bank_conflict(cpu_verdicts: Mapping[Kernel, CpuVerdict]) -> None:
+    for verdict in cpu_verdicts.values():
         accesses = verdict.details["shared_memory"]
         assert {access["kind"] for access in accesses} == {"ldmatrix", "cp_async", "read", "write"}
         assert [access for access in accesses if access["wavefronts"] != access["ideal"]] == []

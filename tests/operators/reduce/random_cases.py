@@ -1,6 +1,6 @@
 """Random reductions over the whole domain, each with one accepted schedule.
 
-What a draw is about (dtype, rank, function, layout, split) goes round in steps that share no factor, so that a hundred
+What a case is about (dtype, rank, function, layout, split) goes round in steps that share no factor, so that a hundred
 random cases have all of it; the extents, the axes and the rest are chance.
 """
 
@@ -36,14 +36,14 @@ MOST_ELEMENTS = 20_000
 ATTEMPTS = 4000
 
 
-def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
+def random_cases(count: int, seed: int) -> list[tuple[str, Candidate]]:
     """Targets and candidates."""
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+    return [_case(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
 
 
-def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _case(number: int, rng: random.Random) -> tuple[str, Candidate]:
     arch = TARGETS[number % 3]
     while True:
         candidate = _candidate(random_problem(number, rng), arch, ("none", "workspace")[number // 3 % 2], rng)
@@ -114,7 +114,7 @@ def _candidate(problem: ReduceProblem, arch: str, split: str, rng: random.Random
     steps = problem.count
     split = "none" if steps < 2 else split
 
-    def drawn() -> Schedule:
+    def random_schedule() -> Schedule:
         threads = rng.choice((64, 64, 128, 256, 512))
         return Schedule.of({
             "algorithm": rng.choice(("row", "column")), "threads": threads, "lanes": rng.choice(POWERS[:10]),
@@ -124,7 +124,7 @@ def _candidate(problem: ReduceProblem, arch: str, split: str, rng: random.Random
 
     accepted = (
         schedule
-        for schedule in (drawn() for _ in range(ATTEMPTS))
+        for schedule in (random_schedule() for _ in range(ATTEMPTS))
         if isinstance(op.rules(problem, schedule, where), Accepted)
     )
     # What loads whole vectors is the rarer, and comes first.

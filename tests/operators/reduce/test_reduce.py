@@ -21,7 +21,7 @@ from codegen.lower import lower
 from codegen.operand import packed_strides
 from codegen.operators import operator
 from codegen.operators.reduce.problem import FUNCTIONS, LARGEST_COUNT, MAPS, OF_INT64, OF_NOTHING, ReduceProblem
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.search.schedule import Schedule
 from codegen.targets import target
 from tests.operators.harness import declarations as declare
@@ -29,7 +29,7 @@ from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, LEVEL_2, SM_90A, Array, Inputs, Rejection
 from tests.operators.harness.machine_code import Code
 from tests.operators.reduce.kernels import kernel, reduction
-from tests.operators.reduce.random_cases import draws, random_problem
+from tests.operators.reduce.random_cases import random_cases, random_problem
 from tests.support.kernels import cpu_helpers
 from tests.support.kernels.random_cases import seed_of_this_run
 from tests.support.kernels.ring_integers import each, wrapped
@@ -251,18 +251,18 @@ def test_sectors_of_which_a_warp_needs_little_are_predicted(fields: dict[str, An
         read = OP.cost(problem, candidate.schedule).bytes_read
         assert OP.work(problem, candidate.schedule, SM_90A).l2_bytes >= least * read
     best, best_of_packed = (
-        min(predict_before(candidate, SM_90A).us for candidate in some) for some in (every, of_packed)
+        min(predict_uncompiled(candidate, SM_90A).us for candidate in some) for some in (every, of_packed)
     )
     assert best > 1.5 * best_of_packed
 
 
 def test_a_problem_that_few_outputs_divide_is_predicted_faster_in_slices() -> None:
     candidates = lower(reduction(**public("mnist/b1000_conv1")), SM_90A, LEVEL_1).candidates
-    ranked = sorted(candidates, key=lambda candidate: predict_before(candidate, SM_90A).us)
+    ranked = sorted(candidates, key=lambda candidate: predict_uncompiled(candidate, SM_90A).us)
     assert ranked[0].schedule.get("split") == "workspace"
     assert ranked[-1].schedule.get("split") == "none"
     # 43 MB at an H100's 3,350 GB/s take 13 µs.
-    assert 13.0 < predict_before(ranked[0], SM_90A).us < 26.0
+    assert 13.0 < predict_uncompiled(ranked[0], SM_90A).us < 26.0
 
 
 @pytest.mark.parametrize("fn", FUNCTIONS)
@@ -556,7 +556,7 @@ def properties(arch: str, candidate: Candidate) -> Counter[str]:
     return counts
 
 
-# What a draw's number decides nearly as often as it goes round, the rest at about a third of how often it comes up.
+# What a case's number decides nearly as often as it goes round, the rest at about a third of how often it comes up.
 SPREAD = {
     **{f"target {arch}": 25 for arch in ("sm_90a", "sm_80", "sm_75")},
     **{f"rank {rank}": 13 for rank in range(1, 7)},
@@ -689,7 +689,7 @@ DECLARED = (
         references=REFERENCES,
         mutations=MUTATIONS,
         random_cases=declare.RandomCases(
-            draws=draws, properties=properties, spread=SPREAD,
+            cases=random_cases, properties=properties, spread=SPREAD,
             in_5000={"3 kept lists": 10, "3 reduced lists": 10},
         ),
         machine_code=declare.MachineCode(
@@ -699,7 +699,7 @@ DECLARED = (
         launches=declare.Launches(planned={str(fields["shape"]): partial(planned, fields) for fields in PLANNED}),
         calls=CALLS,
         job=declare.Job(problems=OF_JOB, each_run="a ring"),
-        without={"proofs": "mutations and random cases verify a kernel of every class"},
+        without={"verifications": "mutations and random cases verify a kernel of every class"},
     ),
 )  # fmt: skip
 add_checks(globals())

@@ -1,6 +1,6 @@
 """Random softmax and norm problems over the whole domain, each with one accepted schedule.
 
-What a draw is about (types, target, algorithm, length of the rows) goes round in steps that share no factor; the
+What a case is about (types, target, algorithm, length of the rows) goes round in steps that share no factor; the
 extents and the rest are chance.
 """
 
@@ -30,14 +30,14 @@ MOST_ELEMENTS = 40_000
 ATTEMPTS = 3000
 
 
-def draws(name: str, count: int, seed: int) -> list[tuple[str, Candidate]]:
+def random_cases(name: str, count: int, seed: int) -> list[tuple[str, Candidate]]:
     """Targets and candidates of one operator."""
     rng = random.Random(seed)
     start = rng.randrange(10_000)
-    return [_draw(name, start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
+    return [_case(name, start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
 
 
-def _draw(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _case(name: str, number: int, rng: random.Random) -> tuple[str, Candidate]:
     arch = TARGETS[number // 5 % 3]
     while True:
         problem = _problem(name, number, rng)

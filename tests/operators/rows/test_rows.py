@@ -15,7 +15,7 @@ from codegen.alignment import classes
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators import operator
-from codegen.predict.predict_uncompiled import predict_before
+from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.problem import LARGEST_EXTENT
 from codegen.rows.problem import RowProblem
 from codegen.rows.reference import unit_of
@@ -26,7 +26,7 @@ from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Array, Inputs, Rejection
 from tests.operators.harness.machine_code import Code
 from tests.operators.rows.kernels import OPERATORS, SCHEDULES, kernel, problem
-from tests.operators.rows.random_cases import draws
+from tests.operators.rows.random_cases import random_cases
 from tests.support.kernels.cpu_helpers import verify
 from tests.support.kernels.mutants import Site, find_sites
 from tests.support.run.each_run import some_each_run
@@ -130,7 +130,7 @@ def test_rows_that_are_read_twice_are_predicted_slower_than_those_read_once() ->
     times: dict[Any, float] = {}
     for candidate in lower(problem("softmax", 32768, 8192, dtype="float16"), SM_90A, LEVEL_1).candidates:
         algorithm = candidate.schedule.get("algorithm")
-        times[algorithm] = min(predict_before(candidate, SM_90A).us, times.get(algorithm, float("inf")))
+        times[algorithm] = min(predict_uncompiled(candidate, SM_90A).us, times.get(algorithm, float("inf")))
     assert times["registers"] < times["online"]
 
 
@@ -229,7 +229,7 @@ TYPES = (
 VECTORS = ((True, True), (True, False), (False, True), (False, False))  # gamma, beta
 
 
-def proved(name: str) -> dict[str, Kernel]:
+def verified(name: str) -> dict[str, Kernel]:
     by_name: dict[str, Kernel] = {}
     for number, schedule in enumerate(SCHEDULES):
         dtype, out_dtype = TYPES[number % len(TYPES)]
@@ -419,9 +419,13 @@ def declarations(name: str) -> declare.Declarations:
         problems=problems_of(name),
         searches=SEARCHES,
         references=REFERENCES,
-        proofs=declare.Proofs(kernels=partial(proved, name), sanitized=lambda: [SANITIZED[name]()], nearest=0.3),
+        verifications=declare.Verifications(
+            kernels=partial(verified, name), sanitized=lambda: [SANITIZED[name]()], nearest=0.3
+        ),
         mutations=mutations_of(name),
-        random_cases=declare.RandomCases(draws=partial(draws, name), properties=properties, spread=SPREAD, each_run=9),
+        random_cases=declare.RandomCases(
+            cases=partial(random_cases, name), properties=properties, spread=SPREAD, each_run=9
+        ),
         machine_code=declare.MachineCode(
             kernels=partial(compiled, name),
             claims=dict.fromkeys(("registers", "shared", "online"), (moves_16_bytes_at_once,)),

@@ -1,8 +1,8 @@
 """A simulated GPU for tests: `CUKILN_GPU_MODULE=tests.support.gpu.fake_gpu`. Arrays are NumPy's, times are made up.
 
-A library that embeds a cubin runs as the CPU twin of its kernels, built from the kernels that `load` is given and kept
-by their text. Any other library runs directly, on host memory: that is what hostile ones are. Nothing here leases to be
-a measurement: the product is called "Simulated GPU" and everything it says of itself says so too.
+A library that embeds a cubin runs as the CPU emulation of its kernels, built from the kernels that `load` is given and
+kept by their text. Any other library runs directly, on host memory: that is what hostile ones are. Nothing here
+claims to be a measurement: the product is called "Simulated GPU" and everything it says of itself says so too.
 
 What it does is read from the JSON file that NVIDIA_SIMULATED_GPU names (variables with that prefix reach the child):
 
@@ -60,7 +60,7 @@ DEFAULT_DEVICE: dict[str, Any] = {
     "name": NAME, "uuid": UUID, "capability": [9, 0], "driver": "simulated-1", "multiprocessors": 4,
     "l2_bytes": 64 << 10, "memory_bytes": 4 << 30,
 }  # fmt: skip
-# The twin's own allocations are not what a task allocates: its buffers are announced.
+# The emulation's own allocations are not what a task allocates: its buffers are announced.
 _ANNOUNCE = """
 CUKILN_CPU_EXPORT void fake_forget() { cukiln::cpu::buffer_count = 0; }
 CUKILN_CPU_EXPORT void fake_announce(const char* name, void* begin, uint64_t bytes) {
@@ -94,7 +94,7 @@ def list_devices() -> list[Device]:
     words, namespace = _configuration().get("outside", ("", ""))
     if words and str(Path("/proc/self/ns/pid").readlink()) != namespace:
         raise GpuMissing(words)
-    return [Device.from_dict({**DEFAULT_DEVICE, **one}) for one in _configuration().get("devices", [{}])]
+    return [Device.from_dict({**DEFAULT_DEVICE, **each}) for each in _configuration().get("devices", [{}])]
 
 
 def open_gpu(device: str) -> FakeGpu:
@@ -206,7 +206,7 @@ class FakeGpu:
             raise GpuFault("an illegal memory access was encountered (simulated)")
 
     def poison_shared(self) -> None:
-        """The twin does it by itself before every block."""
+        """The emulation does it by itself before every block."""
 
     def timer(self, calls: Sequence[Callable[[], None]]) -> FakeTimer:
         recorded: list[Recorded] = []
@@ -444,7 +444,7 @@ def _build(kernels: Sequence[Kernel]) -> dict[str, ctypes.CDLL]:
             command = ["g++", *CPU_FLAGS, "-o", str(made), str(source), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                raise LaunchRefused(f"the twin does not compile: {done.stderr[:2000]}")
+                raise LaunchRefused(f"the emulation does not compile: {done.stderr[:2000]}")
             made.rename(library)
             for kernel in missing:
                 note = Path(temporary, kernel.id)

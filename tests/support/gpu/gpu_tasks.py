@@ -52,7 +52,7 @@ class Gpu:
         candidates: Iterable[tuple[Candidate, Path]],
         *,
         kind: TaskKind = "measure",
-        proven: bool = True,
+        verified: bool = True,
         best_us: Mapping[str, float] | None = None,
         seconds: float = 0.2,
         vendor: bool = True,
@@ -68,8 +68,8 @@ class Gpu:
             seed=7,
             problems={str(number): problem.canonical() for number, problem in enumerate(problems)},
             candidates=tuple(
-                TaskCandidate(one.id, str(problems.index(one.problem)), one.schedule.as_dict(), str(path), proven)
-                for one, path in pairs
+                TaskCandidate(each.id, str(problems.index(each.problem)), each.schedule.as_dict(), str(path), verified)
+                for each, path in pairs
             ),
             best_us=best_us or {},
             seconds=seconds,

@@ -183,7 +183,7 @@ def _function(name: str) -> Callable[..., Any]:
         operands = [arg if name == "broadcast_to" and type(arg) is tuple else _operand(arg) for arg in args]
         result = _quiet(lambda: getattr(np, name)(*operands))
         if isinstance(result, tuple):
-            return tuple(StrictArray(np.asarray(one)) for one in result)
+            return tuple(StrictArray(np.asarray(each)) for each in result)
         return StrictArray(np.asarray(result))
 
     call.__name__ = name
@@ -213,7 +213,7 @@ def strict_namespace() -> Iterator[ModuleType]:
     namespace.zeros = lambda shape, dtype=float: StrictArray(np.zeros(shape, dtype))  # type: ignore[attr-defined]
     special.erf = lambda values: StrictArray(numpy_erf(values._values))  # type: ignore[attr-defined]
     StrictArray.waits = 0
-    modules = {one.__name__: one for one in (namespace, special)}
+    modules = {each.__name__: each for each in (namespace, special)}
     sys.modules.update(modules)
     try:
         yield namespace

@@ -119,7 +119,7 @@ def _node(node: Any, x: Float32, tensor: Any, exact: bool) -> Float32:
             case "residual":
                 return x + tensor
             case "masked_activation":
-                functions = (_node(one, x, None, exact) for one in (node.where_set, node.where_clear))
+                functions = (_node(each, x, None, exact) for each in (node.where_set, node.where_clear))
                 return np.where(tensor != 0, *functions)
             case "mask":
                 return np.where(tensor != 0, x, np.float32(0))

@@ -1,6 +1,6 @@
 """Runs kernels that hold all mutants of their text (tests/support/kernels/mutants.py), one mutant at a time.
 
-`judge_mutants` compiles the kernels and starts `python -m tests.support.kernels.mutant_runs REQUEST`. It runs every
+`verify_mutants` compiles the kernels and starts `python -m tests.support.kernels.mutant_runs REQUEST`. It runs every
 kernel through the whole test plan as it is, in a fork of itself; whatever switches the run asks are the mutants that
 this kernel reaches. It then turns each of these on, in a fork of its own, because a mutant may damage its process.
 """
@@ -49,7 +49,7 @@ class MutantVerdict:
     message: str
 
 
-def judge_mutants(
+def verify_mutants(
     kernels: Sequence[Kernel],
     folder: Path,
     once: Collection[int] = (),

@@ -30,19 +30,22 @@ from tests.operators.reduce import random_cases as reduce
 from tests.operators.rows import random_cases as rows
 from tests.support.kernels import random_cases as matmul
 
-Draws = Callable[[int, int], list[tuple[str, Candidate]]]
+MakeCases = Callable[[int, int], list[tuple[str, Candidate]]]
 CONVOLUTIONS = ("conv2d", "conv2d_dgrad", "conv2d_wgrad")
-KINDS: Mapping[str, Draws] = {
-    "matmul": matmul.draws,
-    "matmul over a ring": test_ring.draws,
-    **{name: partial(convolutions.draws, name=name) for name in CONVOLUTIONS},
-    **{f"{name} over a ring": partial(test_conv2d_ring.draws, name=name) for name in CONVOLUTIONS},
-    **{f"{name} by winograd": partial(winograd_cases.draws, name=name) for name in CONVOLUTIONS[:2]},
-    **{name: partial(rows.draws, name) for name in ("softmax", "layer_norm", "rms_norm")},
-    "reduce": reduce.draws,
-    "masked_activation": test_masked_activation.draws,
-    **{f"attention, {lengths}": partial(attention.draws, lengths=lengths) for lengths in ("dense", "ragged", "paged")},
-    "mla": mla.draws,
+KINDS: Mapping[str, MakeCases] = {
+    "matmul": matmul.random_cases,
+    "matmul over a ring": test_ring.random_cases,
+    **{name: partial(convolutions.random_cases, name=name) for name in CONVOLUTIONS},
+    **{f"{name} over a ring": partial(test_conv2d_ring.random_cases, name=name) for name in CONVOLUTIONS},
+    **{f"{name} by winograd": partial(winograd_cases.random_cases, name=name) for name in CONVOLUTIONS[:2]},
+    **{name: partial(rows.random_cases, name) for name in ("softmax", "layer_norm", "rms_norm")},
+    "reduce": reduce.random_cases,
+    "masked_activation": test_masked_activation.random_cases,
+    **{
+        f"attention, {lengths}": partial(attention.random_cases, lengths=lengths)
+        for lengths in ("dense", "ragged", "paged")
+    },
+    "mla": mla.random_cases,
 }
 CPU = target("cpu")
 DERIVED = ("strides", "ld", "stride_", "mask_length")
@@ -57,11 +60,11 @@ MOST_ELEMENTS, MOST_FLOPS = 60_000, 4e6
 ATTEMPTS = 300
 
 
-def draw(kind: str, rng: random.Random, neighbours: int) -> tuple[Candidate, list[Problem]]:
+def random_case(kind: str, rng: random.Random, neighbours: int) -> tuple[Candidate, list[Problem]]:
     """What is tuned for target cpu, and so many others or fewer that it is right for, at least one."""
     while True:
         for _, candidate in KINDS[kind](3, rng.randrange(2**31)):
-            if kernel_of(candidate.problem, candidate) is None:  # it was drawn for another architecture
+            if kernel_of(candidate.problem, candidate) is None:  # it is of another architecture
                 continue
             if problems := list(islice(_neighbours(candidate, rng), neighbours)):
                 return candidate, problems

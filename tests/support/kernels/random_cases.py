@@ -1,7 +1,7 @@
-"""Matmul problems drawn over the whole domain, each with one accepted schedule, and how they are verified on the CPU.
+"""Random matmul problems over the whole domain, each with one accepted schedule, and how they are verified on the CPU.
 
-What a draw is about (dtype, target, layout, alignment, split, …) goes round in steps that share no factor, so that a
-hundred draws have all of it, and so does what chance alone would bring seldom; the extents and the rest are chance.
+What a case is about (dtype, target, layout, alignment, split, …) goes round in steps that share no factor, so that a
+hundred cases have all of it, and so does what chance alone would bring seldom; the extents and the rest are chance.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ MOST, TAIL = 200, 600
 # Of a problem, padding of its tiles not counted: what a run on the CPU should not exceed.
 MOST_PRODUCTS = 2_000_000
 SLICES = STREAM_BLOCKS = (2, 3, 5, 7, 16)
-# What chance alone would leave out of a few hundreds of draws: one of seven draws has it by its number. "deep": three
+# What chance alone would leave out of a few hundreds of cases: one of seven has it by its number. "deep": three
 # stages or more on tensor cores that can have them, which takes aligned rows, here packed ones.
 FORCED = ("shared operand", "longer extent", "", "another raster", "", "deep", "")
-NODES = (0, 1, 2, 0, 3, 1, MAX_NODES)  # of an epilogue, seven draws each
+NODES = (0, 1, 2, 0, 3, 1, MAX_NODES)  # of an epilogue, seven cases each
 ATTEMPTS = 2000  # schedules that are looked at for one that is accepted
 EACH_RUN = 25
 """Random cases of one operator in `make test`, with a fresh seed each time; `make test-long` has 5,000."""
 SPREAD = 50
-"""Draws whose kinds are counted."""
+"""Cases whose kinds are counted."""
 SPREAD_SEEDS = (2, 1, 3)
-"""Of one of them all kinds must come up: what fifty draws of a single seed leave out by chance is no fault."""
+"""Of one of them all kinds must come up: what fifty cases of a single seed leave out by chance is no fault."""
 
 
 def seed_of_this_run() -> int:
@@ -68,12 +68,12 @@ def seed_of_this_run() -> int:
     return int(os.environ["CUKILN_TEST_SEED"])
 
 
-def draws(count: int, seed: int) -> list[tuple[str, Candidate]]:
+def random_cases(count: int, seed: int) -> list[tuple[str, Candidate]]:
     """Targets and candidates."""
-    return [_draw(number, rng) for number, rng in _numbered(count, seed)]
+    return [_case(number, rng) for number, rng in _numbered(count, seed)]
 
 
-def draw_problems(count: int, seed: int) -> list[tuple[str, MatmulProblem]]:
+def random_problems(count: int, seed: int) -> list[tuple[str, MatmulProblem]]:
     """Targets and problems, whether or not there are schedules for them."""
     return [(_target(number), _problem(number, rng)) for number, rng in _numbered(count, seed)]
 
@@ -84,7 +84,7 @@ def _numbered(count: int, seed: int) -> list[tuple[int, random.Random]]:
     return [(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
 
 
-def _draw(number: int, rng: random.Random) -> tuple[str, Candidate]:
+def _case(number: int, rng: random.Random) -> tuple[str, Candidate]:
     arch = _target(number)
     while True:
         schedule = _schedule(_problem(number, rng), arch, SPLITS[number // 2 % 6], FORCED[number % 7], rng)
@@ -214,8 +214,8 @@ def _accepted(
 
 
 @dataclass(frozen=True)
-class Proof:
-    """A draw and what the CPU said of its kernel, run on the draw's own extents and launch values."""
+class VerifiedCase:
+    """A case and what the CPU said of its kernel, run on the case's own extents and launch values."""
 
     arch: str
     candidate: Candidate
@@ -226,38 +226,38 @@ class Proof:
         return f"{self.verdict.verdict}: {self.verdict.message}\n{problem}\n{self.candidate.schedule.as_dict()}"
 
 
-class DrawnOperator(Operator):
-    """An operator whose kernels are tested on the problems that were drawn with them, listed in `drawn.json`."""
+class OperatorOfCases(Operator):
+    """An operator whose kernels are tested on the problems of its random cases, listed in `cases.json`."""
 
     @cached_property
-    def drawn(self) -> dict[str, list[tuple[Problem, list[int]]]]:
-        listed = json.loads((Path(str(self.folder)) / "drawn.json").read_text())
+    def uses(self) -> dict[str, list[tuple[Problem, list[int]]]]:
+        listed = json.loads((Path(str(self.folder)) / "cases.json").read_text())
         return {
             kernel: [(operator(problem["operator"]).parse(problem), launch) for problem, launch in uses]
             for kernel, uses in listed.items()
         }
 
     def test_problems(self, kernel: Kernel) -> list[Problem]:
-        return list(dict.fromkeys(problem for problem, _ in self.drawn[kernel.id]))
+        return list(dict.fromkeys(problem for problem, _ in self.uses[kernel.id]))
 
     def test_launches(self, kernel: Kernel, problem: Problem) -> list[list[int]]:
-        drawn = [launch for one, launch in self.drawn[kernel.id] if one == problem]
-        return drawn or super().test_launches(kernel, problem)  # type: ignore[safe-super]  # of a long problem
+        launches = [launch for each, launch in self.uses[kernel.id] if each == problem]
+        return launches or super().test_launches(kernel, problem)  # type: ignore[safe-super]  # of a long problem
 
 
-def prove(drawn: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int) -> list[Proof]:
+def verify_cases(cases: Sequence[tuple[str, Candidate]], folder: Path, *, seed: int) -> list[VerifiedCase]:
     """Those of a run are one g++ file and one child; of more, two files at a time."""
-    parts = [drawn[first : first + EACH_RUN] for first in range(0, len(drawn), EACH_RUN)]
-    base = drawn[0][1].kernel.operator
-    names = [f"drawn_{base}_{number}" for number in range(len(parts))]
-    made = [_write_drawn(folder / name, name, part) for name, part in zip(names, parts, strict=True)]
+    parts = [cases[first : first + EACH_RUN] for first in range(0, len(cases), EACH_RUN)]
+    base = cases[0][1].kernel.operator
+    names = [f"cases_{base}_{number}" for number in range(len(parts))]
+    made = [_write_cases(folder / name, name, part) for name, part in zip(names, parts, strict=True)]
     with loaded(made), ThreadPoolExecutor(2) as pool:
-        kernels = [[_renamed(name, one.kernel) for _, one in part] for name, part in zip(names, parts, strict=True)]
+        kernels = [[_renamed(name, each.kernel) for _, each in part] for name, part in zip(names, parts, strict=True)]
         runner = processes()  # of this thread
         verdicts = list(pool.map(lambda asked: _verified(asked, seed, runner), kernels))
-    judged = {verdict.kernel_id: verdict for part in verdicts for verdict in part}
+    by_kernel = {verdict.kernel_id: verdict for part in verdicts for verdict in part}
     return [
-        Proof(arch, candidate, judged[kernel.id])
+        VerifiedCase(arch, candidate, by_kernel[kernel.id])
         for asked, part in zip(kernels, parts, strict=True)
         for kernel, (arch, candidate) in zip(asked, part, strict=True)
     ]
@@ -270,21 +270,21 @@ def _verified(kernels: Sequence[Kernel], seed: int, runner: Processes) -> list[C
     return verify(kernels, seed=seed, runner=runner, kernel_cpu_seconds=seconds, kernel_wall_seconds=wall)
 
 
-def too_seldom(counts: Counter[str], wanted: Mapping[str, int], drawn: int) -> dict[str, int]:
-    """What a draw can be about and fewer draws are than the percentage that is wanted."""
-    sys.stdout.write(f"drawn: {dict(sorted(counts.items()))}\n")
-    return {name: counts[name] for name, percent in wanted.items() if 100 * counts[name] < percent * drawn}
+def too_seldom(counts: Counter[str], wanted: Mapping[str, int], count: int) -> dict[str, int]:
+    """What a case can be about and fewer cases are than the percentage that is wanted."""
+    sys.stdout.write(f"cases: {dict(sorted(counts.items()))}\n")
+    return {name: counts[name] for name, percent in wanted.items() if 100 * counts[name] < percent * count}
 
 
-def require_right(proofs: Sequence[Proof], extents: int | None = None) -> None:
-    """Equal on integers, within the bound on normals, on the draw's own extents; `extents`: of the launch ABI's, how
+def require_right(verified: Sequence[VerifiedCase], extents: int | None = None) -> None:
+    """Equal on integers, within the bound on normals, on the case's own extents; `extents`: of the launch ABI's, how
     many tell problems apart (default: all)."""
-    wrong = [proof.words() for proof in proofs if proof.verdict.verdict != "ok"]
-    assert wrong == [], f"{len(wrong)} of {len(proofs)}: {wrong[:5]}"
-    for proof in proofs:
-        problem = proof.candidate.problem
+    wrong = [case.words() for case in verified if case.verdict.verdict != "ok"]
+    assert wrong == [], f"{len(wrong)} of {len(verified)}: {wrong[:5]}"
+    for case in verified:
+        problem = case.candidate.problem
         own = operator(problem.operator).extents(problem)[:extents]
-        cases = [case for case in proof.verdict.details["cases"] if case["extents"][:extents] == own]
+        cases = [run for run in case.verdict.details["cases"] if run["extents"][:extents] == own]
         assert {case["kind"] for case in cases} - {"positive", "special"} == {"integer", "normal"}, (
             "not run on its own extents"
         )
@@ -292,22 +292,23 @@ def require_right(proofs: Sequence[Proof], extents: int | None = None) -> None:
         assert all(case["max_ratio"] <= 1.0 for case in cases)
 
 
-def _write_drawn(folder: Path, name: str, drawn: Sequence[tuple[str, Candidate]]) -> Path:
-    """The folder of an operator like that of the draws, which tests its kernels on what was drawn."""
-    base = drawn[0][1].kernel.operator
+def _write_cases(folder: Path, name: str, cases: Sequence[tuple[str, Candidate]]) -> Path:
+    """The folder of an operator like that of the cases, which tests its kernels on them."""
+    base = cases[0][1].kernel.operator
     class_name = type(operator(base)).__name__
     write_operator(folder, base, class_name, name, {})
     (folder / "__init__.py").write_text(
         f"from pathlib import Path\n\nfrom codegen.operators.{base} import {class_name}\n"
-        f"from tests.support.kernels.random_cases import DrawnOperator\n\n\nclass Drawn(DrawnOperator, {class_name}):\n"
+        f"from tests.support.kernels.random_cases import OperatorOfCases\n\n\n"
+        f"class OfCases(OperatorOfCases, {class_name}):\n"
         f"    name = {name!r}\n    folder = Path(__file__).parent\n"
-        f"    shared, files = (), {tuple(operator(base).kernel_texts)!r}\n\n\nOPERATOR = Drawn()\n"
+        f"    shared, files = (), {tuple(operator(base).kernel_texts)!r}\n\n\nOPERATOR = OfCases()\n"
     )
     uses: dict[str, list[Any]] = {}
-    for _, candidate in drawn:
+    for _, candidate in cases:
         launch = operator(base).launch_values(candidate.schedule)
         uses.setdefault(_renamed(name, candidate.kernel).id, []).append([candidate.problem.canonical(), launch])
-    (folder / "drawn.json").write_text(json.dumps(uses))
+    (folder / "cases.json").write_text(json.dumps(uses))
     return folder
 
 

@@ -69,7 +69,7 @@ class Ran:
 
     def site(self, kind: str) -> SharedAccess:
         """The only place with accesses of this kind."""
-        (access,) = (one for one in self.outcome.shared_memory if one.kind == kind)
+        (access,) = (each for each in self.outcome.shared_memory if each.kind == kind)
         return access
 
 
@@ -79,7 +79,7 @@ class SmallKernels:
     def __init__(self, kernels: Mapping[str, Small], folder: Path) -> None:
         self._kernels = kernels
         source = folder / "small.cpp"
-        source.write_text(render_cpu([]) + _PRELUDE + "".join(_text(name, one) for name, one in kernels.items()))
+        source.write_text(render_cpu([]) + _PRELUDE + "".join(_text(name, each) for name, each in kernels.items()))
         command = [
             str(toolchain().host_compiler),
             *CPU_FLAGS,

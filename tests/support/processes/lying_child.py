@@ -19,10 +19,10 @@ if __name__ == "__main__":
     counter = path.with_suffix(".opens")
     number = int(counter.read_text()) if counter.exists() else 0
     counter.write_text(str(number + 1))
-    for one in json.loads(path.read_text())["says"][number]:
-        if isinstance(one, dict):
-            say(one)
-        elif isinstance(one, str):
-            os.write(say._pipe, one.encode() + b"\n")
+    for each in json.loads(path.read_text())["says"][number]:
+        if isinstance(each, dict):
+            say(each)
+        elif isinstance(each, str):
+            os.write(say.pipe, each.encode() + b"\n")
         else:
-            time.sleep(one)
+            time.sleep(each)

@@ -230,8 +230,8 @@ class Attempt:
             assert not self.holds(session), "a group that is verified was removed"
             return {}
         spent = {"verify": 1.0}
-        proved = self.model.shares(session, self.lease.jobs, asked, spent, asks_predicted())
-        return proved or self.model.shares(
+        verified = self.model.shares(session, self.lease.jobs, asked, spent, asks_predicted())
+        return verified or self.model.shares(
             session, self.lease.jobs, [kernel.build for kernel in kernels_of(group)], spent
         )
 

@@ -1,7 +1,7 @@
 """What each run of `make test` has some of, by its seed (CUKILN_TEST_SEED): rows of a test, and tests that take seconds
 and whose subject others reach in smaller pieces. The others are long.
 
-With CUKILN_TEST_DRAWS=none all are long, as `make test-long` has it: what its own seed would draw is there, too.
+With CUKILN_TEST_ROWS=none all are long, as `make test-long` has it: that of its own seed, too.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any, TypeVar
 import pytest
 
 Test = TypeVar("Test", bound=Callable[..., None])
-DRAWS = os.environ.get("CUKILN_TEST_DRAWS") != "none"
+SOME_ROWS = os.environ.get("CUKILN_TEST_ROWS") != "none"
 
 
 def some_each_run(rows: Sequence[Any], count: int = 1) -> list[Any]:
-    """All rows, as parameters of a test: a tuple is one of several arguments. Others are drawn for other lists."""
+    """All rows, as parameters of a test: a tuple is one of several arguments. Others for other lists."""
     by_seed = random.Random(f"{os.environ['CUKILN_TEST_SEED']} {list(rows)}")
-    drawn = by_seed.sample(range(len(rows)), count) if DRAWS else []
+    some = by_seed.sample(range(len(rows)), count) if SOME_ROWS else []
     return [
-        pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=() if place in drawn else pytest.mark.long)
+        pytest.param(*(row if isinstance(row, tuple) else (row,)), marks=() if place in some else pytest.mark.long)
         for place, row in enumerate(rows)
     ]
 
@@ -30,7 +30,7 @@ def some_each_run(rows: Sequence[Any], count: int = 1) -> list[Any]:
 def every_other_run(test: Test) -> Test:
     """A whole test, which half of the runs have."""
     drawn = random.Random(f"{os.environ['CUKILN_TEST_SEED']} {test.__module__} {test.__name__}").random()
-    return test if DRAWS and drawn < 0.5 else pytest.mark.long(test)
+    return test if SOME_ROWS and drawn < 0.5 else pytest.mark.long(test)
 
 
 def rows_using(fixture: str, request: pytest.FixtureRequest) -> list[dict[str, Any]]:

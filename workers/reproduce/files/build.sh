@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds what is in this folder, with the very commands of the service that judged it. NVCC and CXX name the compilers.
+# Builds what is in this folder, with the very commands of the service that verified it. NVCC and CXX name the compilers.
 #
 #   sh build.sh device     kernel.cu -> build/group.cubin
 #   sh build.sh library    launch.cpp around that cubin -> build/library.so

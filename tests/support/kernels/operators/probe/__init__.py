@@ -1,5 +1,5 @@
 """out = in * scale in one, two or three launches, with a workspace or without; `fault` makes a kernel that a compiler
-refuses, or whose `asm` is wrong beside a twin that is right.
+refuses, or whose `asm` is wrong beside an emulation that is right.
 
 Loaded by tests as an operator from outside, so it also shows what a folder on OPERATOR_PATH needs.
 """

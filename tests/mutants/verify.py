@@ -25,9 +25,9 @@ from codegen.operators import operator
 from codegen.plan.verification_plan import plan_cases
 from tests.mutants.arguments import argument_of
 from tests.mutants.changes import Change, changes
+from tests.mutants.emulation import compiled, lines_of, runtime
 from tests.mutants.equivalence import launch_code, ptx
 from tests.mutants.rules import RULES
-from tests.mutants.twin import compiled, lines_of, runtime
 from tests.support.kernels.mutant_runs import Remembered
 from workers.cpu.launch_code import REFUSED, LaunchCode
 from workers.cpu.library import CpuLibrary, Outcome, Tensor
@@ -47,7 +47,7 @@ LOOK_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
-class Judged:
+class MutantResult:
     """`how`: which compiler refused it, what the plan said, what is the same, or nothing. No mutant is a text that is
     refused or is compiled to the same code. `kernel`: that which showed it; `first`: that whose text it is, where
     another one showed it."""
@@ -60,7 +60,7 @@ class Judged:
     first: str = ""
 
 
-def judge(kernels: Mapping[str, Kernel], wanted: int, seed: int) -> Iterator[Judged]:
+def verify_mutants(kernels: Mapping[str, Kernel], wanted: int, seed: int) -> Iterator[MutantResult]:
     """Of `wanted` mutants, an even part of each kernel, what became of them; and of texts that were none. Where its
     own kernel does not show one, the others that have the line are asked. Raises where a kernel as it is fails."""
     with TemporaryDirectory(prefix="mutants_") as made:
@@ -79,24 +79,24 @@ def judge(kernels: Mapping[str, Kernel], wanted: int, seed: int) -> Iterator[Jud
                 if not share:
                     break
                 tried.add(change)
-                judged = settled(bench, change, (each for each in benches if each is not bench))
-                share -= judged.outcome != "no mutant"
-                yield judged
+                result = settled(bench, change, (each for each in benches if each is not bench))
+                share -= result.outcome != "no mutant"
+                yield result
 
 
-def settled(own: Bench, change: Change, others: Iterable[Bench]) -> Judged:
+def settled(own: Bench, change: Change, others: Iterable[Bench]) -> MutantResult:
     """A survivor is asked of the other kernels that have its line, then for an argument."""
-    judged = own.judge(change)
-    if judged.outcome != "survived":
-        return judged
+    result = own.verify(change)
+    if result.outcome != "survived":
+        return result
     for bench in others:
-        if bench.has(judged.change) and (elsewhere := bench.judge(judged.change)).outcome == "caught":
-            return replace(elsewhere, first=judged.kernel)
+        if bench.has(result.change) and (elsewhere := bench.verify(result.change)).outcome == "caught":
+            return replace(elsewhere, first=result.kernel)
     argument = argument_of(change)
     holds = argument is not None and (argument.refuses is None or own.refuses(argument.refuses))
-    if argument and holds and (judged.how == SAME or (judged.how == RIGHT and argument.rounds)):
-        return replace(judged, outcome="equivalent", how=f"{ARGUED}{argument.reason}")
-    return judged
+    if argument and holds and (result.how == SAME or (result.how == RIGHT and argument.rounds)):
+        return replace(result, outcome="equivalent", how=f"{ARGUED}{argument.reason}")
+    return result
 
 
 def in_turn(candidates: Sequence[Change], rules: Sequence[str], seed: str) -> list[Change]:
@@ -155,10 +155,10 @@ class Bench:
     def has(self, change: Change) -> bool:
         return change.line in self.lines.get(change.file, ())
 
-    def judge(self, change: Change) -> Judged:
+    def verify(self, change: Change) -> MutantResult:
         began = time.process_time() + _of_children()
         outcome, how = self._outcome(change)
-        return Judged(self.name, change, outcome, how, time.process_time() + _of_children() - began)
+        return MutantResult(self.name, change, outcome, how, time.process_time() + _of_children() - began)
 
     def _outcome(self, change: Change) -> tuple[Became, str]:
         library = compiled(self.kernel, change, self.folder / "mutant", self.runtime)
@@ -187,7 +187,7 @@ class Bench:
         library = CpuLibrary(self.folder / "as_it_is" / "mutant.so")
         asked = LaunchCode(self.kernel, operator(self.kernel.operator))
         tensors = library.allocate(asked.operator.operands(case.problem))
-        said = asked.said_of(library, case, tensors, numbers(case.problem))
+        said = asked.answer_to(library, case, tensors, numbers(case.problem))
         tensors.clear()
         library.free()
         return said.startswith(REFUSED)

@@ -18,7 +18,7 @@ from tests.operators.harness.declarations import Declarations
 from tests.support.kernels.cpu_helpers import verify
 from workers.cpu.verify import CpuVerdict
 
-TABLES = {"kernel": lambda declared: declared.proofs.kernels()}
+TABLES = {"kernel": lambda declared: declared.verifications.kernels()}
 PATH = ("algorithm", "limb_split")
 NUMBERED = ("output_tile",)  # tunables whose numbers name ways through the text, as words do
 TOGETHER = ("layout", "dtype", "out_dtype", "align", "split")
@@ -63,8 +63,10 @@ Names = set[tuple[str, str]]
 
 
 def kernels_of(declarations: Iterable[Declarations]) -> dict[tuple[str, str], Kernel]:
-    proofs = {declared.operator: declared.proofs for declared in declarations if declared.proofs is not None}
-    return {(operator, name): kernel for operator, of in proofs.items() for name, kernel in of.kernels().items()}
+    verifications = {
+        declared.operator: declared.verifications for declared in declarations if declared.verifications is not None
+    }
+    return {(operator, name): kernel for operator, of in verifications.items() for name, kernel in of.kernels().items()}
 
 
 def of_every_class(
@@ -109,7 +111,7 @@ LONG = {"kernel": repeats}
 
 
 @pytest.fixture(scope="module")
-def proofs(request: pytest.FixtureRequest) -> Mapping[Kernel, CpuVerdict]:
+def cpu_verdicts(request: pytest.FixtureRequest) -> Mapping[Kernel, CpuVerdict]:
     """Of the kernels that this run's selection of tests asks for; where it has none, those of every way."""
     asked = [
         item.callspec.params["kernel"]
@@ -123,37 +125,37 @@ def proofs(request: pytest.FixtureRequest) -> Mapping[Kernel, CpuVerdict]:
 
 
 def test_a_kernel_passes_the_whole_plan(
-    declared: Declarations, kernel: Kernel, proofs: Mapping[Kernel, CpuVerdict]
+    declared: Declarations, kernel: Kernel, cpu_verdicts: Mapping[Kernel, CpuVerdict]
 ) -> None:
-    assert (proofs[kernel].verdict, proofs[kernel].message) == ("ok", "")
+    assert (cpu_verdicts[kernel].verdict, cpu_verdicts[kernel].message) == ("ok", "")
 
 
-def cases_of(declared: Declarations, proofs: Mapping[Kernel, CpuVerdict]) -> dict[str, list[dict[str, Any]]]:
+def cases_of(declared: Declarations, cpu_verdicts: Mapping[Kernel, CpuVerdict]) -> dict[str, list[dict[str, Any]]]:
     """Of the kernels that were verified."""
-    assert declared.proofs is not None
-    kernels = declared.proofs.kernels()
-    return {name: proofs[kernel].details["cases"] for name, kernel in kernels.items() if kernel in proofs}
+    assert declared.verifications is not None
+    kernels = declared.verifications.kernels()
+    return {name: cpu_verdicts[kernel].details["cases"] for name, kernel in kernels.items() if kernel in cpu_verdicts}
 
 
 def test_exact_cases_are_exact_and_approximate_ones_inside_their_bound(
-    declared: Declarations, proofs: Mapping[Kernel, CpuVerdict]
+    declared: Declarations, cpu_verdicts: Mapping[Kernel, CpuVerdict]
 ) -> None:
-    by_kernel = cases_of(declared, proofs)
+    by_kernel = cases_of(declared, cpu_verdicts)
     for name, cases in by_kernel.items():
         assert {case["kind"] for case in cases} - {"positive", "special"} == {"integer", "normal"}, name
         assert all(case["max_error"] == 0.0 for case in cases if case["exact"]), name
         assert all(case["max_ratio"] <= 1.0 for case in cases), name
     # The bound is one that real rounding comes near to, not one that forgives everything: of some of an operator's
     # kernels alone, which may all be exact, those of the module's other operators count, too.
-    assert declared.proofs is not None
-    whole = len(by_kernel) == len(declared.proofs.kernels())
-    judged = by_kernel.values() if whole else (verdict.details["cases"] for verdict in proofs.values())
-    assert max(case["max_ratio"] for cases in judged for case in cases) > declared.proofs.nearest
+    assert declared.verifications is not None
+    whole = len(by_kernel) == len(declared.verifications.kernels())
+    verified = by_kernel.values() if whole else (verdict.details["cases"] for verdict in cpu_verdicts.values())
+    assert max(case["max_ratio"] for cases in verified for case in cases) > declared.verifications.nearest
 
 
 def test_kernels_and_their_test_problems_have_the_signature_of_a_problem(declared: Declarations) -> None:
-    assert declared.proofs is not None
-    for name, kernel in declared.proofs.kernels().items():
+    assert declared.verifications is not None
+    for name, kernel in declared.verifications.kernels().items():
         dtype = kernel.signature_dict.get("dtype")
         problem = declared.parse({"dtype": dtype} if dtype in ("int32", "int64") else {})  # a ring's has further names
         assert set(declared.op.signature(problem)) == set(kernel.signature_dict), name
