@@ -131,7 +131,7 @@ def neighbours_of(session: Session, place: Place, target: str, at_most: int, cud
     )
     larger = query.where(row.size >= place.size).order_by(row.size, row.key).limit(at_most)
     smaller = query.where(row.size < place.size).order_by(row.size.desc(), row.key).limit(at_most)
-    return [Neighbour(*row) for side in (larger, smaller) for row in session.execute(side)]
+    return [row for side in (larger, smaller) for row in session.execute(side)]
 
 
 def publish_winner(session: Session, record: WinnerRecord, *, attempt: str) -> None:
