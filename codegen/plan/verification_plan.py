@@ -1,7 +1,7 @@
 """The verification plan of a kernel on the CPU; the same for every operator.
 
 An operator contributes problems of reduced extents (even, tail tiles, smallest), inputs and a reference; this module
-says what is run with them and judges what comes back:
+says what is run with them and checks what comes back:
 
 1. integers whose exact result is representable: equal, once per order of warps, inexact activations as identity;
 2. random normals against float64 within the operator's bound, the shipped activations;

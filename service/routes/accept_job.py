@@ -16,8 +16,8 @@ from cukiln.counted import counted
 from cukiln.types import ENDED, FrontEntry, Job, WinnerRecord
 from service.context import Alive, Service
 from service.http.errors import Refused, refuse
+from service.http.strict_json import read_json
 from service.requests.resolve import Resolved, read_request, resolve_jobs
-from service.routes.body import read_json
 from storage.config.settings import Settings
 from storage.database.database_errors import WrittenMeanwhile
 from storage.database.session import Session

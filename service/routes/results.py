@@ -11,12 +11,13 @@ from service.auth import admitted, needs
 from service.context import ServiceDep
 from service.http.answers import json_response
 from service.http.errors import refuse
+from service.http.strict_json import read_json
 from service.openapi import BODY_PROBLEMS, body_of, problems
 from service.requests.check_results import checked
 from service.requests.models import ResultsRequest
 from service.requests.resolve import read_body
 from service.routes.accept_job import require_room
-from service.routes.body import Body, read_json
+from service.routes.body import Body
 from service.routes.jobs import POLL_SECONDS, Cursor
 from storage.config.own_modules import gpu_plans
 from storage.database.session import Session

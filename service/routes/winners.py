@@ -23,11 +23,12 @@ from service.http.answers import PiecesResponse, none_match
 from service.http.errors import Refused, refuse
 from service.http.handle_errors import refused_by
 from service.http.parameters import known_parameters
+from service.http.strict_json import read_json
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
 from service.requests.models import LOOKUP_FIELDS, LookupRequest
 from service.requests.resolve import Known, Wanted, read_request, resolve_lookups
 from service.routes.accept_job import Submission, TriedMeanwhile, Untried, accept_jobs, raised
-from service.routes.body import Body, read_json
+from service.routes.body import Body
 from service.routes.by_id import require_one
 from service.routes.nearest import Policy, nearest_records
 from service.winner_cache import WinnerCache, part_of

@@ -106,7 +106,7 @@ class RemoteObjects:
         return True
 
     def move(self, path: str, to: str) -> None:
-        """Durable under the new path; nothing happens where there is nothing."""
+        """Durable under the new path. Where there is nothing, nothing is there afterwards."""
         with suppress(NotFoundError, FileNotFoundError):
             obstore.rename(self._store, path, to)
 
@@ -193,8 +193,8 @@ class LocalObjects(RemoteObjects):
 
     def _make(self, folder: Path) -> None:
         """Durable when it returns, also where another process has just made it."""
-        if folder not in self._synced:
-            folder.mkdir(exist_ok=True)
+        if folder not in self._synced or not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
             sync(folder.parent)
             self._synced.add(folder)
 

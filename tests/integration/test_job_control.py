@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,12 @@ class World:
         worker = next(process for process in compiler.parents() if name_of(process).startswith("compile "))
         worker_child = next(process for process in worker.children() if name_of(process) == name_of(worker))
         return worker, worker_child
+
+    def working(self) -> tuple[psutil.Process, psutil.Process]:
+        """The compile worker of a compiler that lived until it was looked at, and its worker child."""
+        while True:
+            with suppress(psutil.NoSuchProcess):
+                return self.worker_and_child(self.in_compiler())
 
 
 @pytest.fixture(scope="module")
@@ -162,7 +169,7 @@ def test_an_urgent_job_overtakes_one_that_runs(world: World) -> None:
 
 def test_the_job_of_a_killed_compile_worker_ends_right(world: World) -> None:
     job = world.submit(probe(1, 2, threads=128))
-    worker, worker_child = world.worker_and_child(world.in_compiler())
+    worker, worker_child = world.working()
     worker.kill()
     worker_child.kill()
     ended = world.client.wait(job.job, timeout=240)

@@ -17,7 +17,6 @@ from tests.support.kernels.compile_cache import CachingProcesses
 from tests.support.kernels.cpu_calls import checked_call
 from tests.support.kernels.neighbour_cases import KINDS, random_case
 from tests.support.kernels.random_cases import seed_of_this_run
-from tests.support.run.each_run import every_other_run
 from tests.support.service.worked_api import WorkedApi
 from workers.compile.toolchain import Toolchain
 
@@ -40,7 +39,6 @@ def client(service: WorkedApi, tmp_path: Path) -> Iterator[cukiln.Client]:
         yield client
 
 
-@every_other_run
 def test_a_neighbours_library_computes_the_problem(service: WorkedApi, client: cukiln.Client) -> None:
     rng = random.Random(seed_of_this_run())
     require_right([random_case(kind, rng, 6) for kind in rng.sample([*KINDS], EACH_RUN)], service, client)

@@ -32,7 +32,7 @@ WIDTH = 100  # columns of what a person reads
 
 @dataclass(frozen=True)
 class Options:
-    """`limit`: candidates of each problem; None: all that `schedules` lists, else one. `part`: of the test plan. `ptx`:
+    """`limit`: candidates of each problem; None: all that `schedules` lists, else one. `part`: of the plan. `ptx`:
     run what nvcc makes of the kernels in place of the CPU emulation of their primitives."""
 
     problem: str | None = None

@@ -1,5 +1,5 @@
-"""Verify kernels by their own PTX on the CPU, a witness beside the twins of the primitives: translate, build, run the
-test plan in a child process (`workers.cpu.run`).
+"""Verify kernels by their own PTX on the CPU, beside the emulation of the primitives: translate, build, run the
+verification plan in a child process (`workers.cpu.run`).
 
 A kernel whose PTX has anything without a translation, or whose translation g++ refuses, is `untranslated`: that says
 nothing about the kernel, only that this witness has not seen it. `compile_error` is what nvcc refuses. A library holds
@@ -237,9 +237,9 @@ _OURS = ("translate", "read")  # of `codegen.ptx`; they import the rules
 def ptx_plans(sums: int = TURING_SUMS) -> PlanVersions:
     """The digest of the translator, of what its instructions do, and of how the text is built and run, with the
     version of the CPU's plan for the operator. `sums`: whose tensor cores add (`Target.tensor_sums`)."""
-    judge = _modules()
+    modules = _modules()
     return {
-        name: digest("ptx_plan", ptx_plan.PLAN_SCHEMA, cpu_plan=version, judge=judge)
+        name: digest("ptx_plan", ptx_plan.PLAN_SCHEMA, cpu_plan=version, judge=modules)
         for name, version in cpu_plans(sums=sums).items()
     }
 

@@ -208,7 +208,7 @@ def _build(context: StepContext, problem: JobProblem, ranked: Ranked, runs: PtxR
         # elsewhere and imported may have been compiled by another.
         words = (
             f"built here its code is {library.code_digest[:16]}, but {(ranked.stored.code_digest or '?')[:16]} was "
-            "judged: another nvcc made that, and its verdict and times say nothing about this code"
+            "verified: another nvcc made that, and its verdict and times say nothing about this code"
         )
         refuse(context, problem, (ranked, words, "skipped"))
         return None
@@ -371,7 +371,7 @@ def _why_not_built(context: StepContext, problem: JobProblem, ranked: Sequence[R
         stored = [candidate for candidate in candidates_of_problem(session, problem.id) if candidate.candidate in names]
     refused = (candidate.message for candidate in stored if candidate.verdict != "ok" and candidate.message)
     why = "".join(f": {message}" for message in islice(refused, 1))
-    return f"none of the {len(ranked)} right candidates can be built alone as it was verified{why}"
+    return f"none of the {len(ranked)} correct candidates can be built alone with the code that was verified{why}"
 
 
 def _fail(context: StepContext, problem: JobProblem, error: str, runs: PtxRuns) -> None:

@@ -149,12 +149,14 @@ def verify_candidates(
                 return False
             if has_verified:
                 _give_way(runs.context)
-            _judge_some(runs, problem, {build: by_build[build] for build in some}, text)
+            _verify_some(runs, problem, {build: by_build[build] for build in some}, text)
             has_verified = True
     return True
 
 
-def _judge_some(runs: PtxRuns, problem: JobProblem, by_build: Mapping[str, Sequence[Ranked]], text: str | None) -> None:
+def _verify_some(
+    runs: PtxRuns, problem: JobProblem, by_build: Mapping[str, Sequence[Ranked]], text: str | None
+) -> None:
     """All of these builds, and store what that showed and took: another attempt continues behind them."""
     context = runs.context
     kernels = [entries[0].candidate.kernel for entries in by_build.values()]
@@ -232,10 +234,10 @@ def verify_winner(runs: PtxRuns, candidate: Candidate, library: Library) -> PtxV
         with runs.context.database.read() as session:
             return ptx_verdict(session, ptx, plan)
 
-    return once_at_a_time(runs.context, ptx, there, lambda: _judge_own(runs, kernel, ptx))
+    return once_at_a_time(runs.context, ptx, there, lambda: _verify_own(runs, kernel, ptx))
 
 
-def _judge_own(runs: PtxRuns, kernel: Kernel, ptx: str) -> PtxVerdict:
+def _verify_own(runs: PtxRuns, kernel: Kernel, ptx: str) -> PtxVerdict:
     context = runs.context
     try:
         text = context.blobs.get(ptx).decode("utf-8")

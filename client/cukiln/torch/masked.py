@@ -99,7 +99,7 @@ def _node(name: str, coefficients: Sequence[float]) -> dict[str, Any]:
 _FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "identity": lambda x: x,
     "square": torch.square,
-    **activations.OWN,
+    **{name: activations.OWN[name] for name in ("relu", "gelu", "silu")},
 }
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from codegen.operators import operators
 from cukiln.types import ProblemDetail
 from service.http.errors import KINDS, MAX_FAULTS
-from service.routes.body import read_json, shape
+from service.http.strict_json import read_json, shape
 from tests.support.fixtures.api import MATMUL, Api
 
 PREFIX = "urn:cukiln:problem:"

@@ -20,12 +20,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cukiln.types import JobPage
+from service.http import strict_json
 from service.http.connections import ConnectionLimits
 from service.http.errors import Refused
 from service.http.room import Room
+from service.http.strict_json import read_json, shape
 from service.pages import pages
 from service.routes import body, jobs
-from service.routes.body import read_json, shape
 from tests.support.fixtures.api import MATMUL, Api, serving
 from tests.support.fixtures.queue import wait_for
 
@@ -320,7 +321,7 @@ VALUES = st.recursive(
 @given(VALUES, st.booleans(), st.integers(1, 20))
 def test_what_a_body_holds_is_counted_in_its_bytes(value: Any, ascii: bool, piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(body, "PIECE_BYTES", piece)
+        patch.setattr(strict_json, "PIECE_BYTES", piece)
         found = shape(json.dumps(value, ensure_ascii=ascii).encode())
     assert (found.depth, found.containers) == counted(value)
 
@@ -340,7 +341,7 @@ def test_a_body_of_too_many_values_is_refused_before_any_is_made(large: bytes, m
     def parse(*args: Any, **kwargs: Any) -> Callable[..., Any]:
         raise AssertionError("objects were made")
 
-    monkeypatch.setattr(body.json, "loads", parse)
+    monkeypatch.setattr(strict_json.json, "loads", parse)
     with pytest.raises(Refused) as refused:
         read_json(large)
     assert (refused.value.faults[0].kind, refused.value.status) == ("too-many-values", 413)

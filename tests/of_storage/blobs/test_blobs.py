@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -193,6 +194,22 @@ def test_each_opened_store_syncs_its_folders_before_their_first_file(
         first, second = shared / "first", shared / "second"
         assert synced[2:] == [str(path) for path in (shared.parent, first, shared, second, shared)]
         synced.clear()
+
+
+@pytest.mark.parametrize("removed", ["blobs/sha256/ab", "blobs/sha256"])
+def test_a_sub_folder_that_was_removed_is_made_and_synced_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str
+) -> None:
+    objects = LocalObjects(tmp_path / "blobs", "sha256")
+    objects.put("sha256/ab/first", b"bytes")
+    shutil.rmtree(tmp_path / removed)
+    synced: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+    )
+    objects.put("sha256/ab/second", b"bytes")
+    assert synced[0] == str(tmp_path / "blobs" / "sha256")
+    assert objects.get("sha256/ab/second") == b"bytes"
 
 
 def test_nothing_is_moved_where_there_is_nothing(tmp_path: Path) -> None:
