@@ -40,7 +40,7 @@ from tests.gpu.run_primitives import (
     runs_on,
 )
 from tests.support.gpu import fake_gpu
-from workers.compile import machines_nvcc
+from workers.compile import find_compilers
 from workers.compile.toolchain import DEVICE_FLAGS
 from workers.cpu.build import CPU_FLAGS
 
@@ -353,8 +353,8 @@ def test_without_a_compiler_nothing_is_run_and_no_primitive_differs(
 def test_where_no_nvcc_is_named_its_absence_is_no_difference_either(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUKILN_NVCC", raising=False)
     monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr(machines_nvcc, "in_wheels", lambda pattern: [])
-    monkeypatch.setattr(machines_nvcc, "TOOLKIT", "/nowhere")
+    monkeypatch.setattr(find_compilers, "in_wheels", lambda pattern: [])
+    monkeypatch.setattr(find_compilers, "TOOLKIT", "/nowhere")
     for name in ("CUDA_HOME", "CUDA_PATH"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(NoCompiler, match="no nvcc: name one with CUKILN_NVCC"):

@@ -19,7 +19,7 @@ import numpy as np
 from codegen.primitives import TURING_SUMS
 from tests.gpu.primitive_checks import Check
 from tests.gpu.primitive_inputs import Words
-from workers.compile import machines_nvcc
+from workers.compile import find_compilers
 
 DEVICE = Path(__file__).resolve().parents[2] / "codegen" / "device"
 KERNELS = Path(__file__).with_name("primitive_kernels.cuh")
@@ -189,23 +189,28 @@ class CpuEmulations:
 def find_nvcc() -> str:
     """Raises NoCompiler."""
     try:
-        return machines_nvcc.find_nvcc()
+        return find_compilers.find_nvcc()
     except FileNotFoundError as error:
         raise NoCompiler(str(error)) from error
 
 
 def find_ptxas() -> str | None:
     """Where CUDA 12 is asked for, no nvcc is named, and the wheels hold NVRTC with ptxas: that ptxas."""
-    if not machines_nvcc.is_for_cuda_12() or os.environ.get("CUKILN_NVCC"):
+    if not find_compilers.is_for_cuda_12() or os.environ.get("CUKILN_NVCC"):
         return None
-    both = machines_nvcc.in_wheels("cuda_nvrtc/lib/libnvrtc.so.12"), machines_nvcc.in_wheels("cuda_nvcc/bin/ptxas")
+    both = find_compilers.in_wheels("cuda_nvrtc/lib/libnvrtc.so.12"), find_compilers.in_wheels("cuda_nvcc/bin/ptxas")
     return str(both[1][0]) if all(both) else None
 
 
 def device_command(arch: str, source: str, cubin: str) -> list[str]:
     """From a file to its cubin. Raises NoCompiler."""
     if ptxas := find_ptxas():
-        head = [sys.executable, str(NVRTC), "--nvrtc", str(machines_nvcc.in_wheels("cuda_nvrtc/lib/libnvrtc.so.12")[0])]
+        head = [
+            sys.executable,
+            str(NVRTC),
+            "--nvrtc",
+            str(find_compilers.in_wheels("cuda_nvrtc/lib/libnvrtc.so.12")[0]),
+        ]
         return [*head, "--ptxas", ptxas, "--target", arch, "--time", "phases.csv", "-o", cubin, source]
     code = f"arch={arch.replace('sm_', 'compute_')},code={arch}"
     return [find_nvcc(), "-gencode", code, *DEVICE_FLAGS, "-o", cubin, source]

@@ -17,7 +17,7 @@ from codegen.canonical import digest
 from codegen.identity import CUDA
 from codegen.targets import Target, targets
 from codegen.text.render_emulation import EMULATION_FLAGS
-from workers.compile.machines_nvcc import nvcc_in, nvrtc_in, wheel_folders
+from workers.compile.find_compilers import nvcc_in, nvrtc_in, wheel_folders
 from workers.compile.nvrtc import driver
 from workers.processes.processes import InfrastructureError, Limits, ProcessError, Processes, ProgramMissing
 

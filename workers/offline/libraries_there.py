@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from workers.compile.machines_nvcc import find_nvcc
+from workers.compile.find_compilers import find_nvcc
 from workers.vendor.cublaslt import CublasLt
 from workers.vendor.cudnn import Cudnn
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from codegen.text.cubin import NotElf, code_digest_of, read_cubin
-from workers.compile.machines_nvcc import nvcc_in, wheel_folders
+from workers.compile.find_compilers import nvcc_in, wheel_folders
 from workers.processes.cause import cause_of, signed
 
 AGREES, DIFFERS, CANNOT = "AGREES ", "DIFFERS", "CANNOT "

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from workers.compile.machines_nvcc import toolkits
+from workers.compile.find_compilers import toolkits
 
 CUBLAS_STATUS_SUCCESS = 0
 CUBLAS_STATUS_NOT_SUPPORTED = 15

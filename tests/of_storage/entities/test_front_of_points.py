@@ -1,4 +1,4 @@
-"""The Pareto front of a winner record."""
+"""The Pareto front of a winner record, and which of its candidates are compared."""
 
 from __future__ import annotations
 
@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cukiln.types import FrontEntry, Launch
-from storage.entities.pareto_front import Point, merge_front, pareto, ranked_by, thinned
+from storage.entities.pareto_front import (
+    MOST_CONTENDERS,
+    NEAR,
+    Point,
+    contenders,
+    merge_front,
+    pareto,
+    ranked_by,
+    thinned,
+)
 
 
 def entry(candidate: str, **fields: Any) -> FrontEntry:
@@ -173,3 +182,47 @@ def test_nothing_on_the_front_is_beaten_by_anything_on_it(points: list[tuple[str
                 and member.workspace_bytes <= other.workspace_bytes
                 and member.deterministic >= other.deterministic
             )
+
+
+# ---- the finalists
+
+
+def test_the_front_and_all_near_the_best_are_compared() -> None:
+    points = [
+        Point("best", 100.0, 64, True),
+        Point("near", 104.9, 64, True),
+        Point("far", 105.1, 64, True),
+        Point("lean", 300.0, 0, True),
+        Point("slow", 301.0, 0, True),
+    ]
+    assert [point.candidate for point in contenders(points)] == ["best", "near", "lean"]
+
+
+def test_nothing_is_compared_where_nothing_was_measured() -> None:
+    assert contenders([]) == []
+
+
+def test_of_many_that_are_near_the_slower_are_left_out_before_any_point_of_the_front() -> None:
+    near = [Point(f"near{n:02}", 100.0 + n / 10, 64, True) for n in range(20)]
+    lean = [Point(f"lean{n}", 200.0 + n, 32 - n, True) for n in range(4)]
+    assert [point.candidate for point in contenders([*near, *lean])] == [
+        "near00", "near01", "near02", "near03", "lean0", "lean1", "lean2", "lean3"
+    ]  # fmt: skip
+
+
+@given(
+    st.lists(
+        st.builds(Point, st.sampled_from("abcdefghijkl"), st.floats(1, 2), st.integers(0, 3), st.booleans()),
+        min_size=1,
+        unique_by=lambda point: point.candidate,
+    )
+)
+def test_finalists_are_few_and_each_has_its_reason(points: list[Point]) -> None:
+    chosen = contenders(points)
+    front = pareto(points)
+    best = min(point.us for point in points)
+    assert 0 < len(chosen) <= MOST_CONTENDERS
+    assert min(point.us for point in chosen) == best
+    assert all(point in front or point.us <= (1 + NEAR) * best for point in chosen)
+    if len({*front, *(point for point in points if point.us <= (1 + NEAR) * best)}) <= MOST_CONTENDERS:
+        assert set(front) <= set(chosen)

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.gpu import run_primitives
-from workers.compile import machines_nvcc
+from workers.compile import find_compilers
 from workers.offline import libraries_there
 from workers.offline.libraries_there import USED, look
 
@@ -71,8 +71,8 @@ def test_nvcc_is_found_in_a_toolkit_by_all_that_look_for_it(
         monkeypatch.delenv(name, raising=False)
     if variable:
         monkeypatch.setenv(variable, str(tmp_path))
-    monkeypatch.setattr(machines_nvcc, "TOOLKIT", "/nowhere" if variable else str(tmp_path))
-    monkeypatch.setattr(machines_nvcc, "in_wheels", lambda pattern: [])
+    monkeypatch.setattr(find_compilers, "TOOLKIT", "/nowhere" if variable else str(tmp_path))
+    monkeypatch.setattr(find_compilers, "in_wheels", lambda pattern: [])
     assert run_primitives.find_nvcc() == asked("nvcc", monkeypatch)["is"] == str(nvcc)
     nvcc.unlink()
     assert asked("nvcc", monkeypatch)["missing"].startswith("no nvcc: name one with CUKILN_NVCC; it was looked for")
@@ -87,5 +87,5 @@ def test_the_nvcc_of_the_wheels_is_named_where_it_is_what_compiles(
     nvcc.touch(0o755)
     for name in ("CUKILN_NVCC", "CUKILN_CUDA"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(machines_nvcc, "in_wheels", lambda pattern: [nvcc])
+    monkeypatch.setattr(find_compilers, "in_wheels", lambda pattern: [nvcc])
     assert asked("nvcc", monkeypatch)["is"] == run_primitives.find_nvcc() == str(nvcc)
