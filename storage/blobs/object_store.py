@@ -140,12 +140,13 @@ class LocalObjects(RemoteObjects):
 
     def put(self, path: str, data: bytes) -> None:
         file = self.root / path
-        if not self.root.is_dir():  # obstore would make it
-            raise OSError(errno.ESTALE, "the folder of the blobs is gone", str(self.root))
+        self._make(file.parent)
         if file.is_dir():  # the only thing that a rename does not replace
             file.rename(f"{file}#folder")
-        self._make(file.parent)
-        super().put(path, data)
+        try:
+            super().put(path, data)
+        except BaseError as error:  # a full or read-only disk among them, of which obstore has no kind of its own
+            raise OSError(errno.EIO, str(error).partition("\n")[0][:LONGEST_REASON], str(file)) from error
         sync(file)
         sync(file.parent)
 
@@ -192,11 +193,18 @@ class LocalObjects(RemoteObjects):
         return self.root / path
 
     def _make(self, folder: Path) -> None:
-        """Durable when it returns, also where another process has just made it."""
-        if folder not in self._synced or not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            sync(folder.parent)
-            self._synced.add(folder)
+        """Durable when it returns, also where another process has just made it. Raises OSError of a kind that says
+        nothing about what is put: the folder around it is gone, or something else stands in its place."""
+        if folder in self._synced and folder.is_dir():
+            return
+        if not folder.parent.is_dir():  # obstore would make it
+            raise OSError(errno.ESTALE, "the folder of the blobs is gone", str(folder.parent))
+        try:
+            folder.mkdir(exist_ok=True)
+        except FileExistsError as error:
+            raise OSError(errno.EIO, "what stands here is no folder: move it away", str(folder)) from error
+        sync(folder.parent)
+        self._synced.add(folder)
 
 
 def sync(path: Path) -> None:

@@ -15,7 +15,9 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import obstore
 import pytest
+from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
 from storage.blobs.blob_store import Blob, BlobStore, add_blobs, blob_path
@@ -196,20 +198,46 @@ def test_each_opened_store_syncs_its_folders_before_their_first_file(
         synced.clear()
 
 
-@pytest.mark.parametrize("removed", ["blobs/sha256/ab", "blobs/sha256"])
 def test_a_sub_folder_that_was_removed_is_made_and_synced_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    objects = LocalObjects(tmp_path / "blobs", "sha256")
+    objects, shared = LocalObjects(tmp_path / "blobs", "sha256"), tmp_path / "blobs" / "sha256"
     objects.put("sha256/ab/first", b"bytes")
-    shutil.rmtree(tmp_path / removed)
+    shutil.rmtree(shared / "ab")
     synced: list[str] = []
     monkeypatch.setattr(
         os, "fsync", lambda descriptor: synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
     )
     objects.put("sha256/ab/second", b"bytes")
-    assert synced[0] == str(tmp_path / "blobs" / "sha256")
+    assert synced[0] == str(shared)
     assert objects.get("sha256/ab/second") == b"bytes"
+
+
+def test_what_keeps_a_folder_from_being_written_is_the_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects, shared = LocalObjects(tmp_path / "blobs", "sha256"), tmp_path / "blobs" / "sha256"
+    (shared / "aa").write_text("no folder")
+    (shared / "ab").symlink_to("nowhere")
+    for name in ("aa", "ab"):
+        with pytest.raises(OSError, match="no folder: move it away") as met:
+            objects.put(f"sha256/{name}/first", b"bytes")
+        assert is_of_the_machine(met.value)
+    with monkeypatch.context() as patch:
+        patch.setattr(obstore, "put", lambda *of: refused("No space left on device (os error 28)"))
+        with pytest.raises(OSError, match="No space left on device") as met:
+            objects.put("sha256/ac/first", b"bytes")
+        assert is_of_the_machine(met.value)
+    shared.rename(tmp_path / "away")
+    for moved in (lambda: objects.put("sha256/ad/first", b"bytes"), lambda: objects.move("aside", "sha256/ad/first")):
+        with pytest.raises(OSError, match="the folder of the blobs is gone") as met:
+            moved()
+        assert is_of_the_machine(met.value)
+    assert not shared.exists()
+
+
+def refused(words: str) -> None:
+    raise GenericError(words)
 
 
 def test_nothing_is_moved_where_there_is_nothing(tmp_path: Path) -> None:
