@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.support.run.longest_first import place_of
-from tests.support.run.shared_statements import share_certificates, share_commands, share_statements
+from tests.support.run.shared_statements import share_certificates, share_statements
 
 # Each after those that it imports.
 pytest_plugins = [
@@ -36,7 +36,6 @@ os.environ["CUKILN_TEST_SEED"] = os.environ.get("CUKILN_TEST_SEED") or str(rando
 gc.disable()  # until all tests are there: each process of the run makes all of them
 share_statements()
 share_certificates()
-share_commands()
 # However slow the machine is; and each example leaves a fixture of its test as it found it.
 settings.register_profile(
     "untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture]

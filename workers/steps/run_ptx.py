@@ -137,10 +137,12 @@ def verify_candidates(
     for entry in ranked:
         by_build.setdefault(entry.stored.build, []).append(entry)
     verdicts = {build: ptx_verdict_of(entries[0].stored, plan) for build, entries in by_build.items()}
-    _refuse(runs.context, problem, by_build, {build: known for build, known in verdicts.items() if known is not None})
+    known = {build: verdict for build, verdict in verdicts.items() if verdict is not None}
+    _refuse(runs.context, problem, by_build, known)
     by_group: dict[str | None, list[str]] = {}
-    for build in (build for build, known in verdicts.items() if known is None):
-        by_group.setdefault(by_build[build][0].stored.group_id, []).append(build)
+    for build, entries in by_build.items():
+        if build not in known:
+            by_group.setdefault(entries[0].stored.group_id, []).append(build)
     has_verified = False
     for group, builds in by_group.items():
         text = _ptx_of(runs.context, group)

@@ -6,7 +6,6 @@ from __future__ import annotations
 from functools import cache, partial
 from typing import Any
 
-import typer.main
 from httpx._transports import default
 from sqlalchemy import create_engine
 
@@ -26,11 +25,6 @@ class Statements(dict[Any, Any]):
 def share_certificates() -> None:
     """Of the certificate authorities: each client of httpx reads them in 20 ms, also where it asks over http."""
     default.create_ssl_context = cache(default.create_ssl_context)  # type: ignore[attr-defined]
-
-
-def share_commands() -> None:
-    """Of the command line: each call makes all of them, in 10 ms."""
-    typer.main.get_command = cache(typer.main.get_command)
 
 
 def share_statements() -> None:
