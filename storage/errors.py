@@ -1,6 +1,9 @@
 """Errors from which a caller of the storage cannot continue.
 
 ```
+OSError
+└── BlobsAway         the object store does not answer, is full or read-only, or refuses
+
 StorageError
 ├── LostLease         the attempt has no lease any more, or was cancelled: the transaction is rolled back
 ├── ImportWithdrawn   it was withdrawn while it was written
@@ -89,6 +92,10 @@ class DatabaseUnusable(StorageError):
     why: str
     advice: str
     text = "the database {where} cannot be used ({why}): {advice}"
+
+
+class BlobsAway(OSError):
+    """The object store does not answer, is full or read-only, or refuses. Of its kind is any failure of a machine."""
 
 
 class BackupUnusable(StorageError):

@@ -21,7 +21,7 @@ from service.http.head import has_head
 from service.http.parameters import allowed_in
 from service.http.room import RETRY_SECONDS
 from storage.database.database_errors import DATABASE_ERRORS, Failure, failure_of
-from storage.errors import BadCursor, ImportWithdrawn
+from storage.errors import BadCursor, BlobsAway, ImportWithdrawn
 
 log = logging.getLogger("cukiln.service")
 
@@ -35,6 +35,7 @@ def install(app: FastAPI, routes: Sequence[BaseRoute]) -> None:
     app.add_exception_handler(ImportWithdrawn, _import_withdrawn)
     for kind in (*DATABASE_ERRORS, OSError):
         app.add_exception_handler(kind, _machine)
+    app.add_exception_handler(BlobsAway, _blobs_away)
     app.add_middleware(AnswerDefects)
 
 
@@ -93,6 +94,13 @@ async def _machine(request: Request, error: Exception) -> Response:
         return await _defect(request, error)
     log.warning("%s %s: %s: %s", request.method, request.url.path, failure.value, error)
     return problem_response(refused_by(failure), request.url.path)
+
+
+async def _blobs_away(request: Request, error: Exception) -> Response:
+    log.warning("%s %s: the blob store: %s", request.method, request.url.path, error)
+    detail = "The store of libraries and sources does not answer. Nothing of this request was kept; send it again."
+    refused = refuse("blobs-unavailable", detail, headers={"Retry-After": str(RETRY_SECONDS)})
+    return problem_response(refused, request.url.path)
 
 
 def refused_by(failure: Failure) -> Refused:

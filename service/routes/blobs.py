@@ -16,7 +16,14 @@ from storage.maintenance.damage import repair
 
 log = logging.getLogger("cukiln.service")
 
-PROBLEMS = problems("invalid-digest", "blob-not-found", "range-not-satisfiable", "blob-corrupt", "database-unavailable")
+PROBLEMS = problems(
+    "invalid-digest",
+    "blob-not-found",
+    "range-not-satisfiable",
+    "blob-corrupt",
+    "blobs-unavailable",
+    "database-unavailable",
+)
 router = APIRouter(prefix="/v1/blobs/sha256", tags=["blobs"], responses=PROBLEMS)
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 

@@ -20,7 +20,10 @@ router = APIRouter(prefix="/v1/groups", tags=["groups"], responses=problems("gro
 _ID = re.compile(r"[0-9a-f]{32}")
 _GZIP = b"\x1f\x8b"  # how a gzip file begins (RFC 1952, 2.3.1), and no text
 
-FILE: dict[str, Any] = {"responses": problems("group-file-not-found", "blob-corrupt"), "response_class": Response}
+FILE: dict[str, Any] = {
+    "responses": problems("group-file-not-found", "blob-corrupt", "blobs-unavailable"),
+    "response_class": Response,
+}
 NOT_COMPILED = "The group has no {what} yet: it is not compiled."
 NO_PTX = (
     "The group has no PTX: it is not compiled yet, none of its kernels compiled, or all of them stood before in groups "

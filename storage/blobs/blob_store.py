@@ -13,7 +13,7 @@ from pathlib import Path
 
 from sqlalchemy import select, update
 
-from storage.blobs.object_store import RemoteObjects, StoredObject, open_objects
+from storage.blobs.object_store import RemoteObjects, StoredObject, answered, open_objects
 from storage.database.pages import pages
 from storage.database.session import Database, Session
 from storage.database.sql import chunks, core, insert_new, rows_among
@@ -96,7 +96,7 @@ class BlobStore:
             return set(session.scalars(renewed.returning(table.c.digest)))
 
     def get(self, digest: str) -> bytes:
-        """The bytes, checked against their digest. Raises `BlobMissing`, `BlobCorrupt`."""
+        """The bytes, checked against their digest. Raises `BlobMissing`, `BlobCorrupt`, `BlobsAway`."""
         if self.head(digest) is None:
             raise BlobMissing(digest)
         data = self._objects.get(blob_path(digest))
@@ -128,7 +128,8 @@ class BlobStore:
 
     def _may_hold(self, digest: str, size: int) -> bool:
         local = self._objects.local_path(blob_path(digest))
-        return local is None or (local.is_file() and local.stat().st_size == size)
+        with answered(local):
+            return local is None or (local.is_file() and local.stat().st_size == size)
 
     def path(self, digest: str) -> Path | None:
         """The file of a blob, checked just now; None where blobs are not local files. Raises as `get` does."""

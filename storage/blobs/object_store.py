@@ -7,7 +7,7 @@ as `name#1` beside the target, then renames), so `LocalObjects` syncs file and f
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -18,7 +18,7 @@ import obstore
 from obstore.exceptions import BaseError, NotFoundError
 from obstore.store import LocalStore, ObjectStore, from_url
 
-from storage.errors import SettingsError
+from storage.errors import BlobsAway, SettingsError
 
 RETRIES: Any = {"max_retries": 5, "retry_timeout": timedelta(seconds=20)}
 """Of a request to a remote store. obstore's own take up to three minutes."""
@@ -63,8 +63,21 @@ def _unusable(url: str, why: str) -> SettingsError:
     return SettingsError(f"CUKILN_BLOBS_URL={url} cannot be used ({why}): name a store that can be written")
 
 
+@contextmanager
+def answered(place: object) -> Iterator[None]:
+    """Raises BlobsAway where the store did not do what it was asked, whatever its kind; what is missing stays apart."""
+    try:
+        yield
+    except (NotFoundError, FileNotFoundError):
+        raise
+    except (BaseError, PermissionError) as error:  # obstore has no kind of its own for a full or read-only disk
+        why = getattr(error, "strerror", None) or str(error).partition("\n")[0][:LONGEST_REASON]
+        raise BlobsAway(errno.EIO, why, str(place)) from error
+
+
 class RemoteObjects:
-    """A store whose `put` is durable and atomic by contract, as S3's is. Paths are relative, with `/` between parts."""
+    """A store whose `put` is durable and atomic by contract, as S3's is. Paths are relative, with `/` between parts.
+    All but `require` raise BlobsAway."""
 
     def __init__(self, store: ObjectStore, url: str = "memory:///") -> None:
         self._store, self._url = store, url
@@ -82,39 +95,38 @@ class RemoteObjects:
 
     def put(self, path: str, data: bytes) -> None:
         """Durable and complete under `path` when it returns; before that, `path` holds nothing or all of it."""
-        obstore.put(self._store, path, data)
+        with answered(path):
+            obstore.put(self._store, path, data)
 
     def get(self, path: str) -> bytes | None:
-        try:
+        with suppress(NotFoundError, FileNotFoundError), answered(path):
             return bytes(obstore.get(self._store, path).bytes())
-        except (NotFoundError, FileNotFoundError):
-            return None
+        return None
 
     def delete(self, path: str) -> None:
         """Gone afterwards, whether it was there or not."""
-        with suppress(NotFoundError, FileNotFoundError):
+        with suppress(NotFoundError, FileNotFoundError), answered(path):
             obstore.delete(self._store, path)
 
     def delete_older(self, path: str, before: float) -> bool:
         """Whether it was put before that time, and is deleted. In a folder what is put at the same time stays."""
-        try:
-            if obstore.head(self._store, path)["last_modified"].timestamp() >= before:
-                return False
-        except (NotFoundError, FileNotFoundError):
-            return False
-        self.delete(path)
-        return True
+        with suppress(NotFoundError, FileNotFoundError), answered(path):
+            if obstore.head(self._store, path)["last_modified"].timestamp() < before:
+                self.delete(path)
+                return True
+        return False
 
     def move(self, path: str, to: str) -> None:
         """Durable under the new path. Where there is nothing, nothing is there afterwards."""
-        with suppress(NotFoundError, FileNotFoundError):
+        with suppress(NotFoundError, FileNotFoundError), answered(path):
             obstore.rename(self._store, path, to)
 
     def list(self) -> Iterator[StoredObject]:
         """Everything, also what a crash has left half-written."""
-        for page in obstore.list(self._store):
-            for entry in page:
-                yield StoredObject(entry["path"], entry["size"], entry["last_modified"].timestamp())
+        with answered(self._url):
+            for page in obstore.list(self._store):
+                for entry in page:
+                    yield StoredObject(entry["path"], entry["size"], entry["last_modified"].timestamp())
 
     def local_path(self, path: str) -> Path | None:
         """The file of a path where the store is a folder of this machine."""
@@ -140,19 +152,18 @@ class LocalObjects(RemoteObjects):
 
     def put(self, path: str, data: bytes) -> None:
         file = self.root / path
-        self._make(file.parent)
-        if file.is_dir():  # the only thing that a rename does not replace
-            file.rename(f"{file}#folder")
-        try:
+        with answered(file):
+            self._make(file.parent)
+            if file.is_dir():  # the only thing that a rename does not replace
+                file.rename(f"{file}#folder")
             super().put(path, data)
-        except BaseError as error:  # a full or read-only disk among them, of which obstore has no kind of its own
-            raise OSError(errno.EIO, str(error).partition("\n")[0][:LONGEST_REASON], str(file)) from error
-        sync(file)
-        sync(file.parent)
+            sync(file)
+            sync(file.parent)
 
     def get(self, path: str) -> bytes | None:
         """None also where something stands that is no file: reading a pipe would not end."""
-        return super().get(path) if (self.root / path).is_file() else None
+        with answered(self.root / path):
+            return super().get(path) if (self.root / path).is_file() else None
 
     def list(self) -> Iterator[StoredObject]:
         # Not through obstore: its listing hides the staged files of a crash, which are what a sweep is for.
@@ -160,7 +171,7 @@ class LocalObjects(RemoteObjects):
             for name in names:
                 file = Path(folder) / name
                 with suppress(FileNotFoundError):  # staged files come and go
-                    status = file.stat()
+                    status = file.lstat()
                     yield StoredObject(str(file.relative_to(self.root)), status.st_size, status.st_mtime)
 
     def delete(self, path: str) -> None:
@@ -193,16 +204,16 @@ class LocalObjects(RemoteObjects):
         return self.root / path
 
     def _make(self, folder: Path) -> None:
-        """Durable when it returns, also where another process has just made it. Raises OSError of a kind that says
-        nothing about what is put: the folder around it is gone, or something else stands in its place."""
+        """Durable when it returns, also where another process has just made it. Raises BlobsAway where the folder
+        around it is gone, or something else stands in its place."""
         if folder in self._synced and folder.is_dir():
             return
         if not folder.parent.is_dir():  # obstore would make it
-            raise OSError(errno.ESTALE, "the folder of the blobs is gone", str(folder.parent))
+            raise BlobsAway(errno.ESTALE, "the folder of the blobs is gone", str(folder.parent))
         try:
             folder.mkdir(exist_ok=True)
         except FileExistsError as error:
-            raise OSError(errno.EIO, "what stands here is no folder: move it away", str(folder)) from error
+            raise BlobsAway(errno.EIO, "what stands here is no folder: move it away", str(folder)) from error
         sync(folder.parent)
         self._synced.add(folder)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 
+import obstore
 import pytest
+from obstore.exceptions import GenericError
 
 from service.http.answers import ByteRange, Unsatisfiable, byte_range, none_match
 from tests.support.fixtures.api import Api
@@ -101,6 +103,20 @@ def test_damaged_bytes_are_never_sent(api: Api, method: str, headers: dict[str, 
     assert answer.headers["content-type"] == "application/problem+json"
     if method == "GET":
         assert answer.json()["type"] == "urn:cukiln:problem:blob-corrupt"
+
+
+def test_a_store_that_does_not_answer_is_a_503_that_may_be_asked_again(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise GenericError("Generic S3 error: 503 Slow Down")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(obstore, "get", away)
+        answer = api.client.get(PATH)
+    assert (answer.status_code, answer.json()["type"]) == (503, "urn:cukiln:problem:blobs-unavailable")
+    assert int(answer.headers["retry-after"]) > 0
+    assert api.client.get(PATH).content == DATA
 
 
 def test_a_lost_file_is_a_404(api: Api) -> None:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,11 +21,12 @@ import pytest
 from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
 
+from storage.blobs import object_store
 from storage.blobs.blob_store import Blob, BlobStore, add_blobs, blob_path
 from storage.blobs.object_store import LocalObjects, RemoteObjects, StoredObject, open_objects
 from storage.database.session import Clock, Database
 from storage.database.tables import BlobRow
-from storage.errors import BlobCorrupt, BlobMissing, SettingsError
+from storage.errors import BlobCorrupt, BlobMissing, BlobsAway, SettingsError
 from workers.processes.cause import is_of_the_machine
 
 DATA = b"\x7fELF" + bytes(range(256)) * 40
@@ -75,37 +77,67 @@ ANSWERS = {
 }
 
 
-@pytest.mark.parametrize("name", ANSWERS)
-def test_a_bucket_that_cannot_be_used_is_one_line(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    status, code, words = ANSWERS[name]
+@contextmanager
+def bucket(status: int, code: str) -> Iterator[RemoteObjects]:
+    """An S3 that answers each request so."""
 
     class Answer(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
+        def answer(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length", 0)))
             body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>m</Message></Error>'.encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
-            self.wfile.write(body)
+            self.wfile.write(b"" if self.command == "HEAD" else body)
+
+        do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = answer  # noqa: N815
 
         def log_message(self, *_: object) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    for variable, value in {
-        "AWS_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "AWS_ALLOW_HTTP": "true", "AWS_REGION": "us-east-1",
-        "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(variable, value)
-    try:
-        objects = open_objects("s3://bucket/prefix", "sha256")
-        with pytest.raises(SettingsError, match=r"CUKILN_BLOBS_URL=s3://bucket/prefix cannot be used \(") as raised:
-            objects.require()
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, value in {
+            "AWS_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b",
+        }.items():  # fmt: skip
+            patch.setenv(variable, value)
+        patch.setattr(object_store, "RETRIES", {"max_retries": 0})
+        try:
+            yield open_objects("s3://bucket/prefix", "sha256")
+        finally:
+            server.shutdown()
+            thread.join()
+            server.server_close()
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_bucket_that_cannot_be_used_is_one_line(name: str) -> None:
+    status, code, words = ANSWERS[name]
+    match = r"CUKILN_BLOBS_URL=s3://bucket/prefix cannot be used \("
+    with bucket(status, code) as objects, pytest.raises(SettingsError, match=match) as raised:
+        objects.require()
     assert words in str(raised.value) and "\n" not in str(raised.value) and len(str(raised.value)) < 400
+
+
+CALLS: dict[str, Callable[[RemoteObjects], object]] = {
+    "put": lambda objects: objects.put("sha256/ab/first", b"bytes"),
+    "get": lambda objects: objects.get("sha256/ab/first"),
+    "delete": lambda objects: objects.delete("sha256/ab/first"),
+    "delete older": lambda objects: objects.delete_older("sha256/ab/first", 0.0),
+    "move": lambda objects: objects.move("sha256/ab/first", "quarantine/first"),
+    "list": lambda objects: list(objects.list()),
+}
+
+
+@pytest.mark.parametrize(("status", "code"), [(503, "SlowDown"), (403, "AccessDenied")])
+def test_a_bucket_that_is_away_or_refuses_is_the_machines(status: int, code: str) -> None:
+    with bucket(status, code) as objects:
+        for name, call in CALLS.items():
+            with pytest.raises(BlobsAway) as met:
+                call(objects)
+            assert is_of_the_machine(met.value), name
 
 
 def test_what_was_never_put_is_missing(blobs: BlobStore) -> None:
