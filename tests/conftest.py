@@ -6,11 +6,12 @@ import gc
 import os
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.run.longest_first import place_of
+from tests.support.run.longest_first import ByFixtures, place_of
 from tests.support.run.shared_statements import share_certificates, share_statements
 
 # Each after those that it imports.
@@ -45,6 +46,10 @@ settings.load_profile("untimed")
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: place_of(item.path))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFixtures:
+    return ByFixtures(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -14,7 +14,7 @@ from storage.database.tables import CandidateRow, GroupRow, JobProblemRow
 from tests.integration.test_single_flight import Cluster, probe, started
 from tests.support.fixtures.compile import compiled_in_this_run
 from tests.support.fixtures.queue import make_world, wait_for
-from tests.support.run.each_run import every_other_run
+from tests.support.run.each_run import every_other_run, one_each_run
 from tests.support.run.places import PROBE
 from tests.support.service.chrome_traces import Event, checked, slices
 from workers.supervisor.valkey import EmbeddedValkey
@@ -71,6 +71,7 @@ def cancel(cluster: Cluster, job: str) -> None:
     assert answer.json()["state"] == "cancelled"
 
 
+@one_each_run("fair jobs", 0)
 def test_one_problem_behind_a_large_job_does_not_wait_for_it(cluster: Cluster) -> None:
     large = cluster.submit(0, many(2, 1, kernels=12, threads=64))
     wait_for(lambda: progress(cluster, large)[0] > 0, 120, "the large job's first file")
@@ -84,7 +85,7 @@ def test_one_problem_behind_a_large_job_does_not_wait_for_it(cluster: Cluster) -
     cancel(cluster, large)
 
 
-@every_other_run
+@one_each_run("fair jobs", 1)
 def test_two_equal_jobs_are_compiled_side_by_side(cluster: Cluster) -> None:
     first, second = (cluster.submit(number, many(2, 1 + 32 * number, kernels=8, threads=32)) for number in range(2))
     wait_for(lambda: progress(cluster, second)[0] >= 3, 240, "a good part of the second job")

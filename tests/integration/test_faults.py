@@ -32,6 +32,7 @@ from tests.support.fixtures.compile import compiled_in_this_run
 from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import Started
 from tests.support.processes.postgres_server import binaries, running_postgres
+from tests.support.run.each_run import one_each_run
 from tests.support.run.places import PROBE
 
 KERNELS = 2
@@ -110,6 +111,7 @@ def check(run: Run, expected: dict[str, str], compiled: Path | None = None) -> N
         assert Counter(outcome.others) >= Counter(run.others)
 
 
+@one_each_run("what was killed continues", 0)
 def test_kills_a_spoilt_disk_and_a_lost_queue_change_nothing_of_what_comes_out(
     expected: dict[str, str], monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

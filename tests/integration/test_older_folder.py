@@ -14,6 +14,7 @@ from tests.faults.checks import damaged, in_database
 from tests.faults.older_folder import OlderJobs, unpack
 from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import Started
+from tests.support.run.each_run import one_each_run
 
 
 @pytest.fixture
@@ -24,6 +25,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.parametrize("ends", [1, pytest.param(2, marks=pytest.mark.long)])
+@one_each_run("what was killed continues", 1)
 def test_an_older_data_folder_continues(ends: int, folder: Path, soon_embedded: Started) -> None:
     older = unpack(folder / "data")
     settings = load_settings(data_dir=folder / "data", port=0, workers=1, gpus="none")

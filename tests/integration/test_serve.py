@@ -208,6 +208,7 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["CUKILN_PORT"])), Handler).s
 """
 
 
+@every_other_run
 def test_an_api_that_does_not_answer_is_started_again_and_a_second_signal_stops_without_waiting_for_it(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -392,6 +393,7 @@ def with_gpu(settings: Settings, tmp_path: Path) -> Settings:
     )
 
 
+@every_other_run
 def test_each_gpu_gets_a_worker_that_is_known_before_the_service_is_ready(
     with_gpu: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

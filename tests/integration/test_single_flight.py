@@ -20,7 +20,7 @@ from tests.support.fixtures.compile import compiled_in_this_run
 from tests.support.fixtures.queue import QueueWorld, make_world, wait_for
 from tests.support.processes import counting_worker
 from tests.support.processes.server_processes import start_process
-from tests.support.run.each_run import every_other_run
+from tests.support.run.each_run import one_each_run
 from tests.support.run.places import FAULTY, PROBE
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
@@ -147,6 +147,7 @@ def counted_world(tmp_path: Path, valkey: EmbeddedValkey) -> Iterator[tuple[Queu
         yield world, tmp_path / "nvcc.txt"
 
 
+@one_each_run("single flight", 0)
 def test_a_kernel_is_compiled_once_for_all_jobs(cluster: Cluster) -> None:
     jobs = cluster.run(JOBS)
     assert [job.state for job in jobs] == ["done"] * len(JOBS), cluster.world.logs()[-3000:]
@@ -177,7 +178,7 @@ def _is_innocent_of_the_broken(more: Counter[str], files: list[tuple[str, ...]])
     return all(times == 1 for times in more.values()) and any(set(more) < set(file) for file in files)
 
 
-@every_other_run
+@one_each_run("single flight", 1)
 def test_small_jobs_that_wait_are_compiled_in_one_file(
     counted_world: tuple[QueueWorld, Path], tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -72,11 +72,11 @@ def heads_alone(head: bytes) -> Iterator[str]:
 LIMIT = largest_lookup(1)
 
 
-@pytest.mark.parametrize("answer", [pieces(8), of_zeros(64)], ids=["in pieces", "compressed"])
+@pytest.mark.parametrize("answer", [lambda: pieces(8), lambda: of_zeros(64)], ids=["in pieces", "compressed"])
 def test_an_answer_beyond_its_limit_is_a_miss_that_names_it_and_is_never_whole_in_memory(
     answer: Any, scripted: ScriptedService, client_of: Clients
 ) -> None:
-    scripted.on("POST", "/v1/lookups", answer)
+    scripted.on("POST", "/v1/lookups", answer())
     client = client_of(scripted.url, lookup_budget=30.0)
     client.operators  # noqa: B018 - what is imported late is imported before it is counted
     tracemalloc.start()

@@ -16,6 +16,7 @@ from codegen.search.search import Search
 from codegen.search.space import SearchSpace
 from codegen.targets import target
 from tests.support.fixtures.codegen import matmul
+from tests.support.run.each_run import some_each_run
 
 PROBLEM = matmul(m=40, n=64, k=32)
 SM_80 = target("sm_80")
@@ -37,7 +38,7 @@ def lowered(check: Recorder, **search: Any) -> Lowered:
     return lower(PROBLEM, SM_80, Search(**search), check=check)
 
 
-@pytest.mark.parametrize("search", [{"level": 2}, {"level": 2, "limit": 100}, {"level": 2, "keep": 5}])
+@pytest.mark.parametrize("search", some_each_run([{"level": 2}, {"level": 2, "limit": 100}, {"level": 2, "keep": 5}]))
 def test_a_check_that_lets_all_pass_changes_nothing(search: dict[str, Any]) -> None:
     check = Recorder()
     assert lowered(check, **search) == lower(PROBLEM, SM_80, Search(**search))

@@ -17,6 +17,7 @@ from tests.support.kernels.compile_cache import CachingProcesses
 from tests.support.kernels.cpu_calls import checked_call
 from tests.support.kernels.neighbour_cases import KINDS, random_case
 from tests.support.kernels.random_cases import seed_of_this_run
+from tests.support.run.each_run import one_each_run
 from tests.support.service.worked_api import WorkedApi
 from workers.compile.toolchain import Toolchain
 
@@ -39,6 +40,7 @@ def client(service: WorkedApi, tmp_path: Path) -> Iterator[cukiln.Client]:
         yield client
 
 
+@one_each_run("nearest", 1)
 def test_a_neighbours_library_computes_the_problem(service: WorkedApi, client: cukiln.Client) -> None:
     rng = random.Random(seed_of_this_run())
     require_right([random_case(kind, rng, 6) for kind in rng.sample([*KINDS], EACH_RUN)], service, client)

@@ -27,11 +27,12 @@ from codegen.operators import operator
 from codegen.operators.attention.work import products
 from codegen.targets import target
 from tests.repo.attention_page import MLA_PAGE, OF_PAGES, PAGE, cells, of_kind, with_tables
+from tests.support.run.each_run import some_each_run
 from tests.support.run.places import ROOT
 from workers.compile.toolchain import find_toolchain
 from workers.processes.processes import Processes
 
-# Every target, size of head and mask, and every length; those of 4,096 are asked for by another test too.
+# Of every target, size of head and mask, and every length; those of 4,096 are asked for by another test too.
 SAMPLE = [
     ("sm_80", 64, False, 512), ("sm_80", 64, True, 16384), ("sm_80", 128, False, 4096), ("sm_80", 128, True, 4096),
     ("sm_90a", 64, False, 8192), ("sm_90a", 64, True, 1024), ("sm_90a", 128, False, 4096), ("sm_90a", 128, True, 2048),
@@ -43,7 +44,7 @@ def rows_of(table: str, page: Path = PAGE) -> list[list[str]]:
     return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
 
 
-@pytest.mark.parametrize(("arch", "head_dim", "causal", "length"), SAMPLE)
+@pytest.mark.parametrize(("arch", "head_dim", "causal", "length"), some_each_run(SAMPLE, 3))
 def test_a_sample_of_the_page_has_the_predictions_of_today(arch: str, head_dim: int, causal: bool, length: int) -> None:
     names, *rows = rows_of(f"predicted for {arch}")
     label = f"{head_dim}, {'causal' if causal else 'none'}: **predicted**, ours"

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import cukiln
-from tests.support.run.each_run import some_each_run
+from tests.support.run.each_run import one_each_run, some_each_run
 from tests.support.service.running_service import soon_running_service
 
 pytestmark = pytest.mark.skipif(
@@ -121,7 +121,8 @@ def test_every_case_is_named() -> None:
     assert tuple(CASES) == NAMES
 
 
-@pytest.mark.parametrize("name", [*ALWAYS, *some_each_run(SHORT, 5), *LONG])
+@pytest.mark.parametrize("name", [*ALWAYS, *some_each_run(SHORT, 3), *LONG])
+@one_each_run("kernels in a framework", 0)
 def test_kernels_compute_what_xla_does(name: str, client: cukiln.Client, called: list[Any]) -> None:
     import jax
 
@@ -141,6 +142,7 @@ def test_kernels_compute_what_xla_does(name: str, client: cukiln.Client, called:
         np.testing.assert_allclose(np.float32(ours), np.float32(theirs), rtol=loose, atol=loose)
 
 
+@one_each_run("kernels in a framework", 0)
 def test_a_workspace_comes_from_xla(client: cukiln.Client, called: list[Any]) -> None:
     import jax
 
@@ -287,6 +289,7 @@ def test_a_query_that_sees_no_key_gives_zeros() -> None:
     np.testing.assert_array_equal(cj.attention(q, k, k, causal=True)[0, :, 0, 0], [0, 0, 1])
 
 
+@one_each_run("kernels in a framework", 1)
 def test_a_miss_is_queued_where_that_is_asked_for(client: cukiln.Client, called: list[Any]) -> None:
     import jax
 

@@ -13,6 +13,7 @@ torch = pytest.importorskip("torch")
 import cukiln  # noqa: E402
 import cukiln.torch as ck  # noqa: E402
 from cukiln.torch import dispatch  # noqa: E402
+from tests.support.run.each_run import one_each_run, some_each_run  # noqa: E402
 from tests.support.service.running_service import soon_running_service  # noqa: E402
 
 Tensor = torch.Tensor
@@ -122,7 +123,8 @@ def kernels() -> list[str]:
     return [entry.plan.problem["operator"] for entry in table.values() if entry.call is not None]
 
 
-@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("compiled", some_each_run([False, True]))
+@one_each_run("kernels in a framework", 1)
 def test_kernels_give_what_pytorch_gives_and_so_do_their_gradients(
     compiled: bool, client: cukiln.Client, problems: list[dict[str, Any]]
 ) -> None:
@@ -149,6 +151,7 @@ def test_every_operator_gives_what_pytorch_gives(client: cukiln.Client) -> None:
         assert {*kernels()} == {*FORWARD}
 
 
+@one_each_run("kernels in a framework", 1)
 def test_a_workspace_of_a_kernel_is_pytorchs(client: cukiln.Client, tmp_path: Path) -> None:
     a, b = torch.randn(24, 512), torch.randn(512, 16)
     problem: Any = {"operator": "matmul", "m": 24, "n": 16, "k": 512, "layout": "nn", "dtype": "float32"}
@@ -160,6 +163,7 @@ def test_a_workspace_of_a_kernel_is_pytorchs(client: cukiln.Client, tmp_path: Pa
         assert kernels() == ["matmul"]
 
 
+@one_each_run("kernels in a framework", 1)
 def test_gradcheck_of_the_kernels_gradients(client: cukiln.Client) -> None:
     """In float32, whose differences are coarse: a wrong gradient is off by more."""
     x, w, bias = operands("a convolution and its gradients")

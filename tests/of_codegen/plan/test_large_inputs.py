@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,10 @@ import pytest
 from codegen.operators import operator
 from codegen.operators.matmul.inputs import BLOCKS, LARGEST_RANDOM
 from tests.support.fixtures.codegen import matmul
+from tests.support.run.each_run import some_each_run
 
 OP = operator("matmul")
+DTYPES, KINDS = ["float32", "float16", "bfloat16", "int8"], ["integer", "normal"]
 LARGE = {"m": 16, "n": 2048, "k": 4096}  # B has 2^23 elements
 
 
@@ -30,9 +33,7 @@ def test_what_is_not_large_is_random_element_by_element() -> None:
         assert np.array_equal(made[name], rng.standard_normal(shape, dtype=np.float32))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
-@pytest.mark.parametrize("kind", ["integer", "normal"])
-@pytest.mark.parametrize("layout", ["nn", "nt"])
+@pytest.mark.parametrize(("dtype", "kind", "layout"), some_each_run([*product(DTYPES, KINDS, ("nn", "nt"))], 6))
 def test_no_two_rows_columns_or_tiles_of_a_large_operand_are_alike(dtype: str, kind: Any, layout: str) -> None:
     b = OP.make_inputs(matmul(dtype=dtype, layout=layout, **LARGE), kind, np.random.default_rng(1))["b"]
     rows, columns = b.shape
@@ -43,7 +44,7 @@ def test_no_two_rows_columns_or_tiles_of_a_large_operand_are_alike(dtype: str, k
     assert len({tile.tobytes() for tile in np.ascontiguousarray(tiles)}) == len(tiles)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", some_each_run(DTYPES, 2))
 def test_integers_of_large_operands_have_exact_sums_of_either_sign(dtype: str) -> None:
     problem = matmul(dtype=dtype, **LARGE)
     inputs = OP.make_inputs(problem, "integer", np.random.default_rng(2))

@@ -20,6 +20,7 @@ from service.routes import events
 from tests.of_service.routes.test_api_events import end, watch
 from tests.support.fixtures.api import MATMUL, Api, serving
 from tests.support.fixtures.queue import QueueWorld, wait_for
+from tests.support.run.each_run import some_each_run
 from workers import wake_ups
 from workers.supervisor.valkey import EmbeddedValkey
 
@@ -115,15 +116,15 @@ def test_a_redis_that_takes_no_writes_is_called_so_and_nothing_else_is(
     assert "redis" not in missing(live)
 
 
-@pytest.mark.parametrize("fault", [silent, full])
+@pytest.mark.parametrize("fault", some_each_run(["silent", "full"]))
 def test_work_continues_without_wake_ups(
     queue_world: QueueWorld,
     valkey: EmbeddedValkey,
-    fault: Any,
+    fault: str,
 ) -> None:
     worker = queue_world.start("plan")
     wait_for(lambda: wake_ups.live_workers(queue_world.redis), what="a worker")
-    with fault(valkey):
+    with {"silent": silent, "full": full}[fault](valkey):
         queue_world.add("quick", "quick_1", "quick_2", wake_up=False)
         wait_for(lambda: len(queue_world.journal("end")) == 3, what="the items")
     assert worker.poll() is None

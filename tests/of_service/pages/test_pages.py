@@ -6,6 +6,7 @@ import hashlib
 import html
 import re
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from tests.support.fixtures.browser import (
 )
 from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import AtWork, Started
+from tests.support.run.each_run import some_each_run
 
 __all__ = ["browser", "open_page"]
 
@@ -227,8 +229,7 @@ def test_a_running_job_is_followed_without_a_reload(running: AtWork, service: st
 
 
 @needs_chromium
-@pytest.mark.parametrize("look", LOOKS)
-@pytest.mark.parametrize("which", ["overview", "job"])
+@pytest.mark.parametrize(("which", "look"), some_each_run([*product(["overview", "job"], LOOKS)], 3))
 def test_the_page_fits_its_window_in_every_look(which: str, look: str, service: str, job: str, open_page: Open) -> None:
     page = drawn(open_page(service if which == "overview" else f"{service}/jobs/{job}", **LOOKS[look]))
     page.locator("#phases-details summary").click()

@@ -22,6 +22,7 @@ from cukiln.types import ProblemDetail
 from storage.entities.searches import is_covered, search_entry
 from tests.support.fixtures.api import MATMUL, Api
 from tests.support.fixtures.codegen import default_candidate, matmul
+from tests.support.run.each_run import some_each_run
 
 HALF = {"dtype": "float16", "out_dtype": "float16"}
 PROBLEMS = {
@@ -194,8 +195,10 @@ def test_what_covers_what(done: Any, asked: Any, covered: bool) -> None:
     assert covers(Search.model_validate(done), Search.model_validate(asked)) is covered
 
 
-@pytest.mark.parametrize(("done", "asked"), [(done, asked) for done, asked, covered in COVERED if covered])
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize(
+    ("done", "asked", "name"),
+    some_each_run([(done, asked, name) for done, asked, covered in COVERED if covered for name in PROBLEMS], 12),
+)
 def test_what_is_covered_was_tried(done: dict[str, Any], asked: dict[str, Any], name: str) -> None:
     if "level" in done:
         assert set(ids(searched(name, **asked))) <= set(ids(searched(name, **done)))

@@ -24,6 +24,7 @@ from storage.entities.winners import get_winners, publish_winner, withdraw_winne
 from tests.support.fixtures.compile import LIMITS
 from tests.support.fixtures.library import Child, calls, launches
 from tests.support.kernels.compile_cache import CachingProcesses
+from tests.support.run.each_run import one_each_run
 from tests.support.service.worked_api import WorkedApi
 from workers.compile.toolchain import Toolchain
 from workers.cpu.build import build_cpu
@@ -140,6 +141,7 @@ def place(service: Place) -> Iterator[Place]:
     service.api.service.winners.entries.clear()
 
 
+@one_each_run("nearest", 0)
 def test_a_miss_gets_a_neighbours_kernel_now_and_its_own_winner_later(
     place: Place, folder: Path, fake_driver: Path
 ) -> None:

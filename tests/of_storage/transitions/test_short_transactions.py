@@ -63,6 +63,7 @@ from tests.support.fixtures.storage import (
     new_problem,
     take_one,
 )
+from tests.support.run.each_run import some_each_run
 from tests.support.run.fake_clock import FakeClock
 
 PROBLEMS, KERNELS = 240, 20
@@ -290,7 +291,7 @@ ENDS = ("late", "given up", "verify failed")
     [
         ("cancelled", end_jobs.CLEARED_AT_ONCE),
         ("late before it was planned", end_jobs.CLEARED_AT_ONCE),
-        *((how, 50) for how in ENDS),
+        *some_each_run([(how, 50) for how in ENDS]),
         *(pytest.param(how, end_jobs.CLEARED_AT_ONCE, marks=pytest.mark.long) for how in ENDS),
     ],
 )

@@ -11,6 +11,7 @@ from tests.mutants.emulation import runtime
 from tests.mutants.verify import Bench
 from tests.operators.rows.kernels import kernel as row_kernel
 from tests.support.kernels.cpu_helpers import matmul_kernel
+from tests.support.run.each_run import some_each_run
 
 NORM, SPLIT = row_kernel("layer_norm", "registers, a warp"), matmul_kernel(split="workspace")
 ONE_MORE = "a call with rows = 2147482624; it says: ok"
@@ -54,7 +55,7 @@ def wrong(kernel: Kernel, file: str, text: str, old: str, new: str) -> Change:
     return next(each for each in of_line if old in each.old and new in each.new)
 
 
-@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("name", some_each_run(list(WRONG), 4))
 def test_wrong_launch_code_is_caught_before_it_runs(name: str, benches: dict[str, Bench]) -> None:
     kernel, *change, words = WRONG[name]
     result = benches[kernel.id].verify(wrong(kernel, *change))

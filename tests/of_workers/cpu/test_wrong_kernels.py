@@ -20,6 +20,7 @@ from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
 from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, verify_mutants
 from tests.support.kernels.mutants import Site, changed, switched_matmul, with_switches
 from tests.support.kernels.wrong_kernels import COMMON, CUDA_CORES, DIVIDED, EPILOGUES, SPECIAL_EPILOGUES, TENSOR_CORES
+from tests.support.run.each_run import rows_using, some_each_run
 
 # Level 1's usual tile and its large one, of which the plan's larger problems have room for one only.
 LARGE = {"tile_m": 128, "tile_n": 128, "tile_k": 16, "thread_m": 8, "thread_n": 8, "unroll_k": 8, "stages": 2}
@@ -139,18 +140,24 @@ def test_a_wrong_kernel_is_caught_in_every_config(wrong: str, all_verdicts: Mapp
 
 
 @pytest.fixture(scope="module")
-def epilogue_verdicts(tmp_path_factory: pytest.TempPathFactory) -> list[MutantVerdict]:
-    """Of a kernel per chain of nodes, and of every wrong epilogue in that of its chain."""
+def epilogue_verdicts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[tuple[tuple[str, ...], int], str]:
+    """By chain of nodes, and number among EPILOGUES: of those that this run has."""
     texts = {"epilogue.cuh": header_text("epilogue.cuh")}
     wrong = [changed(texts, name, "epilogue.cuh", old, new) for name, (_, old, new) in EPILOGUES.items()]
     with header_changed("epilogue.cuh", with_switches(texts, wrong)["epilogue.cuh"]):
-        kernels = [matmul_kernel(epilogue=chain) for chain in chains()]
-        asked = {number: [chains().index(chain)] for number, (chain, _, _) in enumerate(EPILOGUES.values())}
-        return verify_mutants(kernels, tmp_path_factory.mktemp("epilogues"), asked=asked)
-
-
-def chains() -> list[tuple[str, ...]]:
-    return list(dict.fromkeys(chain for chain, _, _ in EPILOGUES.values()))
+        chain_of = {
+            list(EPILOGUES).index(row["wrong"]): EPILOGUES[row["wrong"]][0]
+            for row in rows_using("epilogue_verdicts", request)
+        }
+        chains = list(dict.fromkeys(chain_of.values()))
+        verdicts = verify_mutants(
+            [matmul_kernel(epilogue=chain) for chain in chains],
+            tmp_path_factory.mktemp("epilogues"),
+            asked={number: [chains.index(chain)] for number, chain in chain_of.items()},
+        )
+    return {(chains[each.kernel], each.number): each.verdict for each in verdicts}
 
 
 @contextmanager
@@ -160,28 +167,33 @@ def header_changed(path: str, text: str) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("wrong", EPILOGUES)
-def test_a_wrong_epilogue_is_caught(wrong: str, epilogue_verdicts: list[MutantVerdict]) -> None:
-    number, kernel = list(EPILOGUES).index(wrong), chains().index(EPILOGUES[wrong][0])
-    by_number = {verdict.number: verdict.verdict for verdict in epilogue_verdicts if verdict.kernel == kernel}
-    assert by_number[AS_IT_IS] == "ok"
-    assert by_number[number] in ("incorrect", "runtime_error")
+@pytest.mark.parametrize("wrong", some_each_run(list(EPILOGUES), 9))
+def test_a_wrong_epilogue_is_caught(wrong: str, epilogue_verdicts: Mapping[tuple[tuple[str, ...], int], str]) -> None:
+    chain = EPILOGUES[wrong][0]
+    assert epilogue_verdicts[chain, AS_IT_IS] == "ok"
+    assert epilogue_verdicts[chain, list(EPILOGUES).index(wrong)] in ("incorrect", "runtime_error")
 
 
 @pytest.fixture(scope="module")
-def special_verdicts(tmp_path_factory: pytest.TempPathFactory) -> Mapping[tuple[str, int], str]:
-    """By kernel, and number among SPECIAL_EPILOGUES."""
+def special_verdicts(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[tuple[str, int], str]:
+    """By kernel, and number among SPECIAL_EPILOGUES: of those that this run has."""
     texts = {"epilogue.cuh": header_text("epilogue.cuh")}
     wrong = [changed(texts, name, "epilogue.cuh", old, new) for name, (_, old, new) in SPECIAL_EPILOGUES.items()]
-    nodes = list(dict.fromkeys(node for node, _, _ in SPECIAL_EPILOGUES.values()))
+    node_of = {
+        list(SPECIAL_EPILOGUES).index(row["wrong"]): SPECIAL_EPILOGUES[row["wrong"]][0]
+        for row in rows_using("special_verdicts", request)
+    }
+    nodes = list(dict.fromkeys(node_of.values()))
     kernels = [vectorised(node) if isinstance(node, str) else matmul_kernel(epilogue=node) for node in nodes]
     with header_changed("epilogue.cuh", with_switches(texts, wrong)["epilogue.cuh"]):
-        asked = {number: [nodes.index(node)] for number, (node, _, _) in enumerate(SPECIAL_EPILOGUES.values())}
+        asked = {number: [nodes.index(node)] for number, node in node_of.items()}
         verdicts = verify_mutants(kernels, tmp_path_factory.mktemp("special"), asked=asked)
     return {(str(nodes[each.kernel]), each.number): each.verdict for each in verdicts}
 
 
-@pytest.mark.parametrize("wrong", SPECIAL_EPILOGUES)
+@pytest.mark.parametrize("wrong", some_each_run(list(SPECIAL_EPILOGUES), 7))
 def test_an_epilogue_that_is_wrong_on_what_is_no_number_or_the_sign_of_a_zero_is_caught(
     wrong: str, special_verdicts: Mapping[tuple[str, int], str]
 ) -> None:

@@ -184,7 +184,7 @@ def table(tools: Mapping[str, Sequence[str]], ways: Sequence[signal.Signals], so
     return [*(few if some is None else some_each_run(few, some)), *others]
 
 
-@pytest.mark.parametrize(("step", "tool", "number"), table(TOOLS, MACHINE))
+@pytest.mark.parametrize(("step", "tool", "number"), table(TOOLS, MACHINE, some=7))
 def test_a_killed_tool_says_nothing_about_the_kernel(
     steps: dict[str, Callable[[], Any]], step: str, tool: str, number: signal.Signals
 ) -> None:
@@ -192,7 +192,7 @@ def test_a_killed_tool_says_nothing_about_the_kernel(
     assert isinstance(outcome, InfrastructureError), outcome
 
 
-@pytest.mark.parametrize(("step", "tool", "number"), table(TOOLS, CRASHES, some=6))
+@pytest.mark.parametrize(("step", "tool", "number"), table(TOOLS, CRASHES, some=4))
 def test_a_tool_that_crashes_once_is_run_once_more(
     steps: dict[str, Callable[[], Any]], step: str, tool: str, number: signal.Signals
 ) -> None:

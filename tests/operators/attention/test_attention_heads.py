@@ -15,12 +15,14 @@ from codegen.search.space import completed
 from codegen.targets import target
 from tests.operators.attention.kernels import OP, attention
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1
+from tests.support.run.each_run import some_each_run
 
 BATCHES: dict[str, dict[str, Any]] = {
     "dense": {},
     "ragged": {"lengths": "ragged"},
     **{f"pages of {size}": {"lengths": "paged", "page_size": size} for size in (1, 16, 64)},
 }
+COLUMNS = [(64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128)]
 DECODE, FEW, PREFILL = ((64, 1, 922), (16, 8, 922), (8, 512, 512))  # sequences, queries and keys of each
 SHARED = ((8, 8), (24, 8), (8, 1), (16, 1))  # heads of q and of k
 TARGETS = ("sm_80", "sm_86", "sm_90a", "sm_100a", "sm_120a")
@@ -33,8 +35,7 @@ def problem_of(batches: str, work: tuple[int, int, int], heads: tuple[int, int],
     return attention(**BATCHES[batches], **sizes, heads_q=heads[0], heads_kv=heads[1], **fields)
 
 
-@pytest.mark.parametrize("batches", BATCHES)
-@pytest.mark.parametrize("columns", [(64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128)], ids=str)
+@pytest.mark.parametrize(("batches", "columns"), some_each_run([*product(BATCHES, COLUMNS)], 8), ids=str)
 def test_every_batch_of_served_heads_has_candidates_at_levels_0_and_1(batches: str, columns: tuple[int, int]) -> None:
     fields = {"head_dim_qk": columns[0], "head_dim_vo": columns[1], "dtype": "bfloat16", "lse": True}
     for work, heads, arch in product((DECODE, FEW, PREFILL), SHARED, TARGETS):

@@ -52,16 +52,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         several = len(metafunc.module.DECLARED) > 1
         cases = _cases(metafunc.function, having)
         ids = [" ".join([each.operator] * several + [name] * bool(table)) or each.operator for each, name, _ in cases]
-        if table:
-            long = getattr(_module_of(metafunc.function), "LONG", {}).get(table)
-            some = long(having) if long else ()
-            rows = [
-                pytest.param(each, row, marks=pytest.mark.long if (each.operator, name) in some else ())
-                for each, name, row in cases
-            ]
-            metafunc.parametrize(("declared", table), rows, ids=ids)
-        else:
-            metafunc.parametrize("declared", [each for each, _, _ in cases], ids=ids)
+        long = getattr(_module_of(metafunc.function), "LONG", {}).get(table or metafunc.function.__name__)
+        some = long(having) if long else ()
+        rows = [
+            pytest.param(each, *([row] * bool(table)), marks=pytest.mark.long if (each.operator, name) in some else ())
+            for each, name, row in cases
+        ]
+        metafunc.parametrize(("declared", table) if table else "declared", rows, ids=ids)
 
 
 def _table_of(function: Any) -> str:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 
 import psycopg
@@ -22,6 +23,7 @@ OVERFLOW_USER = 65534  # the kernel's default (`/proc/sys/kernel/overflowuid`), 
 OPTIONS = ("listen_addresses=", "fsync=off", "max_connections=200")
 
 
+@cache
 def binaries() -> Path | None:
     """The folder of `initdb` and `postgres`; Debian keeps it off the PATH."""
     on_path = shutil.which("initdb")

@@ -18,7 +18,8 @@ SOME_ROWS = os.environ.get("CUKILN_TEST_ROWS") != "none"
 
 
 def some_each_run(rows: Sequence[Any], count: int = 1) -> list[Any]:
-    """All rows, as parameters of a test: a tuple is one of several arguments. Others for other lists."""
+    """All rows, as parameters of a test: a tuple is one of several arguments. Others for other lists, by how their rows
+    print: alike in every process."""
     by_seed = random.Random(f"{os.environ['CUKILN_TEST_SEED']} {list(rows)}")
     some = by_seed.sample(range(len(rows)), count) if SOME_ROWS else []
     return [
@@ -31,6 +32,12 @@ def every_other_run(test: Test) -> Test:
     """A whole test, which half of the runs have."""
     drawn = random.Random(f"{os.environ['CUKILN_TEST_SEED']} {test.__module__} {test.__name__}").random()
     return test if SOME_ROWS and drawn < 0.5 else pytest.mark.long(test)
+
+
+def one_each_run(subject: str, number: int, of: int = 2) -> Callable[[Test], Test]:
+    """Of so many whole tests with one subject each run has one."""
+    drawn = random.Random(f"{os.environ['CUKILN_TEST_SEED']} {subject}").randrange(of)
+    return lambda test: test if SOME_ROWS and drawn == number else pytest.mark.long(test)
 
 
 def rows_using(fixture: str, request: pytest.FixtureRequest) -> list[dict[str, Any]]:

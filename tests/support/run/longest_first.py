@@ -1,8 +1,11 @@
-"""In which order a run's processes are given test files: the longest first, so that the last ones are short."""
+"""In which order a run's processes are given test files: the longest first, so that the last ones are short. One
+process has all files that share what takes seconds to make."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+from xdist.scheduler import LoadFileScheduling
 
 from tests.support.run.places import ROOT
 
@@ -10,6 +13,8 @@ from tests.support.run.places import ROOT
 LONGEST = (
     "integration/test_faults.py",
     "operators/test_every_operator.py",
+    "of_client/jax/test_jax_functions.py",
+    "of_client/torch/test_real_kernels.py",
     "integration/test_serve.py",
     "of_workers/processes/test_cause.py",
     "integration/test_main_job.py",
@@ -27,6 +32,7 @@ LONGEST = (
     "operators/conv2d_dgrad/test_conv2d_dgrad.py",
     "operators/conv2d_wgrad/test_conv2d_wgrad.py",
     "integration/test_older_folder.py",
+    "device/test_confirm_primitives.py",
     "integration/test_gpu_job.py",
     "operators/matmul/test_ring.py",
     "operators/attention/test_attention.py",
@@ -48,6 +54,16 @@ LONGEST = (
     "of_storage/transitions/test_storage_state_machine.py",
     "of_storage/maintenance/test_retention_property.py",
 )
+TOGETHER = {
+    "of_client/jax/": "JAX",  # its import
+    "device/test_confirm_primitives.py": "emulated primitives",
+    "device/test_primitives.py": "emulated primitives",
+    "device/test_primitives_mma.py": "emulated primitives",
+    "device/test_tensor_sums.py": "emulated primitives",
+    "of_service/routes/test_import_results.py": "a measured bundle",
+    "of_workers/offline/": "a measured bundle",
+}
+"""By the start of their path."""
 ORDER = ("integration", "of_workers", "operators", "of_storage", "of_service")
 
 
@@ -58,3 +74,11 @@ def place_of(path: Path) -> tuple[int, int]:
         LONGEST.index(name) if name in LONGEST else len(LONGEST),
         ORDER.index(folder) if folder in ORDER else len(ORDER),
     )
+
+
+class ByFixtures(LoadFileScheduling):  # type: ignore[misc]
+    """Files, and those of TOGETHER as if they were one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file: str = super()._split_scope(nodeid)
+        return next((name for start, name in TOGETHER.items() if file.startswith(f"tests/{start}")), file)
