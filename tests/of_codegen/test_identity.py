@@ -27,7 +27,8 @@ from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.search.schedule import Schedule
-from codegen.text.render_group import slice_digest
+from codegen.text import render_group
+from codegen.text.render_group import DEVICE_HEADERS, headers_digest, slice_digest
 from tests.support.fixtures.codegen import EVERY_NODE, default_candidate, kernels, matmul
 
 BASE: dict[str, Any] = {
@@ -189,13 +190,22 @@ def test_slice_digest_differs_per_kernel_and_not_per_group() -> None:
     assert slice_digest(again) == slice_digest(several[0])
 
 
-def test_slice_digest_differs_on_the_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("changed", [*DEVICE_HEADERS, "the operator's own"])
+def test_slice_digest_differs_on_each_header(changed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     kernel = kernels(1)[0]
     before = slice_digest(kernel)
-    slice_digest.cache_clear()
-    monkeypatch.setattr("codegen.text.render_group.headers_digest", lambda name: "another header")
-    assert slice_digest(kernel) != before
-    slice_digest.cache_clear()
+    for remembered in (slice_digest, headers_digest):
+        remembered.cache_clear()
+    with monkeypatch.context() as patch:
+        for name in ("header_text", "operator_text"):
+            text_of = getattr(render_group, name)
+            of = changed if name == "header_text" else kernel.operator
+            more = "// more\n" if name == "header_text" or changed not in DEVICE_HEADERS else ""
+            patch.setattr(render_group, name, lambda each, t=text_of, o=of, m=more: t(each) + (m if each == o else ""))
+        assert slice_digest(kernel) != before
+    for remembered in (slice_digest, headers_digest):
+        remembered.cache_clear()
+    assert slice_digest(kernel) == before
 
 
 def test_kernels_survive_json() -> None:

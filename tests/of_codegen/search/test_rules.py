@@ -10,7 +10,7 @@ from codegen.operator import LaunchBounds
 from codegen.operators import operator
 from codegen.operators.matmul import simt
 from codegen.problem import LARGEST_EXTENT, Problem
-from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace
+from codegen.search.rules import ACCEPTED, Accepted, Rejected, check, check_workspace, residency_rules
 from codegen.search.schedule import Schedule
 from codegen.targets import target
 from tests.support.fixtures.codegen import matmul
@@ -197,3 +197,15 @@ def test_test_launches_have_every_raster_and_no_empty_slice(split: str, k: int) 
 def test_a_problem_of_another_operator_is_a_programming_error() -> None:
     with pytest.raises(TypeError, match="'other'"):
         operator("matmul").signature(Problem(operator="other"))
+
+
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90a"])
+def test_resident_blocks_share_a_multiprocessor_with_what_the_driver_reserves_of_each(arch: str) -> None:
+    """CUDA C++ Programming Guide, compute capabilities: 1 KiB of each block's from 8.0 on."""
+    card = target(arch)
+    half = card.shared_per_sm // 2
+    assert card.reserved_shared_bytes == (0 if arch == "sm_75" else 1024)
+    most = half - card.reserved_shared_bytes
+    assert residency_rules(2, 64, most, 32, card) is None
+    rejected = residency_rules(2, 64, most + 1, 32, card)
+    assert rejected == Rejected("min_blocks", f"2 x {half + 1} bytes of shared memory; {arch} has {card.shared_per_sm}")

@@ -19,7 +19,7 @@ from storage.queue.new_tasks import jobs_of
 from storage.queue.tasks import Renewal
 from storage.reports.times import timeline
 from storage.transitions import accept, end_attempt, end_jobs, take_work
-from storage.transitions.apply_verdicts import Versions
+from storage.transitions.apply_verdicts import Versions, note_lost
 from storage.transitions.end_jobs import finish_problem
 from storage.transitions.groups import BuildOutcome, builds_to_verify
 from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates
@@ -145,6 +145,16 @@ def test_a_job_with_some_failed_problems_is_partial(database: Database) -> None:
     verify_next(database)
     assert finish_next(database) is None
     assert finish_next(database, winner=None, error="nothing was right") == "partial"
+
+
+def test_a_job_with_a_winner_that_lost_other_candidates_is_partial(database: Database) -> None:
+    job = add_job(database, count=1)
+    plan_next(database, "a")
+    compile_next(database)
+    verify_next(database)
+    with database.write() as session:
+        note_lost(session, problem_ids(session, job.id), losses.why_skipped("killed"))
+    assert finish_next(database) == "partial"
 
 
 def test_a_planned_task_is_planned_once(database: Database, clock: FakeClock) -> None:

@@ -3,6 +3,7 @@ has, and the clock is simulated too."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -333,6 +334,15 @@ def test_a_clear_loser_costs_a_handful_of_samples() -> None:
     sampling = sample_until_tight(gpu.kernel("a", 30.0), gpu.now, seconds=60.0, best=20.0)
 
     assert (sampling.stopped, gpu.calls["a"]) == ("loser", WARM_UPS + FEWEST_SAMPLES)
+
+
+def test_one_whose_interval_reaches_into_the_margin_is_no_loser_yet_though_its_median_is_beyond_it() -> None:
+    sample = itertools.chain([24.0] * WARM_UPS, itertools.cycle([22.0, 24.0, 24.0]))
+    sampling = sample_until_tight(lambda: next(sample), lambda: 0.0, seconds=1.0, best=20.0)
+
+    first = sampling.samples[:FEWEST_SAMPLES]
+    assert min(first) < LOSER_MARGIN * 20.0 < interval(first).median
+    assert sampling.stopped == "loser" and len(sampling.samples) > FEWEST_SAMPLES
 
 
 @pytest.mark.parametrize("noise", NOISES.values(), ids=NOISES)

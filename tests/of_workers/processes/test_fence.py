@@ -18,10 +18,12 @@ from typing import Any
 
 import pytest
 
+from storage.config.settings import load_settings
 from tests.support.processes.fences import machine, processes_with
 from tests.support.processes.running import running_with
 from tests.support.service.doors import ENVIRONMENT, LIMITS, MOST_PROCESSES, ROOT, build, house, opened
 from workers.processes import process_stream
+from workers.processes.fence.access import secrets_of
 from workers.processes.fence.means import Means
 from workers.processes.job_files import read_bytes, write_text
 from workers.processes.processes import Processes
@@ -29,6 +31,14 @@ from workers.processes.processes import Processes
 NOTHING = {"namespaces": "", "network": False, "proc": False, "landlock": 0, "sockets": False, "users": ()}
 NO_NAMESPACES = {"namespaces": "", "network": False, "proc": False}  # a container without capabilities
 ORDINARY = 61000  # an unused user number
+
+
+def test_no_child_may_touch_the_database_or_what_sqlite_keeps_beside_it(tmp_path: Path) -> None:
+    """https://www.sqlite.org/tempfiles.html: the rollback journal, the write-ahead log and its index."""
+    elsewhere = tmp_path / "elsewhere" / "own.db"
+    settings = load_settings(data_dir=tmp_path / "data", database_url=f"sqlite:///{elsewhere}")
+    beside = {elsewhere.with_name(f"own.db{end}") for end in ("", "-journal", "-wal", "-shm")}
+    assert {tmp_path / "data", *beside} <= {*secrets_of(settings)}
 
 
 @dataclass(frozen=True)
