@@ -56,10 +56,10 @@ VENDOR_STAMP := $(VENV)/.tried-vendor
 VENDOR_WHEELS := build/vendor-wheels
 VENDOR_SECONDS := 180
 
-# Four processes for two cores, because each waits at times, with whole files: their fixtures compile.
+# Five processes for two cores, because each waits at times, with whole files: their fixtures compile.
 # `make test PYTEST_ARGS="-n 0"` takes one after the other.
 PYTEST_ARGS ?=
-TEST_PROCESSES := $(shell echo $$(( $$(nproc) * 2 )))
+TEST_PROCESSES := $(shell echo $$(( $$(nproc) * 5 / 2 )))
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
 .PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-prediction bench-verify bench-tune bench-model bench-kernels vendor-libraries carry offline-wheels wheel test-wheel clean host

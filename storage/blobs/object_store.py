@@ -60,7 +60,10 @@ def open_objects(url: str, prefix: str) -> "RemoteObjects":
 
 
 def _unusable(url: str, why: str) -> SettingsError:
-    return SettingsError(f"CUKILN_BLOBS_URL={url} cannot be used ({why}): name a store that can be written")
+    return SettingsError(
+        f"the blob store {url} cannot be used ({why}): name one that can be written in CUKILN_BLOBS_URL "
+        "(unset: blobs in CUKILN_DATA)"
+    )
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from codegen.primitives import HOPPER_SUMS, TURING_SUMS, tensor_sums
 from codegen.targets import architectures
 from tests.gpu.run_primitives import CPU_FLAGS, CPU_HEADERS, _compile, _texts
+from tests.support.run.each_run import some_each_run
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("mmasim")
@@ -235,7 +236,7 @@ def compared(
     return [each for kinds in KINDS if (each := differing(emulation, its_model, product, random, kinds))]
 
 
-@pytest.mark.parametrize(("generation", "name"), CASES)
+@pytest.mark.parametrize(("generation", "name"), some_each_run(CASES, 5))
 def test_sums_are_those_of_the_model_to_the_bit(
     generation: str, name: str, emulations: dict[int, ctypes.CDLL], model: Callable[[str, str], Any]
 ) -> None:

@@ -475,9 +475,9 @@ def test_a_host_that_others_can_reach_needs_a_key(
         (
             "blobs_url",
             "file:///proc/y",
-            r"CUKILN_BLOBS_URL=file:///proc/y cannot be used \(No such file or directory\)",
+            r"the blob store file:///proc/y cannot be used \(No such file or directory\)",
         ),
-        ("blobs_url", "s3://", r"CUKILN_BLOBS_URL=s3:// cannot be used \(Generic URL error: .*\): name a store"),
+        ("blobs_url", "s3://", r"the blob store s3:// cannot be used \(Generic URL error: .*\): name one that"),
         ("tool_folders", "/usr:/no/such", "CUKILN_TOOL_FOLDERS names /no/such, which is not a folder"),
         ("tool_folders", "/etc/passwd", "CUKILN_TOOL_FOLDERS names /etc/passwd, which is not a folder"),
     ],

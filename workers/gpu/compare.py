@@ -1,4 +1,5 @@
-"""Compare the last few candidates of a problem in one process, taking turns, with the vendor's library among them."""
+"""Compare the last few candidates of a problem in one process, taking turns, with the vendor's library among them; once
+more where the GPU was not steady meanwhile."""
 
 import itertools
 import time
