@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from tests.mutants.arguments import ARGUMENTS, OPEN, Argument, Open
@@ -9,6 +11,7 @@ from tests.mutants.changes import sections
 from tests.mutants.subjects import SUBJECTS
 
 
+@cache
 def texts() -> dict[str, set[str]]:
     """Of every file that kernels are made of, its lines."""
     lines: dict[str, set[str]] = {}
@@ -20,7 +23,4 @@ def texts() -> dict[str, set[str]]:
 
 @pytest.mark.parametrize("written", [*ARGUMENTS, *OPEN], ids=lambda written: f"{written.file} {written.text[:40]}")
 def test_what_is_written_of_a_line_is_of_a_line_that_is_there(written: Argument | Open) -> None:
-    assert any(written.text in line for line in LINES[written.file])
-
-
-LINES = texts()
+    assert any(written.text in line for line in texts()[written.file])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -61,6 +62,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize(("declared", table) if table else "declared", rows, ids=ids)
 
 
+@cache
 def _table_of(function: Any) -> str:
     """The argument of the test that is a row of a table, where there is one."""
     tables = _module_of(function).TABLES

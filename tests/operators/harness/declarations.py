@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -98,6 +99,9 @@ class Verifications:
     sanitized: Callable[[], Sequence[Kernel]]
     nearest: float = 0.02
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kernels", cache(self.kernels))  # asked for by each of a module's tables
+
 
 @dataclass(frozen=True, kw_only=True)
 class Mutations:
@@ -137,6 +141,9 @@ class MachineCode:
     kernels: Callable[[], Mapping[str, Kernel]]
     claims: Mapping[str, Sequence[Callable[[Kernel, Any], object]]]
     compared: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "kernels", cache(self.kernels))  # asked for by each of a module's tables
 
 
 @dataclass(frozen=True, kw_only=True)

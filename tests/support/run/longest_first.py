@@ -3,6 +3,7 @@ process has all files that share what takes seconds to make."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from xdist.scheduler import LoadFileScheduling
@@ -67,6 +68,7 @@ TOGETHER = {
 ORDER = ("integration", "of_workers", "operators", "of_storage", "of_service")
 
 
+@cache
 def place_of(path: Path) -> tuple[int, int]:
     own = path.relative_to(ROOT / "tests")
     name, folder = str(own), own.parts[0]
