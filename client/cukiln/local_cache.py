@@ -250,7 +250,7 @@ class LocalCache:
         """Read every blob and remove those that do not have the content of their name; returns these."""
         damaged = []
         for path, _ in self._files():
-            if path.parent.name == "blobs" and path.exists() and self.get(path.stem, path.suffix[1:]) is None:
+            if path.parent.name == "blobs" and _is_damaged(path):
                 damaged.append(path)
                 with contextlib.suppress(OSError):
                     path.unlink(missing_ok=True)
@@ -307,6 +307,17 @@ def _why_not_own(folder: Path, found: os.stat_result) -> str | None:
     else:
         return None
     return f"the cache {folder} is not used: {why}; or name another folder with cache_dir=… or CUKILN_CACHE"
+
+
+def _is_damaged(path: Path) -> bool:
+    """One that another process removes meanwhile, or removes and writes again, is not."""
+    for _ in range(2):
+        data = _read(path)
+        if data is not None:
+            return hashlib.sha256(data).hexdigest() != path.stem
+        if not os.path.lexists(path):
+            return False
+    return True
 
 
 def _is_of_size(path: Path, size: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,6 +164,28 @@ def test_a_folder_that_cannot_be_made_keeps_no_answer_and_refuses_a_library(tmp_
     assert cache.answer("0" * 64) is None
     with pytest.raises(UsageError, match="cannot be written"):
         cache.put(hashlib.sha256(b"x").hexdigest(), b"x")
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_what_another_process_removes_while_all_is_verified_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    cache = LocalCache(tmp_path)
+    path = cache.path(put(cache, b"library"))
+    opens, opened = itertools.count(), os.open
+
+    def remove_first(name: Any, *more: Any) -> int:
+        if next(opens) > 0:
+            return opened(name, *more)
+        path.unlink()
+        if again:  # once the reader has seen that it is gone
+            monkeypatch.setattr(os.path, "lexists", lambda each: path.write_bytes(b"library") > 0)
+        return opened(name, *more)
+
+    monkeypatch.setattr(os, "open", remove_first)
+    assert cache.verify() == []
+    monkeypatch.undo()
+    assert path.exists() == again
 
 
 def test_processes_that_write_and_prune_at_once_see_whole_files_or_none(tmp_path: Path) -> None:
