@@ -222,6 +222,20 @@ def test_a_library_that_comes_slowly_is_waited_for(client_of: Clients) -> None:
     listener.close()
 
 
+def test_a_lookup_of_many_problems_is_waited_for_in_proportion(scripted: ScriptedService, client_of: Clients) -> None:
+    def late(request: Request) -> Response:
+        time.sleep(0.6)
+        return hits()(request)
+
+    scripted.on("POST", "/v1/lookups", late)
+    client = client_of(scripted.url, lookup_budget=0.3)
+    (miss,) = client.lookup([MATMUL])
+    assert miss.record is None and miss.unanswered is not None
+    client = client_of(scripted.url, lookup_budget=0.3)
+    problems = [{**MATMUL, "m": 64 * number} for number in range(1, 1001)]  # ten times as many as have one budget
+    assert all(answer.record is not None for answer in client.lookup(problems))
+
+
 NOT_CUKILNS = [
     Response("<html>Sign in to the network</html>", 200, media_type="text/html"),
     Response('{"results": [{"record": {"key": 1}}]}', 200, media_type="application/json"),

@@ -120,6 +120,16 @@ def test_any_axes_are_reduced(op: Any, dims: Any, keepdim: bool, service: Played
     torch.testing.assert_close(torch.autograd.grad(made, x, dy), torch.autograd.grad(expected, x, dy), **CLOSE)
 
 
+@pytest.mark.parametrize("op", ["max", "min"])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_equal_extremes_share_the_gradient_evenly(op: Any, keepdim: bool, service: PlayedService) -> None:
+    """As PyTorch's `amax` has it."""
+    x = torch.randint(0, 3, X).float().requires_grad_()
+    made, expected = ck.reduce(x, (0, 2), op, keepdim=keepdim), OWN[op](x, (0, 2), keepdim=keepdim)
+    dy = torch.randn_like(expected)
+    torch.testing.assert_close(torch.autograd.grad(made, x, dy), torch.autograd.grad(expected, x, dy), **CLOSE)
+
+
 @pytest.mark.parametrize("op", OWN)
 def test_gradients_of_gradients_of_reductions_are_right(op: Any, service: PlayedService) -> None:
     x = torch.randn(X, requires_grad=True)
