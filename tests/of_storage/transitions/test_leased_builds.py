@@ -210,8 +210,9 @@ def test_a_kernel_that_is_over_a_limit_alone_is_compiled_alone(database: Databas
     assert [len(members(database, take_file(database))) for _ in range(2)] == [1, 1]
 
 
-def test_a_budget_keeps_the_file_short_for_all_that_are_in_it(database: Database) -> None:
-    wanted(database, *names("a", 20), seconds=0.1, budget_seconds=12.0)
+@pytest.mark.parametrize("own", [3, 20])
+def test_a_budget_keeps_the_file_short_for_all_that_are_in_it(database: Database, own: int) -> None:
+    wanted(database, *names("a", own), seconds=0.1, budget_seconds=12.0)
     wanted(database, *names("b", 20), seconds=0.1)
     lease = take_file(database)
     assert len(members(database, lease)) == round((longest_group(12.0) - FIXED_SECONDS) / 0.1)
