@@ -289,6 +289,18 @@ def test_the_wall_limit_can_begin_anew(processes: Processes, tmp_path: Path) -> 
         assert stream.finished.stdout == b"wait\n" * 5 and stream.finished.wall_seconds > 3.4
 
 
+def test_what_was_done_before_the_wall_limit_began_anew_does_not_count_as_work_since(
+    processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process_stream, "BUSY_SHARE", 0.15)
+    script = f"{'; '.join([BURN] * 4)}; echo; sleep 300"
+    with processes.stream(["sh", "-c", script], cwd=tmp_path, limits=limits(wall_seconds=3.0)) as stream:
+        for _ in stream.lines():
+            stream.restart_wall()
+        assert stream.finished is not None and stream.finished.ended_by == "wall"
+        assert stream.finished.stalled and stream.finished.cpu_seconds > 0.15 * 3.0
+
+
 def test_leaving_the_block_kills_what_runs(processes: Processes, tmp_path: Path) -> None:
     marker = f"28803.{os.getpid()}{time.monotonic_ns() % 10**6}"
     script = f"echo up; sleep {marker}"
