@@ -65,6 +65,22 @@ def test_a_free_lease_is_taken_at_once_and_the_file_names_the_holder(tmp_path: P
     assert not is_leased(path)
 
 
+@pytest.mark.parametrize("reopened", [False, True])
+def test_a_lease_whose_file_was_closed_is_not_held_whatever_has_its_number_since(
+    tmp_path: Path, reopened: bool
+) -> None:
+    (tmp_path / "other").touch()
+    descriptor = os.open(tmp_path / "gpu.lock", os.O_RDWR | os.O_CREAT)
+    lease = GpuLease(descriptor)
+    assert lease.held()
+    os.close(descriptor)
+    if reopened:
+        assert os.open(tmp_path / "other", os.O_RDONLY) == descriptor
+    assert not lease.held()
+    if reopened:
+        os.close(descriptor)
+
+
 def test_a_lease_that_was_never_taken_is_free(tmp_path: Path) -> None:
     assert not is_leased(tmp_path / "gpu.lock")
 
