@@ -61,6 +61,17 @@ def test_a_problem_is_looked_up_once_and_its_kernel_runs_from_then_on(played: Pl
     assert service.options == {"on_miss": "tune", "deterministic": True, "workspace_limit_bytes": 1024}
 
 
+@pytest.mark.parametrize("first", ["aligned", "beside"])
+def test_the_same_tensor_at_an_address_that_no_kernel_takes_is_another_call(first: str, played: Played) -> None:
+    service = played()
+    memory = torch.randn(8 * 16 + 1)
+    at = {"aligned": memory[:-1].view(8, 16), "beside": memory[1:].view(8, 16)}
+    assert (at["aligned"].data_ptr() % 16, at["beside"].data_ptr() % 16) == (0, 4)
+    for name in sorted(at, key=lambda name: name != first):
+        torch.testing.assert_close(ck.softmax(at[name]), torch.softmax(at[name], -1))
+    assert service.calls == 1
+
+
 def test_a_miss_is_asked_for_again_behind_the_callers_back(played: Played, clock: Any) -> None:
     missing = True
     service = played(PlayedService(lacks=lambda problem: missing), retry_seconds=20.0)
