@@ -14,8 +14,6 @@ from tests.support.run.places import ROOT
 LONGEST = (
     "integration/test_faults.py",
     "operators/test_every_operator.py",
-    "of_client/jax/test_jax_functions.py",
-    "of_client/torch/test_real_kernels.py",
     "integration/test_serve.py",
     "of_workers/processes/test_cause.py",
     "integration/test_main_job.py",
@@ -65,6 +63,7 @@ TOGETHER = {
     "of_workers/offline/": "a measured bundle",
 }
 """By the start of their path."""
+# What is last imports JAX, after which forks and collections of garbage take longer.
 ORDER = ("integration", "of_workers", "operators", "of_storage", "of_service")
 
 
