@@ -95,7 +95,7 @@ class DatabaseUnusable(StorageError):
 
 
 class BlobsAway(OSError):
-    """The object store does not answer, is full or read-only, or refuses. Of its kind is any failure of a machine."""
+    """The object store does not answer, is full or read-only, or refuses: no fault of the work."""
 
 
 class BackupUnusable(StorageError):
