@@ -310,7 +310,7 @@ def _why_not_own(folder: Path, found: os.stat_result) -> str | None:
 
 
 def _is_damaged(path: Path) -> bool:
-    """One that another process removes meanwhile, or removes and writes again, is not."""
+    """A file that another process removes meanwhile, or removes and writes again, is not damaged."""
     for _ in range(2):
         data = _read(path)
         if data is not None:

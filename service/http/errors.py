@@ -78,7 +78,7 @@ KINDS: Mapping[str, Kind] = {
     "busy": Kind(503, "The service does as much as it can at once"),
     "not-ready": Kind(503, "A part of the service is missing"),
     "database-unavailable": Kind(503, "The database does not answer"),
-    "blobs-unavailable": Kind(503, "The blob store does not answer"),
+    "blobs-unavailable": Kind(503, "The blob store cannot be used now"),
     "storage-full": Kind(507, "The disk is full"),
 }
 

@@ -98,7 +98,7 @@ async def _machine(request: Request, error: Exception) -> Response:
 
 async def _blobs_away(request: Request, error: Exception) -> Response:
     log.warning("%s %s: the blob store: %s", request.method, request.url.path, error)
-    detail = "The store of libraries and sources does not answer. Nothing of this request was kept; send it again."
+    detail = "The store of libraries and sources cannot be used now; send the request again."
     refused = refuse("blobs-unavailable", detail, headers={"Retry-After": str(RETRY_SECONDS)})
     return problem_response(refused, request.url.path)
 

@@ -6,6 +6,7 @@ as `name#1` beside the target, then renames), so `LocalObjects` syncs file and f
 
 import errno
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ REASONS = {
 }
 """By words of obstore's error, which is of one kind for all of them."""
 LONGEST_REASON = 600
+_OF_A_CALL = re.compile(r"Error performing .*? - |\S*(?:://|sha256/)\S*")
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,25 @@ def _unusable(url: str, why: str) -> SettingsError:
 
 @contextmanager
 def answered(place: object) -> Iterator[None]:
-    """Raises BlobsAway where the store did not do what it was asked, whatever its kind; what is missing stays apart."""
+    """Raises BlobsAway where the store did not do what it was asked, whatever its kind; a missing object stays apart
+    from a missing bucket."""
     try:
         yield
-    except (NotFoundError, FileNotFoundError):
-        raise
+    except (NotFoundError, FileNotFoundError) as error:
+        if _reason(error) != NO_BUCKET:
+            raise
+        raise BlobsAway(errno.EIO, NO_BUCKET, str(place)) from error
     except (BaseError, PermissionError) as error:  # obstore has no kind of its own for a full or read-only disk
-        why = getattr(error, "strerror", None) or str(error).partition("\n")[0][:LONGEST_REASON]
-        raise BlobsAway(errno.EIO, why, str(place)) from error
+        raise BlobsAway(errno.EIO, _reason(error), str(place)) from error
+
+
+def _reason(error: Exception) -> str:
+    """One line without addresses, digests and durations: the same for each call that fails so."""
+    text = str(error)
+    if why := next((why for words, why in REASONS.items() if words in text), None):
+        return why
+    words = getattr(error, "strerror", None) or text.partition("\n")[0]
+    return _OF_A_CALL.sub("", words)[:LONGEST_REASON]
 
 
 class RemoteObjects:
@@ -98,8 +111,11 @@ class RemoteObjects:
 
     def put(self, path: str, data: bytes) -> None:
         """Durable and complete under `path` when it returns; before that, `path` holds nothing or all of it."""
-        with answered(path):
-            obstore.put(self._store, path, data)
+        try:
+            with answered(path):
+                obstore.put(self._store, path, data)
+        except (NotFoundError, FileNotFoundError) as error:
+            raise BlobsAway(errno.EIO, _reason(error), path) from error
 
     def get(self, path: str) -> bytes | None:
         with suppress(NotFoundError, FileNotFoundError), answered(path):
@@ -179,7 +195,8 @@ class LocalObjects(RemoteObjects):
 
     def delete(self, path: str) -> None:
         # Staged names hold a `#`, which obstore would escape.
-        (self.root / path).unlink(missing_ok=True)
+        with answered(self.root / path):
+            (self.root / path).unlink(missing_ok=True)
 
     def delete_older(self, path: str, before: float) -> bool:
         # Renamed before its age is read: a put between the look and the deletion would be deleted.
@@ -198,7 +215,7 @@ class LocalObjects(RemoteObjects):
     def move(self, path: str, to: str) -> None:
         target = self.root / to
         self._make(target.parent)
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), answered(target):
             (self.root / path).rename(target)
             sync(target.parent)
             sync((self.root / path).parent)

@@ -1,7 +1,8 @@
 """Kernels pass the whole verification plan on the CPU, all of a module built together.
 
-One in two runs of `make test` verifies a part of a module's kernels that has every way and every dtype, layout and
-split of the whole, and takes the fewest seconds; the rest is `long`. Each run has random cases of the module.
+In about half of the runs, by the seed, `make test` verifies a part of a module's kernels that has every way and every
+dtype, layout and split of the whole, and takes the fewest seconds; the rest is `long`. Each run has random cases of the
+module.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ SOME_ROWS = os.environ.get("CUKILN_TEST_ROWS") != "none"
 def some_each_run(rows: Sequence[Any], count: int = 1) -> list[Any]:
     """All rows, as parameters of a test: a tuple is one of several arguments. Others for other lists, by how their rows
     print: alike in every process."""
+    assert count > 0 and " at 0x" not in f"{list(rows)}", "rows that print otherwise in another process"
     by_seed = random.Random(f"{os.environ['CUKILN_TEST_SEED']} {list(rows)}")
     some = by_seed.sample(range(len(rows)), count) if SOME_ROWS else []
     return [
@@ -36,6 +37,7 @@ def every_other_run(test: Test) -> Test:
 
 def one_each_run(subject: str, number: int, of: int = 2) -> Callable[[Test], Test]:
     """Of so many whole tests with one subject each run has one."""
+    assert 0 <= number < of
     drawn = random.Random(f"{os.environ['CUKILN_TEST_SEED']} {subject}").randrange(of)
     return lambda test: test if SOME_ROWS and drawn == number else pytest.mark.long(test)
 

@@ -1,5 +1,5 @@
-"""In which order a run's processes are given test files: the longest first, so that the last ones are short. One
-process has all files that share what takes seconds to make."""
+"""In which order a run's processes are given test files: the longest first, so that the last ones are short. Files
+that share a costly fixture run in one process."""
 
 from __future__ import annotations
 
