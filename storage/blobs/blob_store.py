@@ -128,8 +128,9 @@ class BlobStore:
 
     def _may_hold(self, digest: str, size: int) -> bool:
         local = self._objects.local_path(blob_path(digest))
-        with answered(local):
+        with answered(local, may_be_missing=True):
             return local is None or (local.is_file() and local.stat().st_size == size)
+        return False
 
     def path(self, digest: str) -> Path | None:
         """The file of a blob, checked just now; None where blobs are not local files. Raises as `get` does."""

@@ -57,8 +57,7 @@ def open_objects(url: str, prefix: str) -> "RemoteObjects":
             return LocalObjects(Path(unquote(parts.path)), prefix)
         return RemoteObjects(from_url(url, retry_config=RETRIES), url)
     except (OSError, BaseError) as error:
-        why = getattr(error, "strerror", None) or str(error).partition("\n")[0]
-        raise _unusable(url, why) from error
+        raise _unusable(url, _reason(error)) from error
 
 
 def _unusable(url: str, why: str) -> SettingsError:
@@ -69,26 +68,24 @@ def _unusable(url: str, why: str) -> SettingsError:
 
 
 @contextmanager
-def answered(place: object) -> Iterator[None]:
-    """Raises BlobsAway where the store did not do what it was asked, whatever its kind; a missing object stays apart
-    from a missing bucket."""
+def answered(place: object, *, may_be_missing: bool = False) -> Iterator[None]:
+    """Raises BlobsAway where the store did not do what it was asked, whatever its kind, in words without addresses,
+    digests and durations: the same for each call that fails so. With `may_be_missing` a missing object ends the block,
+    which a missing bucket does not."""
     try:
         yield
-    except (NotFoundError, FileNotFoundError) as error:
-        if _reason(error) != NO_BUCKET:
-            raise
-        raise BlobsAway(errno.EIO, NO_BUCKET, str(place)) from error
-    except (BaseError, PermissionError) as error:  # obstore has no kind of its own for a full or read-only disk
-        raise BlobsAway(errno.EIO, _reason(error), str(place)) from error
+    except (BaseError, PermissionError, FileNotFoundError) as error:  # a full or read-only disk has no kind of its own
+        why = _reason(error)
+        if may_be_missing and isinstance(error, NotFoundError | FileNotFoundError) and why != NO_BUCKET:
+            return
+        raise BlobsAway(errno.EIO, _OF_A_CALL.sub("", why), str(place)) from error
 
 
 def _reason(error: Exception) -> str:
-    """One line without addresses, digests and durations: the same for each call that fails so."""
+    """One line."""
     text = str(error)
-    if why := next((why for words, why in REASONS.items() if words in text), None):
-        return why
-    words = getattr(error, "strerror", None) or text.partition("\n")[0]
-    return _OF_A_CALL.sub("", words)[:LONGEST_REASON]
+    words = getattr(error, "strerror", None) or text.partition("\n")[0][:LONGEST_REASON]
+    return next((why for known, why in REASONS.items() if known in text), words)
 
 
 class RemoteObjects:
@@ -103,33 +100,26 @@ class RemoteObjects:
         try:
             next(iter(obstore.list(self._store, chunk_size=1)), None)
         except BaseError as error:
-            text = str(error)
-            why = next(
-                (why for words, why in REASONS.items() if words in text), text.partition("\n")[0][:LONGEST_REASON]
-            )
-            raise _unusable(self._url, why) from error
+            raise _unusable(self._url, _reason(error)) from error
 
     def put(self, path: str, data: bytes) -> None:
         """Durable and complete under `path` when it returns; before that, `path` holds nothing or all of it."""
-        try:
-            with answered(path):
-                obstore.put(self._store, path, data)
-        except (NotFoundError, FileNotFoundError) as error:
-            raise BlobsAway(errno.EIO, _reason(error), path) from error
+        with answered(path):
+            obstore.put(self._store, path, data)
 
     def get(self, path: str) -> bytes | None:
-        with suppress(NotFoundError, FileNotFoundError), answered(path):
+        with answered(path, may_be_missing=True):
             return bytes(obstore.get(self._store, path).bytes())
         return None
 
     def delete(self, path: str) -> None:
         """Gone afterwards, whether it was there or not."""
-        with suppress(NotFoundError, FileNotFoundError), answered(path):
+        with answered(path, may_be_missing=True):
             obstore.delete(self._store, path)
 
     def delete_older(self, path: str, before: float) -> bool:
         """Whether it was put before that time, and is deleted. In a folder what is put at the same time stays."""
-        with suppress(NotFoundError, FileNotFoundError), answered(path):
+        with answered(path, may_be_missing=True):
             if obstore.head(self._store, path)["last_modified"].timestamp() < before:
                 self.delete(path)
                 return True
@@ -137,7 +127,7 @@ class RemoteObjects:
 
     def move(self, path: str, to: str) -> None:
         """Durable under the new path. Where there is nothing, nothing is there afterwards."""
-        with suppress(NotFoundError, FileNotFoundError), answered(path):
+        with answered(path, may_be_missing=True):
             obstore.rename(self._store, path, to)
 
     def list(self) -> Iterator[StoredObject]:
@@ -215,7 +205,7 @@ class LocalObjects(RemoteObjects):
     def move(self, path: str, to: str) -> None:
         target = self.root / to
         self._make(target.parent)
-        with suppress(FileNotFoundError), answered(target):
+        with answered(target, may_be_missing=True):
             (self.root / path).rename(target)
             sync(target.parent)
             sync((self.root / path).parent)
