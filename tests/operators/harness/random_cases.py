@@ -6,7 +6,6 @@ CUKILN_TEST_SEED repeats a run's random cases.
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,7 @@ from tests.support.kernels.random_cases import (
     too_seldom,
     verify_cases,
 )
-from tests.support.run.each_run import SOME_ROWS
+from tests.support.run.each_run import turn
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
@@ -42,8 +41,8 @@ FEW, OFTEN = 12, 20
 def not_in_turn(having: Sequence[Declarations]) -> set[tuple[str, str]]:
     left = set()
     for declared in having:
-        own = f"{seed_of_this_run()} {declared.operator} {sorted(of(declared).spread)}"  # of a module of an operator
-        left |= {(declared.operator, "some")} if not SOME_ROWS or random.Random(own).randrange(TURNS) else set()
+        own = f"{declared.operator} {sorted(of(declared).spread)}"  # of a module of an operator
+        left |= set() if turn(own, TURNS) == 0 else {(declared.operator, "some")}
     return left
 
 

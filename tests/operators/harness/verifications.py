@@ -7,7 +7,6 @@ module.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import combinations
 from typing import Any
@@ -18,8 +17,7 @@ from codegen.kernel import Kernel
 from codegen.operators import operator
 from tests.operators.harness.declarations import Declarations
 from tests.support.kernels.cpu_helpers import verify
-from tests.support.kernels.random_cases import seed_of_this_run
-from tests.support.run.each_run import SOME_ROWS
+from tests.support.run.each_run import turn
 from workers.cpu.verify import CpuVerdict
 
 TABLES = {"kernel": lambda declared: declared.verifications.kernels()}
@@ -113,7 +111,7 @@ def repeats(having: Iterable[Declarations]) -> Names:
 
 def in_turn(kernels: Iterable[tuple[str, str]]) -> bool:
     """Whether this run verifies the module of these kernels."""
-    return SOME_ROWS and random.Random(f"{seed_of_this_run()} {sorted(kernels)}").random() < 0.5
+    return turn(f"{sorted(kernels)}") == 0
 
 
 def out_of_turn(having: Sequence[Declarations]) -> Names:

@@ -31,15 +31,18 @@ def some_each_run(rows: Sequence[Any], count: int = 1) -> list[Any]:
 
 def every_other_run(test: Test) -> Test:
     """A whole test, which half of the runs have."""
-    drawn = random.Random(f"{os.environ['CUKILN_TEST_SEED']} {test.__module__} {test.__name__}").random()
-    return test if SOME_ROWS and drawn < 0.5 else pytest.mark.long(test)
+    return test if turn(f"{test.__module__} {test.__name__}") == 0 else pytest.mark.long(test)
 
 
 def one_each_run(subject: str, number: int, of: int = 2) -> Callable[[Test], Test]:
     """Of so many whole tests with one subject each run has one."""
     assert 0 <= number < of
-    drawn = random.Random(f"{os.environ['CUKILN_TEST_SEED']} {subject}").randrange(of)
-    return lambda test: test if SOME_ROWS and drawn == number else pytest.mark.long(test)
+    return lambda test: test if turn(subject, of) == number else pytest.mark.long(test)
+
+
+def turn(subject: str, of: int = 2) -> int | None:
+    """Which of so many this run has of a subject; None where all are long."""
+    return random.Random(f"{os.environ['CUKILN_TEST_SEED']} {subject}").randrange(of) if SOME_ROWS else None
 
 
 def rows_using(fixture: str, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
