@@ -62,7 +62,7 @@ PYTEST_ARGS ?=
 TEST_PROCESSES := $(shell echo $$(( $$(nproc) * 5 / 2 )))
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_PROCESSES) --maxprocesses 8 --durations=25 --dist loadfile --no-loadscope-reorder
 
-.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-prediction bench-verify bench-tune bench-model bench-kernels vendor-libraries carry offline-wheels wheel test-wheel clean host
+.PHONY: help run test test-long test-faults test-gpu coverage lint serve bench-overhead bench-compile bench-fairness bench-lookup bench-client bench-small-jobs bench-doors bench-accuracy bench-prediction bench-verify bench-tune bench-model bench-kernels vendor-libraries carry offline-wheels wheel test-wheel clean host collected
 
 help: ## list the targets
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -73,14 +73,20 @@ run: host $(RUN_STAMP) ## start the service, tune examples/quickstart.json, show
 # Tests start GPU workers only where they ask for one: what passes does not depend on the machine.
 test test-long coverage: export CUKILN_GPUS := none
 # Half of collecting is to compile the tests and rewrite their assertions: what one run made of them the next one reads.
-test test-long coverage: export PYTHONDONTWRITEBYTECODE :=
+test test-long coverage collected: export PYTHONDONTWRITEBYTECODE :=
+
+# Beside mypy, which has one core: one process makes what all of the tests' would. They say what is wrong with them.
+collected: $(DEV_STAMP)
+	@$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS) -n 0 --collect-only >/dev/null || true
 
 # A test that is run again alone has the random cases that it failed with.
 ifndef CUKILN_TEST_SEED
 export CUKILN_TEST_SEED := $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 endif
 
-test: lint $(TORCH_STAMP) ## lint, then every test but the long ones
+test: host $(RUN_STAMP) $(DEV_STAMP) ## lint, then every test but the long ones
+	@$(MAKE) --no-print-directory -j2 lint collected
+	@$(MAKE) --no-print-directory $(TORCH_STAMP)
 	@rm -f .pytest_cache/v/cache/lastfailed
 	@$(PYTEST) -m "not long" $(PYTEST_ARGS) || { test $$? = 1 && $(BIN)/python -m tests.support.run.again_alone; }
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support.run.longest_first import ByFixtures, place_of
+from tests.support.run.schedule import ByFixtures, place_of
 from tests.support.run.shared_statements import share_certificates, share_statements
 
 # Each after those that it imports.

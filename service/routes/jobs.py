@@ -132,7 +132,7 @@ def job_notfound(job: str) -> Refused:
     status_code=202,
     response_model=Job,
     responses={
-        **problems(*BODY_PROBLEMS, *SUBMIT_PROBLEMS, "database-unavailable"),
+        **problems(*BODY_PROBLEMS, *SUBMIT_PROBLEMS, "database-unavailable", "blobs-unavailable"),
         200: {"model": Job, "description": "All was cached: the job is done"},
     },
     openapi_extra=body_of("JobRequest", EXAMPLE),
@@ -155,7 +155,10 @@ async def post_job(
     status_code=202,
     response_model=Job,
     responses={
-        **problems(*JOB_PROBLEMS, "job-unfinished", "nothing-to-retry", *RETRY_PROBLEMS, "database-unavailable"),
+        **problems(
+            *(*JOB_PROBLEMS, "job-unfinished", "nothing-to-retry", *RETRY_PROBLEMS),
+            *("database-unavailable", "blobs-unavailable"),
+        ),
         200: {"model": Job, "description": "All was cached: the job is done"},
     },
 )

@@ -94,7 +94,7 @@ Requests of this process wait here, those of others are seen when the job is wri
     "/lookups",
     operation_id="look_up_winners",
     response_model=Lookups | PartialLookups,
-    responses=problems(*BODY_PROBLEMS, "storage-full", "database-unavailable"),
+    responses=problems(*BODY_PROBLEMS, "storage-full", "database-unavailable", "blobs-unavailable"),
     openapi_extra=body_of("LookupRequest", EXAMPLE),
 )
 @needs("read")

@@ -14,7 +14,7 @@ import pytest
 
 from storage.config.settings import load_settings
 from tests.support.fixtures.service import Started
-from tests.support.run.each_run import every_other_run
+from tests.support.run.each_run import one_each_run
 from tests.support.run.places import ROOT
 
 pytestmark = pytest.mark.skipif(find_spec("torch") is None, reason="needs PyTorch")
@@ -53,7 +53,7 @@ def run(*argv: str, url: str, folder: Path) -> str:
         pytest.param("resnet_block.py --train", "1 conv2d + bias + residual + relu", 8, marks=pytest.mark.long),
     ],
 )
-@every_other_run
+@one_each_run("programs with PyTorch", 0)
 def test_every_call_of_an_example_runs_a_kernel_and_the_result_is_that_of_eager(
     words: str, graph: str, calls: int, url: str, tmp_path: Path
 ) -> None:
@@ -72,6 +72,7 @@ def test_without_a_gpu_an_example_says_what_runs_here(tmp_path: Path, url: str) 
         run(str(ROOT / "examples/bert_layer.py"), url=url, folder=tmp_path)
 
 
+@one_each_run("programs with PyTorch", 1)
 def test_the_lines_of_the_page_give_a_model_kernels(url: str, tmp_path: Path) -> None:
     (block,) = (
         block

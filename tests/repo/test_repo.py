@@ -22,9 +22,9 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.run.again_alone import may_run_again
-from tests.support.run.longest_first import LONGEST
 from tests.support.run.places import ROOT
 from tests.support.run.run_here import run_here
+from tests.support.run.schedule import LONGEST, TOGETHER
 
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 PACKAGES = ("codegen", "storage", "workers", "service", "cukiln")
@@ -94,7 +94,7 @@ def test_every_make_target_a_page_names_exists(page: Path) -> None:
 
 def test_make_alone_lists_every_target() -> None:
     listed = run("make", "--no-print-directory").stdout
-    assert {line.split()[1] for line in listed.splitlines()} == make_targets() - {"host"}
+    assert {line.split()[1] for line in listed.splitlines()} == make_targets() - {"host", "collected"}
 
 
 def test_the_readme_shows_both_commands_on_its_first_screen() -> None:
@@ -103,8 +103,17 @@ def test_the_readme_shows_both_commands_on_its_first_screen() -> None:
     assert any(line.startswith("make test") for line in first_screen)
 
 
-def test_the_test_files_that_begin_first_exist() -> None:
-    assert [name for name in LONGEST if not (ROOT / "tests" / name).is_file()] == []
+def test_the_test_files_that_begin_first_or_run_together_exist() -> None:
+    assert [name for name in (*LONGEST, *TOGETHER) if not (ROOT / "tests" / name).exists()] == []
+
+
+def test_each_run_has_one_test_of_each_subject_that_has_several() -> None:
+    numbers: dict[str, set[int]] = {}
+    for file in ROOT.glob("tests/**/test_*.py"):
+        for subject, number in re.findall(r'@one_each_run\("([^"]+)", (\d)\)', file.read_text()):
+            numbers.setdefault(subject, set()).add(int(number))
+    assert numbers
+    assert [subject for subject, those in numbers.items() if those != {0, 1}] == []
 
 
 def test_every_benchmark_the_makefile_runs_exists() -> None:
@@ -313,13 +322,12 @@ def test_no_module_imports_itself_by_way_of_others() -> None:
 
 
 def test_tests_import_no_private_names() -> None:
+    imports = re.compile(rf"^ *from ({'|'.join(PACKAGES)})[.\w]* import (\([^)]*\)|.*)", re.MULTILINE)
     private = [
-        f"{path.relative_to(ROOT)}: {node.module}.{alias.name}"
+        f"{path.relative_to(ROOT)}: {found[0]}"
         for path in sorted(ROOT.glob("tests/**/*.py"))
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.ImportFrom) and str(node.module).split(".")[0] in PACKAGES
-        for alias in node.names
-        if alias.name.startswith("_") and not alias.name.startswith("__")
+        for found in imports.finditer(path.read_text())
+        if re.search(r"\b_[a-z]", found[2])
     ]
     assert private == []
 

@@ -89,7 +89,7 @@ def runtime(
 
 
 @pytest.mark.parametrize(
-    "shown", some_each_run(shown_commands(), 3), ids=lambda each: f"{each.section} {each.command.partition('.json')[2]}"
+    "shown", some_each_run(shown_commands(), 2), ids=lambda each: f"{each.section} {each.command.partition('.json')[2]}"
 )
 def test_a_command_prints_what_the_page_says(shown: Shown, tmp_path: Path, runtime: None) -> None:
     shutil.copytree(EXAMPLE, tmp_path / "examples" / "rowsum", ignore=shutil.ignore_patterns("__pycache__"))

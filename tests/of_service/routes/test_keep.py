@@ -48,7 +48,7 @@ SEARCHES = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(st.sampled_from(sorted(PROBLEMS)), SEARCHES, st.integers(1, 70), st.integers(1, 70))
 def test_what_is_kept_is_a_part_of_the_search_and_of_what_is_kept_of_more(
     name: str, search: dict[str, int], few: int, many: int

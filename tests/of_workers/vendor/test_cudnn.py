@@ -23,6 +23,7 @@ from codegen.plan.verification_plan import check_output
 from tests.operators.conv2d.kernels import conv2d
 from tests.support.gpu.cudnn_without_a_gpu import planned_without_a_gpu
 from tests.support.gpu.numpy_bench import NumpyBench, quiet
+from tests.support.run.each_run import one_each_run
 from workers.cuda.cupy_gpu import VENDORS
 from workers.gpu.interface import GpuError, LaunchRefused
 from workers.vendor import convolution, cublaslt, cudnn
@@ -498,6 +499,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dic
     return planned(folder, every), planned(folder, of_singles, NVIDIA_TF32_OVERRIDE="0")
 
 
+@one_each_run("plans of cuDNN", 0)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_cudnn_plans_halves_with_and_without_a_fused_bias(
     found: tuple[dict[str, Any], dict[str, Any]], layout: str

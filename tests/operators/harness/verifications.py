@@ -1,6 +1,6 @@
 """Kernels pass the whole verification plan on the CPU, all of a module built together.
 
-In about half of the runs, by the seed, `make test` verifies a part of a module's kernels that has every way and every
+In a third of the runs, by the seed, `make test` verifies a part of a module's kernels that has every way and every
 dtype, layout and split of the whole, and takes the fewest seconds; the rest is `long`. Each run has random cases of the
 module.
 """
@@ -21,6 +21,7 @@ from tests.support.run.each_run import turn
 from workers.cpu.verify import CpuVerdict
 
 TABLES = {"kernel": lambda declared: declared.verifications.kernels()}
+TURNS = 3
 PATH = ("algorithm", "limb_split")
 NUMBERED = ("output_tile",)  # tunables whose numbers name ways through the text, as words do
 TOGETHER = ("layout", "dtype", "out_dtype", "align", "split")
@@ -111,7 +112,7 @@ def repeats(having: Iterable[Declarations]) -> Names:
 
 def in_turn(kernels: Iterable[tuple[str, str]]) -> bool:
     """Whether this run verifies the module of these kernels."""
-    return turn(f"{sorted(kernels)}") == 0
+    return turn(f"{sorted(kernels)}", TURNS) == 0
 
 
 def out_of_turn(having: Sequence[Declarations]) -> Names:

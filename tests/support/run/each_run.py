@@ -34,10 +34,9 @@ def every_other_run(test: Test) -> Test:
     return test if turn(f"{test.__module__} {test.__name__}") == 0 else pytest.mark.long(test)
 
 
-def one_each_run(subject: str, number: int, of: int = 2) -> Callable[[Test], Test]:
-    """Of so many whole tests with one subject each run has one."""
-    assert 0 <= number < of
-    return lambda test: test if turn(subject, of) == number else pytest.mark.long(test)
+def one_each_run(subject: str, number: int) -> Callable[[Test], Test]:
+    """Of whole tests with one subject each run has those of one number, 0 or 1."""
+    return lambda test: test if turn(subject) == number else pytest.mark.long(test)
 
 
 def turn(subject: str, of: int = 2) -> int | None:

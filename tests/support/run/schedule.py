@@ -1,5 +1,5 @@
-"""In which order a run's processes are given test files: the longest first, so that the last ones are short. Files
-that share a costly fixture run in one process."""
+"""What a run's processes are given: test files, the longest first, so that the last ones are short; files that share a
+costly fixture as if they were one."""
 
 from __future__ import annotations
 
