@@ -20,7 +20,7 @@ from service.context import ServiceDep
 from service.openapi import problems
 from service.routes.jobs import JOB_PROBLEMS, KnownJob, ReportTurn, found
 from storage.entities.stage_times import sums
-from storage.queue.new_tasks import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
+from storage.entities.task_kinds import COMPARE, COMPILE, MEASURE, PLAN, VERIFY
 from storage.reports.times import JobTrace, TracedTask, job_trace
 
 Event = dict[str, Any]

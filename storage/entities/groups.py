@@ -9,7 +9,7 @@ from sqlalchemy import Row, select
 from storage.database.session import Session
 from storage.database.sql import core, rows_among
 from storage.database.tables import BuildRow, GroupRow, TaskJobRow, TaskRow
-from storage.queue.new_tasks import COMPILE
+from storage.entities.task_kinds import COMPILE
 
 FILES_OF_GROUPS = ("source", "log", "library", "cubin", "ptx", "sass")
 

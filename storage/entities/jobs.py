@@ -11,7 +11,7 @@ from storage.database.pages import read_page
 from storage.database.session import Session
 from storage.database.sql import core, rows_among
 from storage.database.tables import HIDDEN, LIVE, CandidateRow, JobLabelRow, JobProblemRow, JobRow
-from storage.queue.new_tasks import parse_plan_ref
+from storage.entities.task_kinds import parse_plan_ref
 from storage.queue.tasks import Lease
 
 Priority = Literal["low", "normal", "high"]

@@ -51,8 +51,9 @@ from storage.database.tables import (
 )
 from storage.entities.groups import FILES_OF_GROUPS
 from storage.entities.libraries import FILES_OF_LIBRARIES
+from storage.entities.task_kinds import COMPARE, FINISH
 from storage.entities.verdicts import GPU
-from storage.queue.new_tasks import COMPARE, FINISH, UNENDED
+from storage.queue.new_tasks import UNENDED
 
 LEAST_SECONDS = 3600.0
 """What ended within this time stays, however much room is asked for."""

@@ -1,9 +1,8 @@
 """New tasks, found by kind and ref, so that adding one twice adds one; tasks that wait again, and past attempts."""
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 from sqlalchemy import RowMapping, select, true
 
@@ -50,12 +49,6 @@ def waiting_since(row: RowMapping) -> float:
     return since
 
 
-PLAN: Final = "plan"
-COMPILE: Final = "compile"
-VERIFY: Final = "verify"
-MEASURE: Final = "measure"
-COMPARE: Final = "compare"
-FINISH: Final = "finish"
 UNENDED = ("waiting", "leased")
 
 Place = tuple[str, str]
@@ -150,25 +143,3 @@ def _anew(session: Session, task: NewTask) -> dict[str, Any]:
         "predicted_seconds": task.predicted_seconds,
         "created_at": clock_of(session).now(),
     }
-
-
-def plan_ref(job_id: str, first: int, last: int) -> str:
-    """The `ref` of a plan task: a job's problems at positions first to last, both included."""
-    return f"{job_id}:{first}-{last}"
-
-
-def parse_plan_ref(ref: str) -> tuple[str, int, int]:
-    """Job id, first and last position of a plan task's `ref`."""
-    job_id, positions = ref.split(":")
-    first, last = positions.split("-")
-    return job_id, int(first), int(last)
-
-
-def measure_ref(group_id: str, device_class: str) -> str:
-    """The `ref` of a measure task. A hash stands for the class: a product's name may be longer than a `ref`."""
-    return f"{group_id}:{hashlib.sha256(device_class.encode()).hexdigest()[:16]}"
-
-
-def group_of_ref(ref: str) -> str:
-    """The group of a verify or measure task's `ref`."""
-    return ref.partition(":")[0]

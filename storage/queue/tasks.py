@@ -4,33 +4,27 @@ A lease has a new token, and every write of the worker is fenced by it (`LostLea
 worker that comes back after its lease writes nothing. A compile task is made when it is leased, of pending builds
 (`storage.transitions.take_work`), and is tried once.
 
-Jobs of one priority take turns of the workers' time: the one that has had the fewest turns is next. Of jobs that have
-had as many, what is begun goes before what is not, and the oldest first: so of many small jobs each ends soon, where a
-share for each at any time would end them all at the end. A turn begins no earlier than those under way (start-time fair
-queueing: Goyal, Vin and Cheng, SIGCOMM 1996); where none is, not much earlier than the latest of those that wait: a job
-that no worker can serve says nothing about the others. So a job that is new, or that was blocked for a while, is served
-at once, but not until it has caught up with all that the others had before.
+Jobs of one priority take turns of the workers' time: the one that has had the fewest is next
+(`storage.transitions.charge_turns`). Of jobs that have had as many, what is begun goes before what is not, and the
+oldest first: so of many small jobs each ends soon, where a share for each at any time would end them all at the end.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from sqlalchemy import ColumnElement, bindparam, case, exists, func, or_, select, update
+from sqlalchemy import ColumnElement, case, exists, or_, select, update
 
-from codegen.predict.compile_cost import MAX_SECONDS
 from storage.database.session import Session, clock_of
-from storage.database.sql import change, chunks, core, whole
-from storage.database.tables import LIVE, JobRow, PendingBuildRow, TaskJobRow, TaskRow
+from storage.database.sql import change, core, whole
+from storage.database.tables import JobRow, TaskJobRow, TaskRow
 from storage.errors import LostLease
 from storage.queue import losses
-from storage.queue.new_tasks import COMPILE, FINISH, MEASURE, VERIFY
 
 TURN_SECONDS = 4.0
 """Predicted. A third of the longest file: after one, a large job lets a newcomer go first."""
-LEAST_SECONDS = 0.5
-"""What a task counts for at least: a short prediction occupies a worker all the same."""
 
 Turn = tuple[int, int]
 """Of two the smaller is next: priority (negated), turns that the job has had."""
@@ -58,54 +52,6 @@ def oldest_first() -> tuple[Any, ...]:
 def turn_of(row: Any) -> Turn:
     """Of a row with the columns of `turn`."""
     return (-row.priority, row.turns)
-
-
-def take_turn(session: Session, seconds: Mapping[str, float]) -> None:
-    """Charge jobs for what a worker takes now: predicted seconds, by job."""
-    for ids in chunks(seconds):
-        for priority in session.scalars(select(JobRow.priority).where(JobRow.id.in_(ids)).distinct()).all():
-            _charge(session, priority, {job: seconds[job] for job in ids})
-
-
-def spend(session: Session, job_id: str, seconds: float) -> None:
-    """Charge the job for seconds that were not predicted."""
-    job = core(JobRow).c
-    change(session, JobRow, job.id == job_id, used_seconds=job.used_seconds + seconds)
-
-
-def _charge(session: Session, priority: int, seconds: Mapping[str, float]) -> None:
-    job, task, wanting, pending_build = (core(table).c for table in (JobRow, TaskRow, TaskJobRow, PendingBuildRow))
-    others = (job.priority == priority) & job.state.in_(LIVE) & job.id.not_in(seconds)
-    with_tasks = (
-        select(wanting.job_id)
-        .join(core(TaskRow), task.id == wanting.task_id)
-        .where(task.state == bindparam("in_state"), wanting.wanted)
-    )
-
-    def of_others(seconds: Any, which: Any, state: str) -> float | None:
-        return session.scalar(select(seconds).where(others, which), {"in_state": state})
-
-    under_way = of_others(func.min(job.turn_seconds), job.id.in_(with_tasks), "leased")
-    if under_way is None:
-        demanding = exists().where(pending_build.job_id == job.id)
-        waiting = of_others(func.max(job.used_seconds), or_(job.id.in_(with_tasks), demanding), "waiting")
-        under_way = None if waiting is None else waiting - MAX_SECONDS
-    begins = (
-        job.used_seconds
-        if under_way is None
-        else case((job.used_seconds > under_way, job.used_seconds), else_=under_way)
-    )
-    least = LEAST_SECONDS / len(seconds)
-    session.execute(
-        update(core(JobRow))
-        .where(job.id == bindparam("of_job"), job.priority == priority)
-        .values(turn_seconds=begins, used_seconds=begins + bindparam("more")),
-        [{"of_job": job_id, "more": max(spent, least)} for job_id, spent in seconds.items()],
-    )
-
-
-SHARED_GRACE_SECONDS = 2.5
-"""Past its jobs' deadlines, for work on a group: its results by then may still be recorded."""
 
 
 @dataclass(frozen=True)
@@ -151,34 +97,25 @@ class Renewal(Enum):
     DEADLINE = "deadline"
 
 
-def renew(session: Session, lease: Lease, lease_seconds: float) -> Renewal:
-    """Prolong the lease from now; anything but HELD: the worker stops, and ends what it started. On a group DEADLINE
-    comes `SHARED_GRACE_SECONDS` late, and for all tasks only where every job that needs it has spent its budget."""
+def renew(session: Session, lease: Lease, lease_seconds: float, grace_seconds: float = 0.0) -> Renewal:
+    """Prolong the lease from now; anything but HELD: the worker stops, and ends what it started. DEADLINE comes where
+    every job that needs the task spent its budget so long ago; with an infinite grace never."""
     now = clock_of(session).now()
-    row = session.execute(
-        select(TaskRow.state, TaskRow.token, TaskRow.kind).where(TaskRow.id == lease.task_id)
-    ).one_or_none()
+    row = session.execute(select(TaskRow.state, TaskRow.token).where(TaskRow.id == lease.task_id)).one_or_none()
     if row is None or row.token != lease.token:
         return Renewal.LOST
     if row.state != "leased":
         return Renewal.CANCELLED if row.state == "cancelled" else Renewal.LOST
-    grace = SHARED_GRACE_SECONDS if row.kind in (COMPILE, VERIFY, MEASURE) else 0.0
     wanting = exists().where(
         TaskJobRow.task_id == lease.task_id,
         TaskJobRow.wanted,
         JobRow.id == TaskJobRow.job_id,
-        or_(JobRow.deadline.is_(None), JobRow.deadline + grace > now),
+        or_(JobRow.deadline.is_(None), JobRow.deadline + grace_seconds > now),
     )
-    if row.kind != FINISH and not session.scalar(select(wanting)):
+    if grace_seconds < math.inf and not session.scalar(select(wanting)):
         return Renewal.DEADLINE
     change(session, TaskRow, TaskRow.id == lease.task_id, lease_expires_at=now + lease_seconds)
     return Renewal.HELD
-
-
-def yields(session: Session, lease: Lease, kinds: Sequence[str], targets: Sequence[str] | None = None) -> bool:
-    """Whether work of `kinds`, for `targets`, waits for a job whose turn is before that of the lease's."""
-    best = best_waiting(session, kinds, targets, clock_of(session).now())
-    return best is not None and turn_of(best) < turn_of_lease(session, lease)
 
 
 def turn_of_lease(session: Session, lease: Lease) -> Turn:
@@ -204,9 +141,12 @@ def go_on_alone(session: Session, lease: Lease) -> None:
     change(session, TaskRow, TaskRow.id == lease.task_id, losses=losses.TOGETHER)
 
 
-def best_waiting(session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float) -> Any:
-    """The best waiting task, with the turn of the job that it is for; None where none waits."""
-    in_time = or_(JobRow.deadline.is_(None), JobRow.deadline > now, TaskRow.kind == FINISH)
+def best_waiting(
+    session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float, *, untimed: Sequence[str] = ()
+) -> Any:
+    """The best waiting task, with the turn of the job that it is for; None where none waits. `untimed`: kinds that are
+    done after the deadline of their job, too."""
+    in_time = or_(JobRow.deadline.is_(None), JobRow.deadline > now, TaskRow.kind.in_(untimed))
     query = (
         select(*turn(session), TaskRow.id, TaskRow.kind, TaskRow.predicted_seconds)
         .join(TaskJobRow, TaskJobRow.task_id == TaskRow.id)

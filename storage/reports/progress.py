@@ -26,7 +26,8 @@ from storage.database.tables import (
 from storage.entities.heartbeats import in_words, live_devices, pauses
 from storage.entities.jobs import JobStatus, job_state
 from storage.entities.stage_times import seconds_of, stage_sums
-from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, MEASURE, UNENDED, VERIFY
+from storage.entities.task_kinds import COMPARE, COMPILE, FINISH, MEASURE, VERIFY
+from storage.queue.new_tasks import UNENDED
 from storage.transitions.apply_verdicts import COMPARE_SECONDS, FINISH_SECONDS, MEASURE_SECONDS
 
 RECENT_GROUPS = 50

@@ -22,20 +22,18 @@ from storage.database.sql import core, rows_among, whole
 from storage.database.tables import HIDDEN, GroupRow, JobProblemRow, JobRow, TaskJobRow, TaskRow
 from storage.entities.jobs import JobStatus, job_state
 from storage.entities.stage_times import seconds_of, stage_sums, summed
-from storage.queue.new_tasks import (
+from storage.entities.task_kinds import (
     COMPARE,
     COMPILE,
     FINISH,
-    MEASURE,
+    ON_GROUPS,
     PLAN,
-    VERIFY,
     group_of_ref,
     parse_plan_ref,
-    waiting_since,
 )
+from storage.queue.new_tasks import waiting_since
 from storage.reports.progress import job_progress
 
-ON_GROUPS = (COMPILE, VERIFY, MEASURE)
 ON_PROBLEMS = (COMPARE, FINISH)
 
 

@@ -27,8 +27,9 @@ from storage.database.tables import (
 )
 from storage.entities.jobs import PRIORITIES
 from storage.entities.record_parts import keys_with, rejoin
+from storage.entities.task_kinds import FINISH
 from storage.errors import ImportWithdrawn
-from storage.queue.new_tasks import FINISH, NewTask, add_tasks
+from storage.queue.new_tasks import NewTask, add_tasks
 from storage.transfer.withdrawals import clear_withdrawn
 from storage.transitions.apply_verdicts import FINISH_SECONDS, CandidateVerdict, write_candidate_verdicts
 from storage.transitions.measure import CONCLUSIVE, FAILURES

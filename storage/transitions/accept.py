@@ -12,7 +12,8 @@ from storage.database.session import Database, Session, clock_of
 from storage.database.sql import chunks, core, rows_among
 from storage.database.tables import ACCEPTING, JobLabelRow, JobProblemRow, JobRow
 from storage.entities.jobs import PRIORITIES, Priority
-from storage.queue.new_tasks import PLAN, NewTask, add_tasks, plan_ref
+from storage.entities.task_kinds import PLAN, plan_ref
+from storage.queue.new_tasks import NewTask, add_tasks
 
 PLAN_CHUNK = 32
 """Problems of one plan task: few enough to spread a large job over the planners and to show progress."""

@@ -22,19 +22,10 @@ from storage.database.tables import (
     TaskRow,
     VerdictRow,
 )
+from storage.entities.task_kinds import COMPARE, FINISH, MEASURE, VERIFY, measure_ref
 from storage.entities.verdicts import CPU, GPU
 from storage.queue.losses import LOST
-from storage.queue.new_tasks import (
-    COMPARE,
-    FINISH,
-    MEASURE,
-    UNENDED,
-    VERIFY,
-    NewTask,
-    add_again,
-    add_tasks,
-    measure_ref,
-)
+from storage.queue.new_tasks import UNENDED, NewTask, add_again, add_tasks
 
 VERDICTS_AT_ONCE = 1000
 """Candidates that get their verdict in one transaction: about 50 ms of a shared core."""

@@ -9,8 +9,9 @@ from sqlalchemy import select
 from storage.database.session import Session, clock_of
 from storage.database.sql import change, core
 from storage.database.tables import GroupRow, TaskRow
+from storage.entities.task_kinds import COMPARE, COMPILE, FINISH
 from storage.queue import losses
-from storage.queue.new_tasks import COMPARE, COMPILE, FINISH, jobs_of, waits_again
+from storage.queue.new_tasks import jobs_of, waits_again
 from storage.queue.tasks import Lease, end_task, require_lease
 from storage.transitions.end_jobs import give_up
 from storage.transitions.pending_builds import MAX_ATTEMPTS, abandon_group, lose_group

@@ -29,19 +29,10 @@ from storage.database.tables import (
 )
 from storage.entities.jobs import JobStatus, job_state
 from storage.entities.stage_times import add_seconds, by_phase
+from storage.entities.task_kinds import COMPARE, COMPILE, FINISH, MEASURE, PLAN, VERIFY, group_of_ref, parse_plan_ref
 from storage.errors import LostLease
 from storage.queue.losses import LOST
-from storage.queue.new_tasks import (
-    COMPARE,
-    COMPILE,
-    FINISH,
-    MEASURE,
-    PLAN,
-    UNENDED,
-    VERIFY,
-    group_of_ref,
-    parse_plan_ref,
-)
+from storage.queue.new_tasks import UNENDED
 from storage.queue.tasks import Lease, complete
 from storage.transitions.apply_verdicts import (
     CandidateVerdict,

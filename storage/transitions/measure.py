@@ -13,9 +13,9 @@ from storage.database.sql import asks_predicted, change, chunks, core, insert_ne
 from storage.database.tables import LIVE, BuildRow, CandidateRow, JobProblemRow, MeasurementRow, TaskRow, VerdictRow
 from storage.entities.record_parts import withdraw_code
 from storage.entities.stage_times import add_seconds
+from storage.entities.task_kinds import group_of_ref
 from storage.entities.verdicts import GPU, NewVerdict, write_verdicts, wrong_codes
 from storage.errors import LostLease
-from storage.queue.new_tasks import group_of_ref
 from storage.queue.tasks import Lease, complete, go_on_alone, require_lease
 from storage.transitions.apply_verdicts import (
     VERDICTS_AT_ONCE,

@@ -27,9 +27,10 @@ from storage.database.tables import (
 )
 from storage.entities.groups import NewBuild
 from storage.entities.stage_times import add_seconds
+from storage.entities.task_kinds import COMPILE, VERIFY
 from storage.entities.verdicts import forget_outgrown, is_outgrown
 from storage.queue import losses
-from storage.queue.new_tasks import COMPILE, VERIFY, NewTask, add_again, add_jobs, jobs_of
+from storage.queue.new_tasks import NewTask, add_again, add_jobs, jobs_of
 from storage.queue.tasks import Lease, require_lease
 from storage.transitions.apply_verdicts import (
     Followed,

@@ -24,21 +24,21 @@ from codegen.predict.compile_cost import (
 from storage.database.session import Session, clock_of
 from storage.database.sql import change, core
 from storage.database.tables import BuildRow, GroupRow, JobRow, PendingBuildRow, TaskJobRow, TaskRow
+from storage.entities.task_kinds import COMPILE, FINISH, UNTIMED, VERIFY
 from storage.queue import losses
-from storage.queue.new_tasks import COMPILE, FINISH, VERIFY, jobs_of
+from storage.queue.new_tasks import jobs_of
 from storage.queue.tasks import (
     Lease,
     Turn,
     best_waiting,
     in_turn,
     oldest_first,
-    take_turn,
     turn,
     turn_of,
     turn_of_lease,
-    yields,
 )
 from storage.transitions.apply_verdicts import has_time_left
+from storage.transitions.charge_turns import take_turn
 from storage.transitions.pending_builds import build, is_pending, pending_build, pending_counts, pending_of_live_jobs
 
 BUDGET_SHARE = 12
@@ -69,10 +69,16 @@ def next_to_compile(
     return None if row is None else (turn_of(row), row.id)
 
 
+def yields(session: Session, lease: Lease, kinds: Sequence[str], targets: Sequence[str] | None = None) -> bool:
+    """Whether work of `kinds`, for `targets`, waits for a job whose turn is before that of the lease's."""
+    best = best_waiting(session, kinds, targets, clock_of(session).now(), untimed=UNTIMED)
+    return best is not None and turn_of(best) < turn_of_lease(session, lease)
+
+
 def yields_to_any(
     session: Session, lease: Lease, kinds: Sequence[str], targets: Sequence[str] | None, toolchain: str
 ) -> bool:
-    """As `storage.queue.tasks.yields`, with pending builds for the toolchain, which are work of kind compile."""
+    """As `yields`, with pending builds for the toolchain, which are work of kind compile."""
     if yields(session, lease, kinds, targets):
         return True
     now = clock_of(session).now()
@@ -283,7 +289,7 @@ def take(
     now = clock_of(session).now()
     place = {kind: number for number, kind in enumerate(kinds)}
     files = files or FileLimits()
-    task = best_waiting(session, kinds, targets, now)
+    task = best_waiting(session, kinds, targets, now, untimed=UNTIMED)
     to_compile = next_to_compile(session, targets, files, now) if COMPILE in place else None
     if to_compile is not None and (task is None or (to_compile[0], place[COMPILE]) < (turn_of(task), place[task.kind])):
         task_id, charges = lease_builds(session, to_compile[1], targets, files, now)

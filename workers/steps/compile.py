@@ -7,7 +7,7 @@ from codegen.text.render_group import render_device
 from cukiln.types import StageSeconds
 from storage.database.sql import chunks
 from storage.entities.groups import kernels_of, load_group
-from storage.queue.new_tasks import COMPILE
+from storage.entities.task_kinds import COMPILE
 from storage.transitions.groups import (
     BUILDS_AT_ONCE,
     BuildOutcome,

@@ -26,8 +26,8 @@ from storage.database.tables import LIVE
 from storage.entities.heartbeats import drivers_of, is_paused, set_pause
 from storage.entities.jobs import load_problem
 from storage.entities.stage_times import PROBLEMS_AT_ONCE, Spent, add_seconds
+from storage.entities.task_kinds import COMPILE
 from storage.entities.verdicts import CPU, GPU
-from storage.queue.new_tasks import COMPILE
 from storage.queue.tasks import Lease, require_lease
 from storage.reports.progress import job_progress
 from storage.transitions.apply_verdicts import NextStep, Versions

@@ -18,8 +18,8 @@ from codegen.text.render_group import slice_digest
 from storage.entities.groups import NewBuild
 from storage.entities.jobs import JobProblem, JobStatus, candidates_of_job, job_state, problems_to_plan
 from storage.queue import losses
-from storage.queue.tasks import spend, yields
 from storage.transitions.apply_verdicts import NextStep
+from storage.transitions.charge_turns import spend
 from storage.transitions.pending_builds import (
     CANDIDATES_AT_ONCE,
     NewCandidate,
@@ -27,6 +27,7 @@ from storage.transitions.pending_builds import (
     end_plan,
     record_candidates,
 )
+from storage.transitions.take_work import yields
 from workers import wake_ups
 from workers.processes.stopwatch import Stopwatch
 from workers.steps.context import GiveUp, HandBack, StepContext

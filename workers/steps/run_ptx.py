@@ -21,8 +21,9 @@ from storage.entities.stage_times import add_seconds
 from storage.entities.verdicts import GPU, Verdict
 from storage.errors import BlobCorrupt, BlobMissing
 from storage.maintenance.damage import repair
-from storage.queue.tasks import require_lease, spend
+from storage.queue.tasks import require_lease
 from storage.transfer.imports import refuse_candidate
+from storage.transitions.charge_turns import spend
 from storage.transitions.take_work import yields_to_any
 from workers import wake_ups
 from workers.cpu import ptx as on_cpu

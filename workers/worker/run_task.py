@@ -13,6 +13,7 @@ from storage.database.database_errors import DATABASE_AWAY
 from storage.database.session import Database, Session
 from storage.entities import jobs
 from storage.entities.heartbeats import drain_device
+from storage.entities.task_kinds import grace_seconds
 from storage.errors import LostLease
 from storage.queue import tasks
 from storage.transitions import end_attempt, take_work
@@ -205,7 +206,7 @@ class LeaseKeeper:
             before = time.monotonic()
             try:
                 with self._database.write() as session:
-                    renewal = tasks.renew(session, self._lease, self._seconds)
+                    renewal = tasks.renew(session, self._lease, self._seconds, grace_seconds(self._lease.kind))
             except DATABASE_AWAY as error:
                 log.warning("lease of %s %s not renewed: %s", self._lease.kind, self._lease.ref, error)
                 if time.monotonic() > self._held_since + self._seconds - 2 * self._margin:

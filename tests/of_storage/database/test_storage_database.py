@@ -28,6 +28,7 @@ from storage.entities.candidates import candidates_of_problem
 from storage.entities.heartbeats import live_toolchains, register_toolchain
 from storage.entities.jobs import job_state
 from storage.entities.searches import search_entry
+from storage.entities.task_kinds import measure_ref
 from storage.entities.winners import Elsewhere, get_winners, measured_elsewhere, used_by
 from storage.errors import (
     BadCursor,
@@ -38,7 +39,6 @@ from storage.errors import (
     SchemaMissing,
 )
 from storage.queue import tasks
-from storage.queue.new_tasks import measure_ref
 from storage.reports.times import job_trace
 from storage.transitions import end_attempt, take_work
 from storage.transitions.end_jobs import finish_problem

@@ -19,10 +19,11 @@ from storage.database.sql import core
 from storage.database.tables import BuildRow, GroupRow, JobProblemRow, JobRow, MeasurementRow, VerdictRow
 from storage.entities.groups import NewBuild
 from storage.entities.jobs import problems_to_plan
+from storage.entities.task_kinds import PLAN, plan_ref
 from storage.entities.verdicts import CPU, GPU, NewVerdict, write_verdicts
 from storage.entities.winners import get_winners, publish_winner, withdraw_winner
 from storage.queue import tasks
-from storage.queue.new_tasks import PLAN, NewTask, add_tasks, plan_ref
+from storage.queue.new_tasks import NewTask, add_tasks
 from storage.transitions import take_work
 from storage.transitions.apply_verdicts import Versions
 from storage.transitions.pending_builds import NewCandidate, PlannedProblem, end_plan, record_candidates

@@ -13,11 +13,13 @@ from storage.database.session import Database
 from storage.database.tables import JobRow, TaskRow
 from storage.entities import jobs
 from storage.entities.heartbeats import live_toolchains, register_toolchain
+from storage.entities.task_kinds import parse_plan_ref, plan_ref
 from storage.errors import LostLease
 from storage.queue import losses, new_tasks, tasks
-from storage.queue.new_tasks import NewTask, parse_plan_ref, plan_ref
-from storage.queue.tasks import TURN_SECONDS, Lease, Renewal, spend
+from storage.queue.new_tasks import NewTask
+from storage.queue.tasks import TURN_SECONDS, Lease, Renewal
 from storage.transitions import accept, end_attempt, end_jobs, take_work
+from storage.transitions.charge_turns import spend
 from tests.support.fixtures.storage import TARGET, add_job, new_problem, plan_next, take_one
 from tests.support.processes.fresh_processes import FRESH
 from tests.support.run.fake_clock import FakeClock
@@ -194,16 +196,16 @@ def test_a_plan_task_gives_way_when_it_is_another_jobs_turn(database: Database) 
     add_job(database, count=64)
     lease = take_one(database, "plan")
     with database.read() as session:
-        assert not tasks.yields(session, lease, ["plan"])  # the rest of its own job waits
+        assert not take_work.yields(session, lease, ["plan"])  # the rest of its own job waits
     add_job(database, priority="low")
     with database.read() as session:
-        assert not tasks.yields(session, lease, ["plan"])
+        assert not take_work.yields(session, lease, ["plan"])
     add_job(database)
     with database.write() as session:
-        assert not tasks.yields(session, lease, ["plan"])
+        assert not take_work.yields(session, lease, ["plan"])
         spend(session, lease.job_id, TURN_SECONDS)
-        assert tasks.yields(session, lease, ["plan"])
-        assert not tasks.yields(session, lease, ["verify"])
+        assert take_work.yields(session, lease, ["plan"])
+        assert not take_work.yields(session, lease, ["verify"])
 
 
 def test_a_task_is_added_once_whatever_became_of_it(database: Database) -> None:

@@ -13,9 +13,9 @@ from cukiln.types import StageSeconds
 from storage.database.session import Database
 from storage.database.tables import BuildRow, JobProblemRow
 from storage.entities.jobs import load_problem
+from storage.entities.task_kinds import group_of_ref, measure_ref
 from storage.entities.verdicts import NewVerdict, known_verdicts
 from storage.errors import LostLease
-from storage.queue.new_tasks import group_of_ref, measure_ref
 from storage.transitions import end_attempt
 from storage.transitions.apply_verdicts import Followed, NextStep
 from storage.transitions.groups import builds_to_verify

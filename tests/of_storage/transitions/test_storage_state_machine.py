@@ -38,8 +38,9 @@ from storage.database.tables import (
 )
 from storage.entities.groups import kernels_of, load_group
 from storage.entities.heartbeats import register_toolchain
+from storage.entities.task_kinds import measure_ref, parse_plan_ref
 from storage.queue import losses, tasks
-from storage.queue.new_tasks import UNENDED, jobs_of, measure_ref, parse_plan_ref
+from storage.queue.new_tasks import UNENDED, jobs_of
 from storage.queue.tasks import Renewal
 from storage.transitions import accept, end_jobs, groups, measure, take_work
 from storage.transitions.measure import forget_group_library

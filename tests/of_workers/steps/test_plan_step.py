@@ -18,8 +18,8 @@ from storage.database.tables import CandidateRow, JobRow, TaskRow
 from storage.entities.groups import kernels_of, load_group
 from storage.entities.jobs import load_problem
 from storage.queue import tasks
-from storage.queue.tasks import spend
 from storage.transitions import accept, end_jobs, take_work
+from storage.transitions.charge_turns import spend
 from storage.transitions.groups import BuildOutcome, GroupFiles, complete_group, record_builds
 from tests.support.fixtures.queue import QueueWorld
 from tests.support.fixtures.storage import problem_ids

@@ -19,10 +19,11 @@ from storage.entities.stage_times import Spent, add_seconds
 from storage.entities.verdicts import NewVerdict
 from storage.errors import LostLease
 from storage.queue import tasks
-from storage.queue.tasks import Lease, Renewal, require_lease, spend
+from storage.queue.tasks import Lease, Renewal, require_lease
 from storage.transfer.withdrawals import find_broken_off
 from storage.transitions import end_attempt
 from storage.transitions.apply_verdicts import CandidateVerdict, NextStep, Versions
+from storage.transitions.charge_turns import spend
 from storage.transitions.end_jobs import expire_budgets, find_ended, finish_problem
 from storage.transitions.groups import (
     BuildOutcome,
