@@ -14,7 +14,7 @@ DEVICE = Path(__file__).parent / "device"
 PRIMITIVE_HEADERS = ("device.cuh", "convert.cuh", "warp.cuh", "async_copy.cuh", "matrix.cuh")
 EMULATION_HEADERS = (
     "cpu/barriers.h",
-    "cpu/twin.h",
+    "cpu/emulation.h",
     "cpu/async_copy.h",
     "cpu/convert.h",
     "cpu/warp.h",

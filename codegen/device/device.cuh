@@ -1,4 +1,4 @@
-// The primitives that kernels are written in, for the GPU. cpu/twin.h has the same names in plain C++.
+// The primitives that kernels are written in, for the GPU. cpu/emulation.h has the same names in plain C++.
 #pragma once
 
 namespace cukiln {

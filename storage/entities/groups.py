@@ -43,12 +43,12 @@ def kernels_of(group: Group) -> list[GroupKernel]:
 
 def compiled_for(session: Session, group_id: str) -> dict[str, float]:
     """The jobs that a group was compiled for, with the seconds that their builds had been pending."""
-    wanting, task = core(TaskJobRow).c, core(TaskRow).c
+    needed_by, task = core(TaskJobRow).c, core(TaskRow).c
     rows = session.execute(
-        select(wanting.job_id, wanting.waited_seconds)
-        .join(core(TaskRow), task.id == wanting.task_id)
+        select(needed_by.job_id, needed_by.waited_seconds)
+        .join(core(TaskRow), task.id == needed_by.task_id)
         .where(task.kind == COMPILE, task.ref == group_id)
-        .order_by(wanting.job_id)
+        .order_by(needed_by.job_id)
     )
     return dict(rows.all())
 

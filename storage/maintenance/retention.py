@@ -181,8 +181,8 @@ def _is_old_job(job: FromClause, before: float) -> ColumnElement[bool]:
 
 
 def _is_free_task(task: Table, before: float) -> ColumnElement[bool]:
-    wanting, job = core(TaskJobRow), core(JobRow).alias()
-    needed = exists().where(wanting.c.task_id == task.c.id, job.c.id == wanting.c.job_id, ~_is_old_job(job, before))
+    needed_by, job = core(TaskJobRow), core(JobRow).alias()
+    needed = exists().where(needed_by.c.task_id == task.c.id, job.c.id == needed_by.c.job_id, ~_is_old_job(job, before))
     return and_(task.c.state.not_in(UNENDED), func.coalesce(task.c.finished_at, task.c.created_at) < before, ~needed)
 
 

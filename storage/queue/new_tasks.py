@@ -90,10 +90,10 @@ def add_again(session: Session, tasks: Iterable[NewTask]) -> list[NewTask]:
             task, row = wanted[place], core(TaskRow)
             anew = {**waits_again(session, task_id, state), **_anew(session, task)}
             change(session, row, row.c.id == task_id, **anew)
-            wanting, job = core(TaskJobRow).c, core(JobRow).c
-            ended = select(job.id).where(job.id == wanting.job_id, job.finished_at.is_not(None)).exists()
+            needed_by, job = core(TaskJobRow).c, core(JobRow).c
+            ended = select(job.id).where(job.id == needed_by.job_id, job.finished_at.is_not(None)).exists()
             # Jobs that needed it until it ended so. Of a failed one, jobs that have not ended need it still.
-            had = (wanting.task_id == task_id) & (ended if state == "failed" else true())
+            had = (needed_by.task_id == task_id) & (ended if state == "failed" else true())
             change(session, TaskJobRow, had, wanted=False)
     add_jobs(session, [(id, job) for place, (id, _) in present.items() for job in wanted[place].jobs])
     add_tasks(session, (task for place, task in wanted.items() if place not in present))
@@ -121,8 +121,8 @@ def _insert_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
 def jobs_of(session: Session, task_id: int) -> tuple[str, ...]:
     """The jobs that need the task."""
     row = core(TaskJobRow).c
-    wanting = select(row.job_id).where(row.task_id == task_id, row.wanted).order_by(row.job_id)
-    return tuple(session.scalars(wanting))
+    needed_by = select(row.job_id).where(row.task_id == task_id, row.wanted).order_by(row.job_id)
+    return tuple(session.scalars(needed_by))
 
 
 def _present(session: Session, wanted: Mapping[Place, NewTask]) -> dict[Place, tuple[int, str]]:

@@ -106,13 +106,13 @@ def renew(session: Session, lease: Lease, lease_seconds: float, grace_seconds: f
         return Renewal.LOST
     if row.state != "leased":
         return Renewal.CANCELLED if row.state == "cancelled" else Renewal.LOST
-    wanting = exists().where(
+    needed_by = exists().where(
         TaskJobRow.task_id == lease.task_id,
         TaskJobRow.wanted,
         JobRow.id == TaskJobRow.job_id,
         or_(JobRow.deadline.is_(None), JobRow.deadline + grace_seconds > now),
     )
-    if grace_seconds < math.inf and not session.scalar(select(wanting)):
+    if grace_seconds < math.inf and not session.scalar(select(needed_by)):
         return Renewal.DEADLINE
     change(session, TaskRow, TaskRow.id == lease.task_id, lease_expires_at=now + lease_seconds)
     return Renewal.HELD
@@ -136,7 +136,7 @@ def complete(session: Session, lease: Lease) -> None:
     end_task(session, lease, {"state": "done", "finished_at": now, "lease_expires_at": None})
 
 
-def go_on_alone(session: Session, lease: Lease) -> None:
+def continue_alone(session: Session, lease: Lease) -> None:
     """Of a lost task that has done a part alone, or skipped it: the rest is done alone, too."""
     change(session, TaskRow, TaskRow.id == lease.task_id, losses=losses.TOGETHER)
 

@@ -80,8 +80,8 @@ def job_trace(session: Session, job_id: str) -> JobTrace | None:
 
 def attempts_for(session: Session, job: JobStatus, now: float) -> list[Attempted]:
     """The tasks that the job needed, with those attempts at them that were made while it did, in their order."""
-    wanting = select(TaskJobRow.task_id).where(TaskJobRow.job_id == job.id)
-    rows = session.execute(select(core(TaskRow)).where(TaskRow.id.in_(wanting)).order_by(TaskRow.id)).mappings()
+    needed_by = select(TaskJobRow.task_id).where(TaskJobRow.job_id == job.id)
+    rows = session.execute(select(core(TaskRow)).where(TaskRow.id.in_(needed_by)).order_by(TaskRow.id)).mappings()
     window = (job.created_at, now if job.finished_at is None else job.finished_at)
     attempted = []
     for row in rows:

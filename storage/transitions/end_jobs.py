@@ -97,15 +97,15 @@ def _end_plans(session: Session, job_id: str) -> None:
 def expire_budgets(session: Session) -> list[str]:
     """End the search of every job past its deadline; their ids. What has a verdict is finished, the rest skipped."""
     now = clock_of(session).now()
-    wanting = exists().where(
+    needed_by = exists().where(
         TaskJobRow.job_id == JobRow.id,
         TaskJobRow.wanted,
         TaskRow.id == TaskJobRow.task_id,
         TaskRow.kind.in_(SEARCH),
         TaskRow.state.in_(UNENDED),
     )
-    demanding = exists().where(PendingBuildRow.job_id == JobRow.id)
-    query = select(JobRow.id).where(JobRow.state == "running", JobRow.deadline <= now, or_(wanting, demanding))
+    has_pending = exists().where(PendingBuildRow.job_id == JobRow.id)
+    query = select(JobRow.id).where(JobRow.state == "running", JobRow.deadline <= now, or_(needed_by, has_pending))
     jobs = list(session.scalars(query.order_by(JobRow.id)))
     for job_id in jobs:
         end_tasks(session, job_id, SEARCH)
@@ -133,8 +133,8 @@ def find_ended(session: Session, *, all_jobs: bool = False) -> Part | None:
 
 def _pending_builds(session: Session, ended: ColumnElement[bool]) -> Part | None:
     """Of jobs that have ended or are out of time."""
-    demanding = exists().where(PendingBuildRow.job_id == JobRow.id)
-    job_id = session.scalar(select(JobRow.id).where(ended, demanding).limit(1))
+    has_pending = exists().where(PendingBuildRow.job_id == JobRow.id)
+    job_id = session.scalar(select(JobRow.id).where(ended, has_pending).limit(1))
     return None if job_id is None else lambda session: drop_pending_builds(session, job_id, CLEARED_AT_ONCE)
 
 
@@ -286,13 +286,13 @@ def give_up(session: Session, kind: str, ref: str, error: str) -> None:
 def end_tasks(session: Session, job_id: str, kinds: Sequence[str]) -> None:
     """The job needs no tasks of these kinds any more; what no other job needs is cancelled."""
     now = clock_of(session).now()
-    task, wanting = core(TaskRow).c, core(TaskJobRow).c
-    of_job = select(wanting.task_id).where(wanting.job_id == job_id, wanting.wanted)
+    task, needed_by = core(TaskRow).c, core(TaskJobRow).c
+    of_job = select(needed_by.task_id).where(needed_by.job_id == job_id, needed_by.wanted)
     unended = task.id.in_(of_job) & task.state.in_(UNENDED) & task.kind.in_(kinds)
     ids = list(session.scalars(select(task.id).where(unended)))
     for some in chunks(ids):
-        change(session, TaskJobRow, wanting.job_id == job_id, wanting.task_id.in_(some), wanted=False)
-        unwanted = task.id.in_(some) & ~exists().where(wanting.task_id == task.id, wanting.wanted)
+        change(session, TaskJobRow, needed_by.job_id == job_id, needed_by.task_id.in_(some), wanted=False)
+        unwanted = task.id.in_(some) & ~exists().where(needed_by.task_id == task.id, needed_by.wanted)
         # The token stays: `renew` reports to its worker that the task was cancelled, not lost.
         cancelled = session.execute(
             update(core(TaskRow))

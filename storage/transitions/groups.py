@@ -26,7 +26,7 @@ from storage.entities.groups import (
 from storage.entities.stage_times import Spent, by_phase, shares
 from storage.entities.verdicts import CPU, NewVerdict, known_verdicts, write_verdicts
 from storage.queue import losses
-from storage.queue.tasks import Lease, complete, go_on_alone, require_lease
+from storage.queue.tasks import Lease, complete, continue_alone, require_lease
 from storage.transitions.apply_verdicts import (
     VERDICTS_AT_ONCE,
     NextStep,
@@ -225,7 +225,7 @@ def skip_build(session: Session, lease: Lease, build: str) -> tuple[list[NextSte
     require_lease(session, lease)
     why = losses.why_skipped("while it was verified")
     touched = skip_lost(session, {build: why}, of_problems(asks_predicted()), VERDICTS_AT_ONCE)
-    go_on_alone(session, lease)
+    continue_alone(session, lease)
     return add_next_steps(session, touched), len(touched) >= VERDICTS_AT_ONCE
 
 
@@ -252,5 +252,5 @@ def complete_verified(
     change(session, GroupRow, GroupRow.id == lease.ref, verify_seconds=verify.model_dump())
     again = add_verification(session, unverified(session, [kernel.build for kernel in left]))
     if again and lease.is_alone:
-        go_on_alone(session, lease)
+        continue_alone(session, lease)
     return again

@@ -16,7 +16,7 @@ from storage.entities.stage_times import add_seconds
 from storage.entities.task_kinds import group_of_ref
 from storage.entities.verdicts import GPU, NewVerdict, write_verdicts, wrong_codes
 from storage.errors import LostLease
-from storage.queue.tasks import Lease, complete, go_on_alone, require_lease
+from storage.queue.tasks import Lease, complete, continue_alone, require_lease
 from storage.transitions.apply_verdicts import (
     VERDICTS_AT_ONCE,
     CandidateVerdict,
@@ -148,7 +148,7 @@ def complete_measured(
     if again and not results:
         change(session, TaskRow, TaskRow.id == lease.task_id, attempt=lease.attempt)
     if again and lease.is_alone:
-        go_on_alone(session, lease)
+        continue_alone(session, lease)
     return [NextStep(left[0].problem_id, "measure", device_class)] if again else []
 
 

@@ -1,5 +1,5 @@
 // One kernel for each primitive, or for a few that only make sense together. The same text runs on the GPU and on the
-// CPU twins; confirm_primitives.py feeds both the same inputs. Block i reads its inputs at `in` and writes its results at
+// CPU emulations; confirm_primitives.py feeds both the same inputs. Block i reads its inputs at `in` and writes its results at
 // `out`, each as many bytes further as one block takes.
 #pragma once
 

@@ -29,8 +29,8 @@ NVRTC = Path(__file__).resolve().parents[2] / "workers" / "compile" / "nvrtc" / 
 DEVICE_HEADERS = ("launch.h", "device.cuh", "convert.cuh", "warp.cuh", "async_copy.cuh", "matrix.cuh")
 CPU_HEADERS = (
     "cpu/fiber.h", "cpu/memory.h", "cpu/scheduler.h", "cpu/counts.h", "cpu/sites.h", "cpu/race.h", "cpu/banks.h",
-    "cpu/watch.h", "cpu/collective.h", "cpu/barriers.h", "launch.h", "cpu/twin.h", "cpu/async_copy.h", "cpu/convert.h",
-    "cpu/warp.h", "cpu/tensor_sums.h", "cpu/matrix.h", "cpu/grid.h", "cpu/harness.h",
+    "cpu/watch.h", "cpu/collective.h", "cpu/barriers.h", "launch.h", "cpu/emulation.h", "cpu/async_copy.h",
+    "cpu/convert.h", "cpu/warp.h", "cpu/tensor_sums.h", "cpu/matrix.h", "cpu/grid.h", "cpu/harness.h",
 )  # fmt: skip
 CPU_FLAGS = (
     "-std=c++17", "-O1", "-ftree-vectorize", "-march=native", "-ffp-contract=off", "-fPIC", "-fvisibility=hidden",

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -26,7 +29,7 @@ from tests.support.fixtures.service import Started
 from tests.support.processes.running import processes_of
 from tests.support.processes.server_processes import ServerProcess, WarmForkServer, start_process, warm_up
 from tests.support.run.each_run import every_other_run
-from tests.support.run.places import PROBE
+from tests.support.run.places import PROBE, ROOT
 from workers.supervisor import serve
 from workers.supervisor.start_checks import lock_folder
 
@@ -42,6 +45,7 @@ REQUEST = {
 # One thread would compute the whole tile, and no warp has one thread: rules reject it before any compile.
 SCHEDULE = {"tile_m": 16, "tile_n": 16, "tile_k": 8, "thread_m": 16, "thread_n": 16, "warp_m": 8, "stages": 1}
 REST = {"fragments": 1, "padding": 0, "unroll_k": 8, "min_blocks": 1, "raster": 0, "split": "none", "split_k": 1}
+BIN = Path(sys.executable).parent
 HOPELESS = {"schedules": [{**SCHEDULE, **REST}]}
 
 
@@ -93,6 +97,28 @@ def test_every_problem_gets_a_verified_winner(tuned: cukiln.Job) -> None:
         assert problem.verdicts == {"ok": 2}
         assert problem.winner.verified in ("cpu", "cpu-unconfirmed", "gpu")
         assert problem.seconds.compile.wall > 0
+
+
+def test_the_lines_of_the_readme_run_as_they_stand(service: str, tmp_path: Path) -> None:
+    """Once each, at this service's address."""
+    readme = (ROOT / "README.md").read_text().replace("http://127.0.0.1:8765", service)
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
+    (python,) = (block for language, block in blocks if language == "python")
+    (curl,) = (block for _, block in blocks if "curl -s" in block)
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": f"{BIN}:{os.environ['PATH']}"}
+
+    def run(*argv: str) -> str:
+        done = subprocess.run(
+            argv, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    out = run(sys.executable, "-c", python)
+    assert out.startswith("done {") and out.rstrip().endswith("workspace: 0 bytes"), out
+    assert '"state":"done"' in run("bash", "-euo", "pipefail", "-c", curl).replace(" ", "")
+    (library,) = (path for path in tmp_path.iterdir() if re.fullmatch("[0-9a-f]{64}", path.name))
+    assert hashlib.sha256(library.read_bytes()).hexdigest() == library.name
 
 
 def test_the_second_run_is_answered_from_the_cache(tuned: cukiln.Job, cli: Callable[..., tuple[int, str]]) -> None:

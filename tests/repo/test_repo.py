@@ -142,29 +142,6 @@ def test_every_path_a_page_names_exists(page: Path) -> None:
         assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 
-def test_the_readmes_python_runs_as_far_as_its_names() -> None:
-    import cukiln
-
-    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    tree = ast.parse(block)
-    attributes = {
-        node.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "cukiln"
-    }
-    methods = {
-        node.func.attr
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
-        and isinstance(node.func.value, ast.Name)
-        and node.func.value.id == "client"
-    }
-    assert attributes and methods
-    assert all(hasattr(cukiln, name) for name in attributes)
-    assert all(hasattr(cukiln.Client, name) for name in methods)
-
-
 # ---- docs/architecture.md
 
 

@@ -39,7 +39,7 @@ KERNEL_CPU_SECONDS = 10.0
 # Wall time only backs the CPU limit up (a sanitised kernel, a damaged child), so it may be generous on a busy machine.
 KERNEL_WALL_SECONDS = 60.0
 SANITIZER_EXIT = 86  # distinguishes the sanitizer's end of a child from Python's
-MAX_WORDS = 2000  # characters of a dead child's stderr that a verdict keeps
+MAX_MESSAGE_CHARACTERS = 2000  # characters of a dead child's stderr that a verdict keeps
 CHILD = "workers.cpu.run"
 # One BLAS thread: the references are small, and the CPU limit counts the time of every thread.
 CHILD_ENVIRONMENT = {
@@ -238,7 +238,7 @@ def _death(running: str | None, finished: Finished, limits: Limits) -> CpuVerdic
         raise InfrastructureError(reason, stalled=finished.stalled)
     # Python ends with 1 after an exception: the plan or the machine failed, and that says nothing about the kernel.
     if running is None or finished.returncode == 1:
-        raise InfrastructureError(f"the child that runs kernels failed: {words[-MAX_WORDS:]}")
+        raise InfrastructureError(f"the child that runs kernels failed: {words[-MAX_MESSAGE_CHARACTERS:]}")
     verdict: Verdict = "runtime_error"
     if finished.ended_by in ("wall", "cpu"):
         verdict, message = "run_timeout", f"still running after {finished.wall_seconds:.1f} s"
@@ -248,11 +248,11 @@ def _death(running: str | None, finished: Finished, limits: Limits) -> CpuVerdic
         # The report from its first line with an error on.
         starts = [at for mark in ("ERROR: AddressSanitizer", "runtime error:") if (at := words.find(mark)) >= 0]
         start = words.rfind("\n", 0, min(starts)) + 1 if starts else 0
-        message = f"sanitizer: {words[start : start + MAX_WORDS]}"
+        message = f"sanitizer: {words[start : start + MAX_MESSAGE_CHARACTERS]}"
     elif finished.returncode < 0:
-        message = f"the process ended with signal {-finished.returncode}: {words[-MAX_WORDS:]}"
+        message = f"the process ended with signal {-finished.returncode}: {words[-MAX_MESSAGE_CHARACTERS:]}"
     else:
-        message = f"the process ended with exit status {finished.returncode}: {words[-MAX_WORDS:]}"
+        message = f"the process ended with exit status {finished.returncode}: {words[-MAX_MESSAGE_CHARACTERS:]}"
     details = limits.as_details(finished.ended_by)
     return CpuVerdict(running, verdict, message, details, finished.wall_seconds, finished.cpu_seconds)
 

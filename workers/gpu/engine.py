@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.config.own_modules import CHILD
-from workers.cpu.verify import MAX_WORDS
+from workers.cpu.verify import MAX_MESSAGE_CHARACTERS
 from workers.gpu.interface import Device, DriverTooOld, GpuMissing
 from workers.gpu.lease import lease_file
 from workers.gpu.measure_on_gpu import Outcome, child_environment, run_gpu_task, shared_folders
@@ -31,7 +31,7 @@ def probe(module: str, processes: Processes, limits: Limits) -> list[Device]:
     if "gone" in answers:
         raise (DriverTooOld if answers.get("too_old") else GpuMissing)(answers["gone"])
     if "devices" not in answers:
-        raise InfrastructureError(f"listing the GPUs failed: {finished.text().strip()[-MAX_WORDS:]}")
+        raise InfrastructureError(f"listing the GPUs failed: {finished.text().strip()[-MAX_MESSAGE_CHARACTERS:]}")
     return [Device.from_dict(device) for device in answers["devices"]]
 
 

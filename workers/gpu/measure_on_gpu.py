@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from storage.config.own_modules import CHILD
-from workers.cpu.verify import CHILD_ENVIRONMENT, MAX_WORDS
+from workers.cpu.verify import CHILD_ENVIRONMENT, MAX_MESSAGE_CHARACTERS
 from workers.gpu.interface import Device
 from workers.gpu.lease import LeaseRefused, make_folder
 from workers.gpu.task import VENDOR, CandidateResult, GpuTask
@@ -308,9 +308,9 @@ class _GpuChildren:
 
     def _settle(self, life: Life, finished: Finished) -> None:
         """What the end of a child says. Raises GpuGone and InfrastructureError."""
-        words = finished.stderr.decode("utf-8", "replace").strip()[-MAX_WORDS:]
+        words = finished.stderr.decode("utf-8", "replace").strip()[-MAX_MESSAGE_CHARACTERS:]
         if life.failed is not None:
-            raise InfrastructureError(f"the child that uses the GPU failed: {life.failed[-MAX_WORDS:]}")
+            raise InfrastructureError(f"the child that uses the GPU failed: {life.failed[-MAX_MESSAGE_CHARACTERS:]}")
         if not life.ready:
             self._never_ready(life, finished, words)
             return

@@ -32,7 +32,7 @@ from workers.gpu.interface import Device, require_driver
 
 SCHEMA = 1
 BUNDLE_FILE, LIBRARIES = "bundle.json", "lib"
-MAX_WORDS = 5  # of what is wrong with a file, how much is said
+MAX_FAULTS = 5  # of what is wrong with a file, how much is said
 
 Digest = Annotated[StrictStr, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -126,7 +126,7 @@ def require_library(path: Path, digest: str) -> None:
 def words_of(error: ValidationError) -> str:
     """What is wrong, field by field, in one line."""
     entries = error.errors(include_url=False, include_input=False)
-    words = [f"{'.'.join(map(str, entry['loc'])) or 'the whole'}: {entry['msg']}" for entry in entries[:MAX_WORDS]]
+    words = [f"{'.'.join(map(str, entry['loc'])) or 'the whole'}: {entry['msg']}" for entry in entries[:MAX_FAULTS]]
     more = len(entries) - len(words)
     return "; ".join(words) + (f"; and {more} more" if more > 0 else "")
 

@@ -90,7 +90,7 @@ class InfrastructureError(ProcessError):
 # It makes the folder itself: there is no moment in which the folder stands without it. The pipe on its stdin ends with
 # the last process that holds the other end. What the owner's children still write in their last moment keeps `rm` from
 # removing a folder.
-UNDERTAKER = """
+CLEANER = """
 trap "" HUP INT PIPE TERM
 mkdir -m "$2" -- "$1" || exit
 echo made 2>/dev/null
@@ -127,7 +127,7 @@ class Processes:
         self._lock = threading.RLock()
         self._root: Path | None = None
         self._owner = 0
-        self._undertaker: subprocess.Popen[bytes] | None = None
+        self._cleaner: subprocess.Popen[bytes] | None = None
         self._means: Means | None = None
         self._server: ForkServer | None = None
         self._warm: ForkServer | None = None
@@ -342,38 +342,38 @@ class Processes:
             server.stop()
         self._warm = self._server = None
         with self._lock:
-            undertaker, self._undertaker, self._root = self._undertaker, None, None
-            if undertaker is None or self._owner != os.getpid():
+            cleaner, self._cleaner, self._root = self._cleaner, None, None
+            if cleaner is None or self._owner != os.getpid():
                 return
-        assert undertaker.stdin is not None
-        undertaker.stdin.close()
-        undertaker.wait()
+        assert cleaner.stdin is not None
+        cleaner.stdin.close()
+        cleaner.wait()
 
     def _private_root(self) -> Path:
         with self._lock:
-            # A forked worker must not use its parent's folder: its undertaker watches the parent.
+            # A forked worker must not use its parent's folder: its cleaner watches the parent.
             if self._root is None or self._owner != os.getpid() or not self._root.is_dir():
                 root = (self._parent or Path(tempfile.gettempdir())) / f"cukiln-{uuid4().hex[:16]}"
                 # Of a child's own user it has to be passed.
                 mode = "711" if self.means.users and not self.means.namespaces else "700"
-                undertaker = subprocess.Popen(
-                    [_tool("sh"), "-c", UNDERTAKER, "undertaker", str(root), mode],
+                cleaner = subprocess.Popen(
+                    [_tool("sh"), "-c", CLEANER, "cleaner", str(root), mode],
                     env={"PATH": _SYSTEM_PATH},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-                assert undertaker.stdin and undertaker.stdout
-                with undertaker.stdout as stdout:
+                assert cleaner.stdin and cleaner.stdout
+                with cleaner.stdout as stdout:
                     output = stdout.read()
                 if output != b"made\n":
-                    undertaker.stdin.close()
-                    undertaker.wait()
+                    cleaner.stdin.close()
+                    cleaner.wait()
                     root.mkdir()  # raises what kept it from doing so
                     root.rmdir()
                     raise OSError(errno.EAGAIN, f"no folder was made: {output.decode(errors='replace')}")
-                self._root, self._owner, self._undertaker = root, os.getpid(), undertaker
+                self._root, self._owner, self._cleaner = root, os.getpid(), cleaner
             return self._root
 
 

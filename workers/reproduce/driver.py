@@ -27,7 +27,7 @@ AGREES, DIFFERS, CANNOT = "AGREES ", "DIFFERS", "CANNOT "
 NVRTC = "nvrtc/nvrtc"
 """In the folder of a candidate that NVRTC compiled: what is run in nvcc's place."""
 CHILD_SECONDS = 600.0  # of the process that runs the kernel
-MAX_WORDS = 1500  # characters of what a tool said that are shown
+MAX_MESSAGE_CHARACTERS = 1500  # characters of what a tool said that are shown
 # What no second run can repeat, because it comes from the machine and its limits.
 NOT_REPEATABLE = ("compile_timeout", "run_timeout", "skipped")
 
@@ -151,7 +151,7 @@ def build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, str
             check=False,
             env=environment,
         )
-        words = done.stdout[-MAX_WORDS:].strip()
+        words = done.stdout[-MAX_MESSAGE_CHARACTERS:].strip()
         match cause_of(signed(done.returncode), done.stdout):
             case "machine":
                 return None, f"{compiler.program} was ended by this machine, not by the kernel: {words}"
@@ -254,11 +254,12 @@ def _run_child(folder: Path, venue: str, device: int) -> dict[str, Any]:
     if done.returncode == 0 and lines:
         outcome: dict[str, Any] = json.loads(lines[-1])
         return outcome
+    message = done.stderr.strip()[-MAX_MESSAGE_CHARACTERS:]
     if cause_of(done.returncode, done.stderr) == "machine":
-        return {"cannot": f"the child was ended by this machine: {done.stderr.strip()[-MAX_WORDS:] or done.returncode}"}
+        return {"cannot": f"the child was ended by this machine: {message or done.returncode}"}
     if done.returncode < 0:
         return {"verdict": "runtime_error", "message": f"the process died of signal {-done.returncode}"}
-    return {"cannot": f"the child failed: {done.stderr.strip()[-MAX_WORDS:]}"}
+    return {"cannot": f"the child failed: {message}"}
 
 
 def _on_cpu(folder: Path) -> dict[str, Any]:

@@ -212,7 +212,7 @@ class LeaseKeeper:
                 if time.monotonic() > self._held_since + self._seconds - 2 * self._margin:
                     why = "its lease could not be renewed in time"
                     log.error("%s %s is abandoned: %s", self._lease.kind, self._lease.ref, why)
-                    os._exit(1)  # what it started ends with it, and its undertaker after that
+                    os._exit(1)  # what it started ends with it, and its cleaner after that
                 renew_at = time.monotonic() + _RETRY_SECONDS
                 continue
             if renewal is not tasks.Renewal.HELD:

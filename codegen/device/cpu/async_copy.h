@@ -5,7 +5,7 @@
 // a missing wait and a wait for too few groups all show.
 #pragma once
 
-#include "twin.h"
+#include "emulation.h"
 
 namespace cukiln {
 namespace cpu {

@@ -1,7 +1,7 @@
 // Collectives: what a warp does together (mma, ldmatrix, shuffles, votes, warp_barrier). Each lane brings its arguments
 // and waits; the last one carries the operation out for all 32 and then all go on.
 //
-// How to write the twin of a warp-wide primitive:
+// How to write the emulation of a warp-wide primitive:
 //
 //   struct ShuffleXor {
 //     static constexpr const char* name = "shuffle_xor";  // what a person calls it: for messages

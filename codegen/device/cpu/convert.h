@@ -1,7 +1,7 @@
 // The primitives of convert.cuh in plain C++.
 #pragma once
 
-#include "twin.h"
+#include "emulation.h"
 
 namespace cukiln {
 

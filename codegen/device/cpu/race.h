@@ -55,8 +55,8 @@ inline size_t cell_count = 0;
 constexpr size_t max_words = max_shared_bytes / 4;
 
 // What barriers do to the clocks of the warps that come to them.
-void release_clock(int warp, Clock& told);
-void acquire_clock(int warp, const Clock& told);
+void release_clock(int warp, Clock& clock);
+void acquire_clock(int warp, const Clock& clock);
 void join_lanes(int warp);
 
 #if defined(CUKILN_RUNTIME)
@@ -94,17 +94,17 @@ inline void start_clocks() {
   any_split = false;
 }
 
-// All lanes of the warp have come to a barrier, and what they did before is told to `told`.
-void release_clock(int warp, Clock& told) {
+// All lanes of the warp have come to a barrier, and what they did before is in `clock`.
+void release_clock(int warp, Clock& clock) {
   ++epochs[warp];
   for (int i = 0; i < warp_count; ++i)
-    if (told.seen[i] < clocks[warp].seen[i]) told.seen[i] = clocks[warp].seen[i];
-  told.seen[warp] = epochs[warp];
+    if (clock.seen[i] < clocks[warp].seen[i]) clock.seen[i] = clocks[warp].seen[i];
+  clock.seen[warp] = epochs[warp];
 }
 
-void acquire_clock(int warp, const Clock& told) {
+void acquire_clock(int warp, const Clock& clock) {
   for (int i = 0; i < warp_count; ++i)
-    if (clocks[warp].seen[i] < told.seen[i]) clocks[warp].seen[i] = told.seen[i];
+    if (clocks[warp].seen[i] < clock.seen[i]) clocks[warp].seen[i] = clock.seen[i];
   refresh_least(clocks[warp]);
 }
 

@@ -1,7 +1,7 @@
 // The shuffles, votes and additions of warp.cuh in plain C++.
 #pragma once
 
-#include "twin.h"
+#include "emulation.h"
 
 namespace cukiln {
 namespace cpu {

@@ -132,13 +132,13 @@ def rules(
     p: AttentionProblem, schedule: Schedule, target: Target, workspace_limit: int | None = None
 ) -> Accepted | Rejected:
     """Whether a schedule can work and is worth compiling."""
-    judged = _judged(p, schedule.as_dict(), target, workspace_limit)
-    if isinstance(judged, Rejected) and judged.rule == "registers":
-        return Rejected("registers", f"{judged.message}. {_fitting(p, target)}")
-    return judged
+    checked = _checked(p, schedule.as_dict(), target, workspace_limit)
+    if isinstance(checked, Rejected) and checked.rule == "registers":
+        return Rejected("registers", f"{checked.message}. {_fitting(p, target)}")
+    return checked
 
 
-def _judged(
+def _checked(
     p: AttentionProblem, t: Mapping[str, Any], target: Target, workspace_limit: int | None
 ) -> Accepted | Rejected:
     tile_q, tile_kv, warps, band = (int(t[name]) for name in ("tile_q", "tile_kv", "warps", "band"))
@@ -219,14 +219,14 @@ def _fitting(p: AttentionProblem, target: Target) -> str:
         packed: dict[str, Value] = {"packing": way} if way != "none" else {}
         own: dict[str, Value] = {"tile_q": tile_q, "warps": warps, "tile_kv": PIECE, "q_in": "shared", **packed}
         t = completed(own, TUNABLES).as_dict()
-        judged = _judged(p, t, target, None)
-        if not isinstance(judged, Rejected):
+        checked = _checked(p, t, target, None)
+        if not isinstance(checked, Rejected):
             named = ", ".join(f"{name} = {value}" for name, value in own.items())
             return f"{named} is accepted, with about {_registers(p, t)}"
-        tried.append((_registers(p, t), judged))
-    needed, judged = min(tried, key=lambda one: one[0])
+        tried.append((_registers(p, t), checked))
+    needed, checked = min(tried, key=lambda one: one[0])
     if needed <= target.registers_per_thread:
-        return f"No schedule of tile_kv = {PIECE} and q_in = shared is accepted: {judged.message}"
+        return f"No schedule of tile_kv = {PIECE} and q_in = shared is accepted: {checked.message}"
     return f"No schedule fits: 16 queries of a warp and tile_kv = {PIECE} need {needed}"
 
 

@@ -363,13 +363,13 @@ struct Warp {
           for (int e = 0; e < 2; ++e) most = maximum(most, scores[i][j][half * 2 + e]);
         most = maximum(most, shuffle_xor(most, 1));
         most = maximum(most, shuffle_xor(most, 2));
-        tell(exchange, i, half, most);
+        write(exchange, i, half, most);
       }
   }
-  __device__ __forceinline__ void tell(float* exchange, int piece, int half, float value) const {
+  __device__ __forceinline__ void write(float* exchange, int piece, int half, float value) const {
     if (lane() % 4 == 0) store_shared<1>(exchange + part * C::tile_q + row(piece, half), Vector<float, 1>{{value}});
   }
-  __device__ __forceinline__ float told(const float* exchange, int other, int piece, int half) const {
+  __device__ __forceinline__ float read(const float* exchange, int other, int piece, int half) const {
     return load_shared<1>(exchange + other * C::tile_q + row(piece, half)).data[0];
   }
 
@@ -380,9 +380,9 @@ struct Warp {
     for (int i = 0; i < pieces; ++i)
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float most = told(exchange, 0, i, half);
+        float most = read(exchange, 0, i, half);
 #pragma unroll
-        for (int other = 1; other < C::warps_vo; ++other) most = maximum(most, told(exchange, other, i, half));
+        for (int other = 1; other < C::warps_vo; ++other) most = maximum(most, read(exchange, other, i, half));
         const float now = maximum(greatest[i][half], most * arguments.to_bits);
         const float subtracted = now == -attention::infinity() ? 0.0f : now;  // where nothing is seen yet
         const float factor = cukiln::exp2(greatest[i][half] - subtracted);
@@ -436,13 +436,13 @@ struct Warp {
         float own = total[i][half];
         own += shuffle_xor(own, 1);
         own += shuffle_xor(own, 2);
-        tell(exchange, i, half, own);
+        write(exchange, i, half, own);
       }
   }
   __device__ __forceinline__ float whole_total(const float* exchange, int piece, int half) const {
-    float whole = told(exchange, 0, piece, half);
+    float whole = read(exchange, 0, piece, half);
 #pragma unroll
-    for (int other = 1; other < C::warps_vo; ++other) whole += told(exchange, other, piece, half);
+    for (int other = 1; other < C::warps_vo; ++other) whole += read(exchange, other, piece, half);
     return whole;
   }
 };

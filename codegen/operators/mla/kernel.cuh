@@ -119,7 +119,7 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
     if (warp.needs_mask(begin)) warp.mask(begin);
     warp.tell_greatest(exchange);
     feed.keep(reading);
-    __syncthreads();  // all warps have told their greatest scores
+    __syncthreads();  // all warps have written their greatest scores
     warp.weigh(arguments, exchange, weights);
     __syncthreads();  // all weights are there
     warp.add_values(weights, attention::stage_at<K>(ring, reading));  // stage: added values
@@ -128,7 +128,7 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
   }
   warp.tell_total(exchange);
   if constexpr (!splits_keys<C>) cp_async_wait<C::stages - 2>();
-  __syncthreads();  // all warps have told their totals, and Q has landed where there was no tile: out may take its place
+  __syncthreads();  // all warps have written their totals, and Q has landed where there was no tile: out may take its place
   if constexpr (splits_keys<C>) {
     write_partial<C>(arguments, sequence, warp, exchange);
   } else {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,17 @@ from storage.database.session import Database
 from storage.database.tables import JobRow, TaskRow
 from storage.entities import jobs
 from storage.entities.heartbeats import live_toolchains, register_toolchain
-from storage.entities.task_kinds import parse_plan_ref, plan_ref
+from storage.entities.task_kinds import (
+    COMPARE,
+    COMPILE,
+    FINISH,
+    MEASURE,
+    PLAN,
+    VERIFY,
+    grace_seconds,
+    parse_plan_ref,
+    plan_ref,
+)
 from storage.errors import LostLease
 from storage.queue import losses, new_tasks, tasks
 from storage.queue.new_tasks import NewTask
@@ -335,6 +346,16 @@ def test_renew_says_why_a_lease_is_over(database: Database, clock: FakeClock) ->
         assert tasks.renew(session, planning, 60) is Renewal.HELD
         clock.advance(1)
         assert tasks.renew(session, planning, 60) is Renewal.DEADLINE
+        assert tasks.renew(session, planning, 60, grace_seconds=0.5) is Renewal.HELD
+        clock.advance(0.5)
+        assert tasks.renew(session, planning, 60, grace_seconds=0.5) is Renewal.DEADLINE
+        assert tasks.renew(session, planning, 60, grace_seconds=math.inf) is Renewal.HELD
+
+
+def test_work_on_a_group_may_end_a_little_later_than_its_job_and_finishing_whenever() -> None:
+    grace = {kind: grace_seconds(kind) for kind in (PLAN, COMPILE, VERIFY, MEASURE, COMPARE, FINISH)}
+    assert grace[PLAN] == grace[COMPARE] == 0.0 < grace[COMPILE] == grace[VERIFY] == grace[MEASURE] < 10.0
+    assert grace[FINISH] == math.inf
 
 
 def test_the_first_lease_starts_the_job_and_its_budget(database: Database, clock: FakeClock) -> None:

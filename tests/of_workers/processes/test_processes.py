@@ -214,7 +214,7 @@ def test_a_sigkilled_caller_leaves_neither_processes_nor_files(tmp_path: Path, i
 
 @pytest.mark.parametrize("reads", [True, False], ids=["afterwards", "before it is sent"])
 def test_a_folder_is_gone_with_a_caller_that_dies_while_it_is_made(tmp_path: Path, reads: bool) -> None:
-    command = ["sh", "-c", processes_module.UNDERTAKER, "undertaker", str(tmp_path / "folder"), "700"]
+    command = ["sh", "-c", processes_module.CLEANER, "cleaner", str(tmp_path / "folder"), "700"]
     ours, its = os.pipe()
     if not reads:
         os.close(ours)

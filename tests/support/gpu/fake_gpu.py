@@ -439,7 +439,7 @@ def _build(kernels: Sequence[Kernel]) -> dict[str, ctypes.CDLL]:
         text = render_cpu(missing) + _ANNOUNCE
         library = folder / f"{_digest(made_by + text)}.so"
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
-            source, made = Path(temporary, "twin.cpp"), Path(temporary, "twin.so")
+            source, made = Path(temporary, "emulation.cpp"), Path(temporary, "emulation.so")
             source.write_text(text, encoding="utf-8")
             command = ["g++", *CPU_FLAGS, "-o", str(made), str(source), "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
