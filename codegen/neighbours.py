@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from codegen.dtypes import dtype
 from codegen.errors import CodegenError
 from codegen.identity import signature_id
 from codegen.operator import Operator
@@ -39,7 +38,7 @@ class Extents:
     def of(cls, kind: Operator, problem: Problem) -> "Extents":
         operands = kind.operands(problem)
         axes = tuple(tuple(max(1, length) for length in reversed(operand.shape)) for operand in operands)
-        return cls(axes, tuple(operand.elements * dtype(operand.dtype).bytes for operand in operands))
+        return cls(axes, tuple(operand.bytes for operand in operands))
 
 
 def place_of(kind: Operator, problem: Problem) -> Place:

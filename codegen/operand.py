@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from codegen.dtypes import dtype as type_of
+
 
 def packed_strides(shape: Sequence[int]) -> tuple[int, ...]:
     """Of a C-contiguous array."""
@@ -31,6 +33,11 @@ class Operand:
         if 0 in self.shape:
             return 0
         return 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+
+    @property
+    def bytes(self) -> int:
+        """Of all its elements, and of what lies between them."""
+        return self.elements * type_of(self.dtype).bytes
 
     @property
     def contiguous(self) -> bool:

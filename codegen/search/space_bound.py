@@ -6,8 +6,6 @@ from codegen.errors import SpaceTooLarge
 from codegen.search.search import Search
 from codegen.search.space import SearchSpace
 
-_WHAT_TO_DO = "give a limit, which samples them, or shorter lists"
-
 
 def require_bounded(space: SearchSpace, search: Search, most: int) -> None:
     """Raises SpaceTooLarge where a search without a limit has more than `most` schedules. Nothing is enumerated."""
@@ -17,7 +15,7 @@ def require_bounded(space: SearchSpace, search: Search, most: int) -> None:
         field, made, to_do = "search.schedules", "", "give a limit, which samples them, or a shorter list"
     else:
         field = "search.tunables" if search.tunables is not None else "search.level"
-        made, to_do = f" ({lists_in_words(space)})", _WHAT_TO_DO
+        made, to_do = f" ({lists_in_words(space)})", "give a limit, which samples them, or shorter lists"
     raise SpaceTooLarge(
         f"the search has {space.size:,} schedules{made}; at most {most:,} are looked at without a limit: {to_do}",
         field=field,

@@ -11,7 +11,7 @@ from sqlalchemy import select
 
 from cukiln.types import Job
 from storage.database.tables import CandidateRow, GroupRow, JobProblemRow
-from tests.integration.test_single_flight import Cluster, probe, started
+from tests.integration.clusters import Cluster, probe, started
 from tests.support.fixtures.compile import compiled_in_this_run
 from tests.support.fixtures.queue import make_world, wait_for
 from tests.support.run.each_run import every_other_run, one_each_run

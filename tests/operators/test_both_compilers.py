@@ -12,8 +12,8 @@ import pytest
 
 from codegen.kernel import Kernel
 from codegen.operators import operator
+from tests.operators.harness.every_operator import FOLDER, declared_in
 from tests.operators.harness.machine_code import Claim, Code, codes_of
-from tests.operators.test_every_operator import FOLDER, declared_in
 from tests.support.run.each_run import rows_using, some_each_run
 from workers.compile.toolchain import Toolchain, find_toolchain
 from workers.processes.processes import Processes

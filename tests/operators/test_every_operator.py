@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import random
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +10,7 @@ import pytest
 from codegen.kernel import Kernel
 from codegen.operators import operators
 from cukiln.client import Client
-from tests.operators.harness.declarations import Declarations
+from tests.operators.harness.every_operator import DECLARED, FOLDER, declared_in
 from tests.operators.harness.jobs import client, problem_of_each_run, problems_of, require_failures, require_winners
 from tests.operators.harness.verifications import kernels_of, of_every_class, seconds, ways
 from tests.support.kernels.cpu_helpers import verify
@@ -22,18 +19,9 @@ from tests.support.run.each_run import every_other_run
 from tests.support.run.places import ROOT
 
 __all__ = ["client"]
-FOLDER = Path(__file__).parent
 PACKAGED = sorted(name for name, op in operators().items() if str(op.folder).startswith(str(ROOT / "codegen")))
-MODULES = sorted(path for path in FOLDER.glob("*/test_*.py") if path.stem == f"test_{path.parent.name}")
 
 
-def declared_in(modules: Sequence[Path]) -> list[Declarations]:
-    """Of all modules that have any."""
-    imported = [importlib.import_module(f"tests.operators.{path.parent.name}.{path.stem}") for path in modules]
-    return [declared for module in imported for declared in getattr(module, "DECLARED", ())]
-
-
-DECLARED: dict[str, Declarations] = {declared.operator: declared for declared in declared_in(MODULES)}
 WITH_JOBS = [name for name, declared in DECLARED.items() if declared.job is not None]
 
 

@@ -14,7 +14,7 @@ from codegen.kernel import Kernel
 from codegen.operators.matmul.ring_space import LACKING
 from tests.operators.conv2d.convolutions import LAYOUTS
 from tests.operators.conv2d.kernels import ALIGNS, Kernels
-from tests.operators.conv2d.test_conv2d_ring import AHEAD, RINGS, SPLIT_AHEAD
+from tests.operators.conv2d.ring_schedules import AHEAD, RINGS, SPLIT_AHEAD
 from tests.operators.matmul import test_ring as of_matmul
 from tests.support.kernels.cpu_helpers import verify
 

@@ -19,9 +19,9 @@ import pytest
 from codegen.kernel import Kernel
 from codegen.operators import operator
 from tests.operators.harness.every_form import WITH_DECLARATIONS, declarations_of, forms
+from tests.operators.harness.every_operator import DECLARED
 from tests.operators.harness.verifications import kernels_of, of_every_class, seconds
 from tests.operators.reduce import random_cases as reductions
-from tests.operators.test_every_operator import DECLARED
 from tests.support.kernels.ptx_mutants import Mutant, mutants_of, ptx_of, sample, verdict_of
 from tests.support.kernels.random_cases import seed_of_this_run
 from tests.support.run.each_run import some_each_run

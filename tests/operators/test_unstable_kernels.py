@@ -21,10 +21,10 @@ from codegen.run_once import of_purpose
 from codegen.search.schedule import Schedule
 from tests.mutants.subjects import SUBJECTS
 from tests.operators.attention import kernels as attentions
+from tests.operators.harness.every_operator import DECLARED
 from tests.operators.harness.verifications import seconds
 from tests.operators.mla import kernels as latents
 from tests.operators.rows.kernels import kernel as row_kernel
-from tests.operators.test_every_operator import DECLARED
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
 from tests.support.kernels.mutant_runs import AS_IT_IS, verify_mutants
 from tests.support.kernels.mutants import changed, mutants, switched_operator

@@ -309,6 +309,12 @@ def test_tests_import_no_private_names() -> None:
     assert private == []
 
 
+def test_no_test_imports_from_a_file_of_tests() -> None:
+    """What several need is in a module beside them, or in `tests/support`."""
+    imports = re.compile(r"^ *(?:from|import) tests\.[\w.]*\btest_\w+", re.MULTILINE)
+    assert [str(path) for path in sorted(ROOT.glob("tests/**/*.py")) if imports.search(path.read_text())] == []
+
+
 FORBIDDEN = [
     ("codegen", "storage.database.tables"),
     ("codegen", "subprocess"),

@@ -156,8 +156,7 @@ class CpuLibrary:
         shapes that are touched of them."""
         tensors = []
         for number, operand in enumerate(operands):
-            size = operand.elements * dtype(operand.dtype).bytes
-            memory = self._memory(operand.name, size, alignment_of(operand), writable=operand.role == "out")
+            memory = self._memory(operand.name, operand.bytes, alignment_of(operand), writable=operand.role == "out")
             tensors.append(Tensor(operand, memory, sparse=sparse[number].shape if sparse else None))
         return tensors
 

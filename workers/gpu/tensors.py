@@ -166,11 +166,6 @@ def workspace(gpu: Gpu, size: int, *, verifying: bool) -> DeviceTensor | None:
     return DeviceTensor(gpu, operand, guard=guard, alignment=alignment)
 
 
-def bytes_of(operands: Sequence[Operand]) -> int:
-    """Of one set of operands."""
-    return sum(operand.elements * dtype(operand.dtype).bytes for operand in operands)
-
-
 def on_device(gpu: Gpu, inputs: Mapping[str, np.ndarray[Any, Any]], operands: Sequence[Operand]) -> dict[str, Array]:
     """Host inputs, as `Operator.make_inputs` gives them, in the GPU's memory, of their logical shapes."""
     types = {operand.name: stored_as(operand.dtype) for operand in operands}

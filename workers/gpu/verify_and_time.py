@@ -25,7 +25,7 @@ from workers.gpu.interface import Device, Gpu, KernelLibrary
 from workers.gpu.libraries import Call
 from workers.gpu.samplers import RotatingSampler, SampleCost, alone, cost_of_samples, warm_up
 from workers.gpu.sampling import Sampling, sample_until_tight
-from workers.gpu.tensors import DeviceTensor, Operands, bytes_of, on_device, workspace
+from workers.gpu.tensors import DeviceTensor, Operands, on_device, workspace
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,7 @@ def set_count(device: Device, one_set: int) -> tuple[int, bool]:
 def operand_sets(gpu: Gpu, operator: Operator, problem: Problem, prepared: Prepared) -> OperandSets:
     """Raises MemoryError."""
     operands = operator.operands(problem)
-    count, cold = set_count(gpu.device, bytes_of(operands))
+    count, cold = set_count(gpu.device, sum(operand.bytes for operand in operands))
     sets = tuple(Operands(gpu, operands, verifying=False) for _ in range(count))
     for operand_set in sets:
         operand_set.write(prepared.inputs)

@@ -19,11 +19,8 @@ from workers.gpu.interface import DeviceArray, GpuError, GpuFault, LaunchRefused
 from workers.gpu.tensors import stored_as
 from workers.vendor.attention_plan import LOG2_OF_E, cudnn_refuses, heads_first, plan, pytorch_refuses
 from workers.vendor.bench import Beat, Bench, HostArray, described, gpu_errors, laid_out, or_its_error, poisoned, runs
-from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, all_built
+from workers.vendor.cudnn import BUILD_SECONDS, PLANS, WORKSPACE_BYTES, Cudnn, CudnnError, Found, Graph, all_built
 
-PLANS = 8
-WORKSPACE_BYTES = 2**30
-BUILD_SECONDS = 30.0  # cuDNN compiles some of its kernels; a process that measures must not be silent for a minute
 INSTALL_PYTORCH = "pip install torch, for CUDA, brings it"
 
 

@@ -27,16 +27,11 @@ from workers.vendor.bench import (
     runs,
 )
 from workers.vendor.convolution_plan import ConvolutionPlan, after, plans
-from workers.vendor.cudnn import Cudnn, CudnnError, Found, Graph, all_built
+from workers.vendor.cudnn import BUILD_SECONDS, PLANS, WORKSPACE_BYTES, Cudnn, CudnnError, Found, Graph, all_built
 from workers.vendor.epilogue import output_of
 
-PLANS = 8
-# Of them, for the last way, which leaves the epilogue to a kernel after it: one that is fused need not be faster.
+# Of all plans, for the last way, which leaves the epilogue to a kernel after it: one that is fused need not be faster.
 UNFUSED_PLANS = 3
-# Kernels for channels last compute problems with channels first, with room for copies of all tensors.
-WORKSPACE_BYTES = 2**30
-# For all graphs of a problem together; a process that measures must not be silent for a minute.
-BUILD_SECONDS = 30.0
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,12 @@ HOW_TO_INSTALL = (
     "nvidia-cudnn-frontend beside a PyTorch for CUDA, which brings the library"
 )
 DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BFLOAT16"}
+PLANS = 8
+"""Of a problem, that are timed."""
+WORKSPACE_BYTES = 2**30
+"""Kernels for channels last compute problems with channels first, with room for copies of all tensors."""
+BUILD_SECONDS = 30.0
+"""For all graphs of a problem: cuDNN compiles some kernels; a process that measures must not be silent for a minute."""
 OUTPUT = 1000  # id of the tensor that a graph writes; those that it reads count from 1
 
 

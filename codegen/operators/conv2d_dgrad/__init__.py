@@ -260,7 +260,7 @@ class Conv2dDgrad(WinogradOperator):
         pixels = p.n * p.h * p.w * p.c
         cost = Cost(
             flops=2 * products + pixels * len(p.epilogue),
-            bytes_read=work.bytes_of(operand for operand in self.operands(p) if operand.role == "in"),
+            bytes_read=sum(operand.bytes for operand in self.operands(p) if operand.role == "in"),
             bytes_written=pixels * dtype(p.out_dtype).bytes,
             launches=len(split.functions(t)),
             workspace_bytes=split.workspace_bytes(as_product, t),

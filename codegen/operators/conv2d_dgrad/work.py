@@ -1,6 +1,6 @@
 """What a launch of all phases does to the machine: each phase's product or sums, together."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ def together(
 ) -> Work:
     """One launch of `blocks`, the longest first; blocks beyond a phase's own only start. Every tap comes from L2, what
     is read from DRAM once."""
-    inputs, parts = bytes_of(operands[:2]), []
+    inputs, parts = sum(operand.bytes for operand in operands[:2]), []
     for number, phase in phases(problem):
         # Of the bytes that the result and the epilogue's tensors take, those of a phase.
         share = phase.rows * phase.columns / (problem.h * problem.w)
@@ -85,8 +85,3 @@ def of_sums(phase: Phase, own: Cost, t: Mapping[str, Any]) -> Work:
     """The counts of conv2d's direct kernel for a phase."""
     counts = direct.work(phase, t, own)
     return counts if phase.taps else replace(counts, l2_bytes=float(own.bytes_read + own.bytes_written))
-
-
-def bytes_of(operands: Iterable[Operand]) -> int:
-    """Of all their elements, each once."""
-    return sum(operand.elements * dtype(operand.dtype).bytes for operand in operands)

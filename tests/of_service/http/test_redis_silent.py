@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 from redis.exceptions import TimeoutError as RedisSilent
 
 from service.routes import events
-from tests.of_service.routes.test_api_events import end, watch
+from tests.of_service.event_streams import end, watch
 from tests.support.fixtures.api import MATMUL, Api, serving
 from tests.support.fixtures.queue import QueueWorld, wait_for
 from tests.support.run.each_run import some_each_run

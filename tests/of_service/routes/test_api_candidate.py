@@ -6,55 +6,10 @@ from typing import Any
 
 import pytest
 
-from codegen.text.render_group import slice_digest
-from cukiln.types import CandidateFacts, Measurement
+from cukiln.types import CandidateFacts
 from tests.support.fixtures.api import Api, publish
-from tests.support.fixtures.codegen import default_candidate, matmul
+from tests.support.fixtures.candidate import MEASUREMENT, facts
 from tests.support.service.stored_candidate import store_candidate
-
-MEASUREMENT = Measurement(
-    median_us=5.0,
-    low_us=4.9,
-    high_us=5.1,
-    spread=0.01,
-    samples=20,
-    launches_per_sample=10,
-    cold=True,
-    stopped="tight",
-    device="NVIDIA H200",
-    uuid="GPU-1",
-    driver="1.2",
-    before={},
-    after={},
-    measured_at=1.0,
-)
-
-
-def facts(**changes: Any) -> CandidateFacts:
-    candidate = default_candidate(matmul(), "sm_80")
-    fields: dict[str, Any] = {
-        "candidate": candidate.id,
-        "job": "",
-        "name": "one",
-        "operator": "matmul",
-        "problem": candidate.problem.canonical(),
-        "target": "sm_80",
-        "device_class": "predicted:sm_80",
-        "schedule": candidate.schedule.as_dict(),
-        "kernel": candidate.kernel.id,
-        "slice": slice_digest(candidate.kernel),
-        "code_digest": "c" * 64,
-        "toolchain": {"versions": {"nvcc": "13"}, "flags": {}},
-        "verdict": "ok",
-        "message": None,
-        "details": {"venue": "cpu", "plan_version": "x", "seed": 3, "cases": []},
-        "predicted_us": 3.0,
-        "measured_us": None,
-        "measurement": None,
-        "cubin_sha256": None,
-        "source_sha256": None,
-    }
-    return CandidateFacts(**{**fields, **changes})
 
 
 def asked(api: Api, candidate: str, **parameters: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from anyio import BrokenResourceError
-from httpx_sse import EventSource, ServerSentEvent
+from httpx_sse import EventSource
 from redis import Redis
 from sqlalchemy import update
 from sqlalchemy.exc import OperationalError
@@ -26,7 +26,7 @@ from storage.database.session import Session
 from storage.database.tables import JobRow
 from storage.entities.keys import create_key, parts_of, revoke_key
 from storage.reports.progress import JobProgress, job_progress
-from storage.transitions.end_jobs import cancel_job
+from tests.of_service.event_streams import end, watch
 from tests.support.fixtures.api import MATMUL, Api, publish, serving
 from tests.support.fixtures.queue import wait_for
 from workers import wake_ups
@@ -50,19 +50,6 @@ def without_redis(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[A
     monkeypatch.setattr(events, "POLL_SECONDS", 0.05)
     with serving(tmp_path / "alone", redis_url="redis://127.0.0.1:9/0") as served:
         yield served
-
-
-def watch(api: Api, job: str, after: str | None = None) -> Iterator[ServerSentEvent]:
-    headers = {"Last-Event-ID": after} if after else {}
-    with api.client.stream("GET", f"/v1/jobs/{job}/events", headers=headers) as response:
-        assert response.status_code == 200
-        assert response.headers["content-type"].startswith("text/event-stream")
-        yield from EventSource(response).iter_sse()
-
-
-def end(api: Api, job: str) -> None:
-    with api.database.write() as session:
-        cancel_job(session, job)
 
 
 def submit(api: Api, **changes: Any) -> str:

@@ -19,7 +19,6 @@ from storage.reports.times import job_trace, timings
 from storage.transitions import accept, end_attempt
 from storage.transitions.end_jobs import finish_problem
 from storage.transitions.groups import BuildOutcome, GroupFiles, group_report
-from tests.of_storage.reports.test_storage_reports import plan_predicted
 from tests.support.fixtures.api import MATMUL, Api
 from tests.support.fixtures.measuring import add
 from tests.support.fixtures.storage import (
@@ -33,6 +32,7 @@ from tests.support.fixtures.storage import (
     measured,
     new_problem,
     plan_next,
+    plan_predicted,
     record,
     record_group,
     take_one,

@@ -26,7 +26,7 @@ from storage.maintenance.damage import repair
 from storage.maintenance.forget import forget_builds, forget_winner
 from storage.maintenance.retention import Keep, Removed, collect
 from storage.transitions import end_jobs
-from tests.of_storage.transitions.test_storage_state_machine import Jobs
+from tests.of_storage.transitions.job_machine import Jobs
 from tests.support.fixtures.storage import winner_record
 from tests.support.processes.played_workers import AT_ONCE
 from tests.support.run.fake_clock import FakeClock

@@ -25,7 +25,6 @@ from storage.transitions.end_jobs import finish_problem
 from storage.transitions.measure import (
     candidates_to_measure,
 )
-from tests.of_storage.reports.test_storage_reports import plan_predicted
 from tests.support.fixtures.measuring import (
     CPU_CLASS,
     add,
@@ -44,6 +43,7 @@ from tests.support.fixtures.storage import (
     measured,
     new_problem,
     plan_next,
+    plan_predicted,
     problem_ids,
     record,
     record_as,

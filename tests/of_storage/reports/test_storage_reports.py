@@ -29,7 +29,7 @@ from storage.reports.job import job_report
 from storage.reports.progress import FINISH_SECONDS, job_progress
 from storage.reports.times import By, timings
 from storage.transitions import accept, end_attempt
-from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE, Followed, Versions
+from storage.transitions.apply_verdicts import VERDICTS_AT_ONCE, Versions
 from storage.transitions.end_jobs import finish_problem
 from storage.transitions.groups import (
     apply_group_verdicts,
@@ -55,6 +55,7 @@ from tests.support.fixtures.storage import (
     new_build,
     new_problem,
     plan_next,
+    plan_predicted,
     problem_ids,
     take_one,
     verify_next,
@@ -63,24 +64,6 @@ from tests.support.fixtures.storage import (
 from tests.support.run.fake_clock import FakeClock
 
 ENOUGH_QUERIES = 20
-
-
-def plan_predicted(database: Database, **seconds: float) -> Followed:
-    """Plan the next task: each problem has a candidate per build, whose compile is predicted to take so long."""
-    lease = take_one(database, "plan")
-    with database.write() as session:
-        problems = problems_to_plan(session, lease)
-        builds = {name: new_build(name, predicted_seconds=predicted) for name, predicted in seconds.items()}
-        pairs = [
-            (problem.id, NewCandidate(f"c-{build.id}", {"n": build.id}, build.kernel, build.id))
-            for problem in problems
-            for build in builds.values()
-        ]
-        followed = record_candidates(session, lease, pairs, builds, Versions(**VERSIONS))
-        for problem in problems:
-            end_plan(session, lease, PlannedProblem(problem.id, len(builds), len(builds), {}, StageSeconds()))
-        tasks.complete(session, lease)
-    return followed
 
 
 def finish_with_record(database: Database, winner: str) -> None:

@@ -21,6 +21,7 @@ from codegen.text.cubin import exported_symbols, read_cubin
 from codegen.text.render_group import render_device, symbols
 from codegen.text.render_library import group_exports, render_library
 from storage.config.limits import EndedBy
+from tests.of_workers.compile.compiled import compile_kernels, statuses
 from tests.support.fixtures.compile import LIMITS, SM_90A, compiled_in_this_run, matmul_candidates, probe
 from tests.support.kernels.compile_cache import CachingProcesses
 from tests.support.processes.running import running_with
@@ -74,16 +75,6 @@ def nvcc_fails_with(kernel: Kernel, finished: Finished) -> Callable[[str, Path],
         return finished if guilty else None
 
     return fault
-
-
-def compile_kernels(
-    kernels: Sequence[Kernel], toolchain: Toolchain, processes: Processes, limits: Limits = LIMITS
-) -> GroupOutcome:
-    return compile_group(kernels, SM_90A, toolchain, processes, limits)
-
-
-def statuses(outcome: GroupOutcome, kernels: Sequence[Kernel]) -> list[str]:
-    return [outcome.outcomes[kernel.id].status for kernel in kernels]
 
 
 def artifact_of(outcome: GroupOutcome) -> Artifact:

@@ -13,8 +13,7 @@ import pytest
 from codegen.kernel import Kernel
 from codegen.text.cubin import read_cubin
 from codegen.text.render_group import symbols
-from tests.of_workers.compile.test_compile_group import compile_kernels, statuses
-from tests.of_workers.compile.test_toolchain import FAKE_NVCC, script
+from tests.of_workers.compile.compiled import FAKE_NVCC, compile_kernels, script, statuses
 from tests.support.fixtures.compile import LIMITS, SM_90A, matmul_candidates, probe, probe_candidate
 from workers.compile import toolchain as module
 from workers.compile.nvrtc import driver

@@ -3,26 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import stat
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.of_workers.compile.compiled import FAKE_NVCC, script
 from workers.compile import toolchain as module
 from workers.compile.toolchain import Nvcc, Toolchain, ToolchainMissing, find_toolchain, supported_targets
 from workers.processes.process_stream import Finished
 from workers.processes.processes import InfrastructureError, Processes
-
-
-def script(folder: Path, name: str, body: str) -> Path:
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{body}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path
-
-
-FAKE_NVCC = 'case "$1" in --version) echo "release 12.9, V12.9.41";; --list-gpu-code) printf "sm_80\\nsm_90\\n";; esac'
 
 
 def test_the_wheels_nvcc_is_found_with_its_version(toolchain: Toolchain) -> None:

@@ -15,7 +15,7 @@ from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.text import render_cpu
 from codegen.text.render_group import header_text
-from tests.operators.masked_activation.test_masked_activation import vectorised
+from tests.operators.masked_activation.kernels import vectorised
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
 from tests.support.kernels.mutant_runs import AS_IT_IS, MutantVerdict, verify_mutants
 from tests.support.kernels.mutants import Site, changed, switched_matmul, with_switches

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.of_workers.processes.test_processes import wait_until
+from tests.of_workers.processes.limits import wait_until
 from tests.support.gpu import fake_gpu
 from tests.support.gpu.gpu_tasks import Gpu, children, matmul_candidate, matmul_problem
 from tests.support.kernels.hostile_libraries import CONTROL, build

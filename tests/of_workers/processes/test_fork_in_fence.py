@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from codegen.kernel import Kernel
-from tests.of_workers.processes.test_processes import limits
+from tests.of_workers.processes.limits import limits
 from tests.support.fixtures.queue import wait_for
 from tests.support.kernels.cpu_helpers import faulty_kernel, loaded, toolchain
 from tests.support.processes.fences import NAMESPACES

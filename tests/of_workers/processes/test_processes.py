@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from storage.config.settings import load_settings
+from tests.of_workers.processes.limits import LIMITS, limits, wait_until
 from tests.support.processes.fences import NAMESPACES, machine, processes_with
 from tests.support.processes.running import running_with
 from tests.support.run.places import ROOT
@@ -26,7 +27,6 @@ from workers.processes import processes as processes_module
 from workers.processes.process_stream import Finished
 from workers.processes.processes import InfrastructureError, Limits, Processes, ProgramMissing, fenced_processes
 
-LIMITS = Limits(wall_seconds=20, cpu_seconds=20, memory_bytes=400 << 20, output_bytes=1 << 20)
 # Not what is first on PATH: the fence shows no environment.
 PYTHON = f"{Path(sys.executable).resolve()} -c"
 # A process that uses 0.2 CPU seconds, however busy the machine is.
@@ -48,21 +48,8 @@ def processes(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proces
     made.close()
 
 
-def limits(**changes: float) -> Limits:
-    return Limits(**{**vars(LIMITS), **changes})
-
-
 def run(processes: Processes, script: str, cwd: Path, *, bounds: Limits = LIMITS, **more: Any) -> Finished:
     return processes.run(["sh", "-c", script], cwd=cwd, limits=bounds, **more)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> bool:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.01)
-    return True
 
 
 def test_returns_what_the_program_said_and_how_it_ended(processes: Processes, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cukiln.types import CandidateFacts
-from tests.of_service.routes.test_api_candidate import MEASUREMENT, facts
+from tests.support.fixtures.candidate import MEASUREMENT, facts
 from tests.support.fixtures.codegen import default_candidate, matmul
 from tests.support.kernels.cpu_helpers import toolchain
 from workers.cpu.build import CPU_FLAGS

@@ -9,13 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 
 from codegen.epilogue_reference import apply_chain, rounded_to_float32
 from codegen.operators import operator
 from codegen.operators.matmul.problem import MatmulProblem
+from tests.of_workers.vendor.products import BIAS, BIAS_M, GELU, HALF, RELU, RESIDUAL, columns, small
 from tests.support.fixtures.codegen import matmul
 from workers.vendor import cublaslt
 from workers.vendor import matmul as vendor_matmul
@@ -26,9 +26,6 @@ from workers.vendor.matmul import Fused, ProductPlan, fused, plans
 INCLUDES = [
     Path(each) for each in (getattr(importlib.util.find_spec("nvidia"), "submodule_search_locations", None) or [])
 ]
-BIAS, BIAS_M = {"op": "bias", "axis": "n"}, {"op": "bias", "axis": "m"}
-RESIDUAL, RELU, GELU = {"op": "residual"}, {"op": "relu"}, {"op": "gelu"}
-HALF = {"op": "scale", "value": 0.5}
 DTYPES = ("float32", "float16", "bfloat16", "int8")
 # Everything that a problem can ask of the descriptors.
 PROBLEMS = [
@@ -58,10 +55,6 @@ def library() -> CublasLt:
         return CublasLt()
     except LibraryMissing as error:
         pytest.skip(f"{error}")
-
-
-def small(fields: dict[str, Any]) -> MatmulProblem:
-    return matmul(**{"m": 24, "n": 20, "k": 16, **fields})
 
 
 # --- what goes into the library's kernel
@@ -161,17 +154,6 @@ class NumpyBench:
 
     def kernel(self, text: str, name: str) -> Any:
         raise AssertionError("not here")
-
-
-def columns(flat: np.ndarray[Any, Any], layout: Layout, transpose: bool = False) -> np.ndarray[Any, Any]:
-    """The matrices of a layout, as the library reads them: (batch, rows, columns), in float64."""
-    assert layout.pitch >= layout.rows
-    values = flat.view(ml_dtypes.bfloat16) if layout.dtype == "bfloat16" else flat
-    size = values.itemsize
-    steps = (layout.stride * size, size, layout.pitch * size)
-    shape = (layout.batch, layout.rows, layout.columns)
-    matrices = np.lib.stride_tricks.as_strided(values, shape, steps).astype(np.float64)
-    return matrices.swapaxes(1, 2) if transpose else matrices
 
 
 def computed(problem: MatmulProblem, plan: ProductPlan, inputs: dict[str, Any]) -> np.ndarray[Any, Any]:

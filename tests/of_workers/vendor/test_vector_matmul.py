@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from codegen.operators import operator
-from tests.of_workers.vendor.test_cublaslt import BIAS, HALF, RELU, RESIDUAL, columns, small
+from tests.of_workers.vendor.products import BIAS, HALF, RELU, RESIDUAL, columns, small
 from tests.support.gpu.numpy_bench import NumpyBench, quiet
 from workers.gpu.interface import LaunchRefused
 from workers.vendor import cublaslt, vector_matmul

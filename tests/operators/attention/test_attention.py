@@ -21,6 +21,7 @@ from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.search.space import completed
 from codegen.targets import target
+from tests.operators.attention.claims import reads_values_transposed, touches_no_local_memory
 from tests.operators.attention.kernels import (
     CLASSES,
     DECODE,
@@ -862,15 +863,6 @@ def compiled() -> dict[str, Kernel]:
         candidates = lower(attention(**fields), SM_90A, LEVEL_1).candidates
         kernels[f"{name}, level 1"] = max((c.kernel for c in candidates), key=OP.estimated_registers)
     return kernels
-
-
-def reads_values_transposed(kernel: Kernel, code: Code) -> None:
-    assert code.count("ldmatrix.sync.aligned.m8n8.x4.trans") > 0
-    assert code.count("ldmatrix.sync.aligned.m8n8.x4.shared") > 0
-
-
-def touches_no_local_memory(kernel: Kernel, code: Code) -> None:
-    assert code.count("ld.local") == code.count("st.local") == 0
 
 
 def weighs_by_approximate_powers(kernel: Kernel, code: Code) -> None:

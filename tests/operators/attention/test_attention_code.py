@@ -14,8 +14,8 @@ from codegen.lower import lower
 from codegen.operators.attention.problem import PAGE_SIZES
 from codegen.plan.verification_plan import Part
 from codegen.targets import target
+from tests.operators.attention.claims import reads_values_transposed, touches_no_local_memory
 from tests.operators.attention.kernels import CLASSES, attention, kernel
-from tests.operators.attention.test_attention import reads_values_transposed, touches_no_local_memory
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1
 from tests.operators.harness.machine_code import ALIGNED, codes_of
 from tests.support.kernels.cpu_helpers import processes, toolchain, verify

@@ -32,6 +32,7 @@ from tests.operators.conv2d import convolutions
 from tests.operators.conv2d.convolutions import DEFINED, DO_NOT_FIT, LAYOUTS, OUT, REGISTERS
 from tests.operators.conv2d.kernels import ALIGNS, EXACT_FUSED, SIZES, Kernels, convolution
 from tests.operators.conv2d.random_cases import TARGETS, random_problem
+from tests.operators.conv2d.ring_schedules import AHEAD, RINGS, SPLIT_AHEAD
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Rejection
@@ -41,9 +42,7 @@ from tests.support.kernels.spills import require_no_spills
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
-RINGS = {"int32": 32, "int64": 64}
 NAMES = tuple(ALIGNS)
-SPLIT_AHEAD = ("conv2d", "conv2d_dgrad")  # whose image and filters may be
 ONCE = {"truncation": {"policy": "exact_once"}, "rounding": "floor"}
 TOLERANT = {"fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 63}}
 SQUARED = {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "square"}, "where_clear": {"op": "relu"}}
@@ -113,7 +112,6 @@ def test_problems_on_floats_are_keyed_without_the_fields_of_rings(name: str) -> 
 # ---- schedules
 
 WINOGRAD = ("winograd_imad", "winograd_limbs", "winograd_fused")
-AHEAD = {"limb_split": "ahead"}
 IMAD = {t.name: t.default for t in ring_space.IMAD} | {"tile_k": 16, "padding": 4}
 LIMBS = {t.name: t.default for t in ring_space.LIMBS} | {
     "algorithm": "limbs", "tile_m": 32, "tile_n": 32, "warps_m": 2, "warps_n": 2,

@@ -29,13 +29,11 @@ from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Array, Inputs, Rejection
 from tests.operators.harness.machine_code import Code
+from tests.operators.masked_activation.kernels import FLOATS, NAME, RINGS, kernel_of, vectorised
 from tests.support.fixtures.codegen import matmul
 from tests.support.kernels.ring_integers import epilogue_of
 
-NAME = "masked_activation"
 OP = operator(NAME)
-WIDEST = {"float32": 4, "float16": 8, "bfloat16": 8, "int32": 4, "int64": 2}
-FLOATS, RINGS = list(WIDEST)[:3], list(WIDEST)[3:]
 POLYNOMIAL = {"op": "polynomial", "coefficients": [0.5, -1.0, 0.25, 0.125]}
 CUBIC = {"op": "polynomial", "coefficients": [-2.0, 0.25, 1.5, -0.125]}
 
@@ -47,19 +45,8 @@ def masked(*shape: int, **fields: Any) -> MaskedActivationProblem:
     return problem
 
 
-def vectorised(node: str, dtype: str = "float32", name: str = NAME, **tunables: int) -> Kernel:
-    """`node`: mask and functions, such as `bits.relu.identity`."""
-    chosen = {"algorithm": "vectorised", "threads": 64, "vector": WIDEST[dtype], "loads": 2, **tunables}
-    return _kernel(node, dtype, name, chosen)
-
-
 def gather_scatter(node: str, dtype: str = "float32", name: str = NAME, threads: int = 64) -> Kernel:
-    return _kernel(node, dtype, name, {"algorithm": "gather_scatter", "threads": threads})
-
-
-def _kernel(node: str, dtype: str, name: str, chosen: dict[str, Any]) -> Kernel:
-    shift = {"fraction_bits": 9, "rounding": "nearest" if dtype == "int32" else "floor"} if dtype in RINGS else {}
-    return Kernel.of(name, {"dtype": dtype, "node": f"masked_activation.{node}", **shift}, Schedule.of(chosen))
+    return kernel_of(node, dtype, name, {"algorithm": "gather_scatter", "threads": threads})
 
 
 # ---- problems

@@ -19,7 +19,7 @@ from codegen.kernel import Kernel
 from codegen.operators import operator
 from codegen.operators.matmul.limbs import unchained_k
 from codegen.operators.matmul.ring_space import CHAIN_K
-from tests.operators.matmul.test_ring import ring_kernel
+from tests.operators.matmul.ring_kernels import ring_kernel
 from tests.support.kernels import ring_runs
 from tests.support.kernels.mutants import changed, switched_operator
 from tests.support.kernels.ring_runs import UNCHAINED_K, Built, in_parts

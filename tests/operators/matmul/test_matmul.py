@@ -25,6 +25,7 @@ from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, Fields, Rejection
 from tests.operators.harness.mutations import mutants_of
+from tests.operators.matmul.schedules import CUBE, FEW_TILES, GOOD, STREAMED, TURING
 from tests.support.fixtures.codegen import default_candidate, matmul
 from tests.support.kernels.cpu_helpers import matmul_kernel, tensor_kernel
 from tests.support.kernels.mutants import KINDS, find_sites
@@ -104,16 +105,6 @@ PROBLEMS = declare.Problems(
 
 # ---- rules of the kernel on tensor cores
 
-GOOD = {
-    "tile_m": 64, "tile_n": 64, "tile_k": 32, "warps_m": 2, "warps_n": 2, "stages": 3, "fragments": 2, "mma_k": 16,
-    "copy": "cp_async", "epilogue_path": "shared", "static_k": 0, "min_blocks": 1, "maxnreg": 0, "split": "none",
-    "raster": 0, "split_k": 1, "stream_blocks": 0,
-}  # fmt: skip
-TURING = {"copy": "registers", "stages": 2, "mma_k": 8}
-CUBE = {"m": 1024, "n": 1024, "k": 1024, "dtype": "float16"}
-# Nine tiles leave multiprocessors idle on every device.
-FEW_TILES = {"m": 192, "n": 192, "k": 16384}
-STREAMED = {"split": "stream", "stream_blocks": 132}
 REJECTED: list[tuple[str, Fields, Fields, str, str]] = [
         ("mma", {"mma_k": 32}, {}, "sm_90a", "mma.sync on float16 has k = 8 or 16, not mma_k = 32"),
         ("mma", {"mma_k": 8}, {"dtype": "bfloat16"}, "sm_90a", "bfloat16 has k = 16, not mma_k = 8"),

@@ -29,14 +29,14 @@ from codegen.targets import target
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Inputs, Rejection
-from tests.support.kernels.cpu_helpers import SMALL_IMAD, SMALL_LIMBS, verify
+from tests.operators.matmul.ring_kernels import RINGS, ring_kernel
+from tests.support.kernels.cpu_helpers import verify
 from tests.support.kernels.random_cases import LAYOUTS, MOST, TARGETS
 from tests.support.kernels.ring_integers import finished
 from tests.support.kernels.ring_runs import UNCHAINED_K
 from tests.support.run.each_run import some_each_run
 
 OP = operator("matmul")
-RINGS = {"int32": 32, "int64": 64}
 TOLERANT = {"fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 63}}
 SQUARED = {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "square"}, "where_clear": {"op": "relu"}}
 POLYNOMIAL = {
@@ -350,21 +350,6 @@ EPILOGUES: tuple[tuple[str, ...], ...] = (
     (), ("bias.n", "relu"), ("bias.m", "residual"), ("mask",), ("residual", "masked_activation.bits.relu.identity"),
     ("masked_activation.bytes.identity.relu",), ("bias.n", "masked_activation.bits.polynomial2.square"),
 )  # fmt: skip
-
-
-def ring_kernel(
-    layout: str = "nn", dtype: str = "int64", align: int | tuple[int, int, int] | None = None, bits: int = 0,
-    rounding: str = "floor", epilogue: tuple[str, ...] = (), operator: str = "matmul", **tunables: Any,
-) -> Kernel:  # fmt: skip
-    widest = 16 // (RINGS[dtype] // 8)
-    a, b, c = align if isinstance(align, tuple) else (align or widest,) * 3
-    signature = {
-        "layout": layout, "dtype": dtype, "acc_dtype": dtype, "out_dtype": dtype, "allow_tf32": False,
-        "epilogue": list(epilogue), "align_a": a, "align_b": b, "align_c": c, "fraction_bits": bits,
-        "rounding": rounding,
-    }  # fmt: skip
-    small = SMALL_LIMBS if tunables.get("algorithm") == "limbs" else SMALL_IMAD
-    return Kernel.of(operator, signature, Schedule.of({**small, **tunables}))
 
 
 REGISTERS = {"copy": "registers"}

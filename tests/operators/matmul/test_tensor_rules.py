@@ -12,7 +12,7 @@ from codegen.operators.matmul import tensor
 from codegen.search.rules import ACCEPTED, Accepted, Rejected
 from codegen.search.schedule import Schedule
 from codegen.targets import target
-from tests.operators.matmul.test_matmul import CUBE, FEW_TILES, GOOD, STREAMED, TURING
+from tests.operators.matmul.schedules import CUBE, FEW_TILES, GOOD, STREAMED, TURING
 from tests.support.fixtures.codegen import matmul
 
 OP = operator("matmul")

@@ -10,7 +10,7 @@ import pytest
 
 from codegen.fixed_point import largest_error
 from codegen.kernel import Kernel
-from tests.operators.matmul.test_ring import RINGS, ring_kernel
+from tests.operators.matmul.ring_kernels import RINGS, ring_kernel
 from tests.support.kernels import ring_runs
 from tests.support.kernels.ring_runs import Built, in_parts
 from tests.support.run.each_run import rows_using, some_each_run

@@ -24,7 +24,10 @@ from codegen.targets import target
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Rejection
-from tests.operators.harness.machine_code import ALIGNED, Code, reads_tables_ahead_of_copies
+from tests.operators.mla.claims import (
+    CLAIMS,
+    CLASSES,
+)
 from tests.operators.mla.kernels import (
     DECODE,
     DEFAULT,
@@ -483,9 +486,6 @@ def level_0(**fields: Any) -> Candidate:
     return candidate
 
 
-CLASSES = {"decode": DECODE, "decode of 128 heads": {**WIDE_DECODE, "page_size": 16}, "prefill": PREFILL}
-
-
 def compiled() -> dict[str, Kernel]:
     """Level 0 of each class, and of level 1 the kernels that take the most registers, split and not."""
     kernels = {}
@@ -496,36 +496,6 @@ def compiled() -> dict[str, Kernel]:
             own = [c.kernel for c in candidates if c.schedule.as_dict().get("split", "none") == where]
             kernels[f"{name}, level 1, split {where}"] = max(own, key=OP.estimated_registers)
     return kernels
-
-
-def reads_a_tile_both_ways(kernel: Kernel, code: Code) -> None:
-    assert code.count("ldmatrix.sync.aligned.m8n8.x4.trans") > 0
-    assert code.count("ldmatrix.sync.aligned.m8n8.x4.shared") > 0
-
-
-def touches_no_local_memory(kernel: Kernel, code: Code) -> None:
-    assert code.count("ld.local") == code.count("st.local") == 0
-    assert (code.resources.spill_bytes, code.resources.stack_bytes) == (0, 0)
-
-
-def weighs_by_approximate_powers(kernel: Kernel, code: Code) -> None:
-    """One for each score of a lane, and one for each row to rescale."""
-    t = kernel.tunables.as_dict()
-    pieces = int(t["tile_q"]) * int(t["warps_vo"]) // int(t["warps"]) // 16
-    assert code.count("ex2.approx.ftz.f32") == pieces * (int(t["tile_kv"]) // int(t["warps_vo"]) // 2 + 2)
-
-
-def has_its_estimate_of_registers(kernel: Kernel, code: Code) -> None:
-    assert code.resources.registers <= OP.estimated_registers(kernel) + 8
-
-
-CLAIMS = (
-    *ALIGNED,
-    reads_a_tile_both_ways,
-    touches_no_local_memory,
-    weighs_by_approximate_powers,
-    reads_tables_ahead_of_copies,
-)
 
 
 def planned() -> list[Candidate]:

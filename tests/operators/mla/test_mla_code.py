@@ -11,8 +11,8 @@ from codegen.lower import lower
 from codegen.targets import target
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1
 from tests.operators.harness.machine_code import codes_of, reads_tables_ahead_of_copies
+from tests.operators.mla.claims import CLAIMS, CLASSES
 from tests.operators.mla.kernels import OP, mla
-from tests.operators.mla.test_mla import CLAIMS, CLASSES
 from tests.support.kernels.cpu_helpers import processes, toolchain
 
 
