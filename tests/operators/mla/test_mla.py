@@ -367,9 +367,9 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "the total of the last tile": (BLOCK, TOTAL, "own"),
     "the greatest of half of the lanes": (BLOCK, "shuffle_xor(most, 1)", "most"),
     "the greatest of two lanes": (BLOCK, "shuffle_xor(most, 2)", "most"),
-    "the greatest of the first warp": (BLOCK, "maximum(most, told(exchange, other, i, half))", "most"),
+    "the greatest of the first warp": (BLOCK, "maximum(most, read(exchange, other, i, half))", "most"),
     "the greatest of the last warp": (
-        BLOCK, "maximum(most, told(exchange, other, i, half))", "told(exchange, other, i, half)"
+        BLOCK, "maximum(most, read(exchange, other, i, half))", "read(exchange, other, i, half)"
     ),
     "the greatest of the last tile": (
         BLOCK, "maximum(greatest[i][half], most * arguments.to_bits)", "most * arguments.to_bits"
@@ -437,7 +437,7 @@ WRONG: dict[str, tuple[str, str, str]] = {
     "numbers of the first stage": (BLOCK, "stage * C::tile_kv + own", "own"),
     "a total of two lanes": (BLOCK, "own += shuffle_xor(own, 2);", "own += 0.0f;"),
     "a total of half of the lanes": (BLOCK, "own += shuffle_xor(own, 1);", "own += 0.0f;"),
-    "the total of the first warp": (BLOCK, "whole += told(exchange, other, piece, half)", "whole += 0.0f"),
+    "the total of the first warp": (BLOCK, "whole += read(exchange, other, piece, half)", "whole += 0.0f"),
     "numbers a tile late": (OWN, "feed.read(tile + C::stages)", "feed.read(tile + C::stages + 1)"),
     "masked as another tile": (OWN, "(own.first + tile) * C::tile_kv", "tile * C::tile_kv"),
     "divided by nothing": (BLOCK, "total == 0.0f ? 0.0f : 1.0f / total", "1.0f / total"),
