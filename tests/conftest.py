@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support.run.each_run import mark_out_of_turn
 from tests.support.run.schedule import ByFixtures, place_of
 from tests.support.run.shared_statements import share_certificates, share_statements
 
@@ -44,7 +45,9 @@ settings.register_profile(
 settings.load_profile("untimed")
 
 
+@pytest.hookimpl(tryfirst=True)  # before those that are long are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_out_of_turn(items)
     items.sort(key=lambda item: place_of(item.path))
 
 

@@ -40,7 +40,6 @@ from tests.gpu.run_primitives import (
     runs_on,
 )
 from tests.support.gpu import fake_gpu
-from tests.support.run.each_run import every_other_run
 from workers.compile import find_compilers
 from workers.compile.toolchain import DEVICE_FLAGS
 from workers.cpu.build import CPU_FLAGS
@@ -362,7 +361,6 @@ def test_where_no_nvcc_is_named_its_absence_is_no_difference_either(monkeypatch:
         run_primitives.nvcc_version()
 
 
-@every_other_run
 def test_the_gpu_module_that_is_named_runs_the_kernels_on_the_device_that_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -385,7 +383,6 @@ def test_a_gpu_module_that_runs_no_such_kernels_confirms_nothing(
     assert capsys.readouterr().err.startswith("not run: without_primitives has no function primitives_gpu")
 
 
-@every_other_run
 def test_the_script_runs_on_the_cpu_alone() -> None:
     command = [sys.executable, "-m", "tests.gpu.confirm_primitives", "--cpu-only"]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=240)

@@ -28,7 +28,6 @@ from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import Started
 from tests.support.processes.running import processes_of
 from tests.support.processes.server_processes import ServerProcess, WarmForkServer, start_process, warm_up
-from tests.support.run.each_run import every_other_run
 from tests.support.run.places import PROBE, ROOT
 from workers.supervisor import serve
 from workers.supervisor.start_checks import lock_folder
@@ -226,7 +225,6 @@ def request_of(folder: Path, name: str, *factors: int) -> str:
     return str(path)
 
 
-@every_other_run
 def test_ctrl_c_cancels_a_job_and_a_command_outlives_the_service_that_another_had_started(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -12,7 +12,6 @@ from storage.config.settings import load_settings
 from storage.database.session import Database
 from storage.entities.winners import get_winners, neighbours_of
 from tests.support.fixtures.service import Started
-from tests.support.run.each_run import every_other_run
 
 # What else compiles for it is in `tests/operators/test_both_compilers.py`.
 PROBLEMS: list[dict[str, Any]] = [
@@ -21,7 +20,6 @@ PROBLEMS: list[dict[str, Any]] = [
 CLASS = "predicted:sm_80"
 
 
-@every_other_run
 def test_a_job_ends_with_verified_winners_that_cuda_13_does_not_find(tmp_path: Path, at_work: Started) -> None:
     settings = load_settings(data_dir=tmp_path, port=0, workers=1, cuda=12)
     with at_work(settings) as running, Client(running.url, cache_dir=tmp_path / "client", lookup_budget=30.0) as client:

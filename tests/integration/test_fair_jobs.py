@@ -14,7 +14,7 @@ from storage.database.tables import CandidateRow, GroupRow, JobProblemRow
 from tests.integration.clusters import Cluster, probe, started
 from tests.support.fixtures.compile import compiled_in_this_run
 from tests.support.fixtures.queue import make_world, wait_for
-from tests.support.run.each_run import every_other_run, one_each_run
+from tests.support.run.each_run import one_each_run
 from tests.support.run.places import PROBE
 from tests.support.service.chrome_traces import Event, checked, slices
 from workers.supervisor.valkey import EmbeddedValkey
@@ -95,7 +95,6 @@ def test_two_equal_jobs_are_compiled_side_by_side(cluster: Cluster) -> None:
         cancel(cluster, job)
 
 
-@every_other_run
 def test_of_two_jobs_that_share_builds_one_is_cancelled(cluster: Cluster) -> None:
     first, second = (cluster.submit(number, many(1, 1, kernels=4, threads=128)) for number in range(2))
     wait_for(lambda: cluster.job(second).progress.lower.done == 1, 120, "both jobs are planned")

@@ -27,7 +27,6 @@ from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import Started
 from tests.support.gpu.fake_gpu import NAME, UUID, configure
 from tests.support.processes.running import name_of, processes_of
-from tests.support.run.each_run import every_other_run
 from tests.support.run.places import PROBE
 from workers.compile.toolchain import Nvcc, find_toolchain
 from workers.supervisor.serve import Running
@@ -261,7 +260,6 @@ def test_the_same_problems_again_are_answered_from_the_cache(world: World, job: 
     assert [problem.winner for problem in again.problems] == [on(job, "first").winner, on(job, "second").winner]
 
 
-@every_other_run
 def test_a_larger_search_measures_only_what_is_new(world: World, job: Job) -> None:
     before = world.measurements()
     larger = world.client.wait(world.submit(probe("first", 1, 2, 3)))
@@ -281,7 +279,6 @@ def test_a_larger_search_measures_only_what_is_new(world: World, job: Job) -> No
 # ---- deaths, each of a job with kernels of its own
 
 
-@every_other_run
 def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(world: World, job: Job) -> None:
     measurements, opens = world.measurements(), world.opens()
     last = world.last_task()
@@ -300,7 +297,6 @@ def test_a_killed_gpu_worker_is_followed_by_another_and_nothing_counts_twice(wor
     assert any("gpu worker 1 was killed by SIGKILL" in words for words in world.messages)
 
 
-@every_other_run
 def test_a_gpu_that_is_gone_is_drained_and_its_job_waits_until_it_is_back(world: World, job: Job) -> None:
     last = world.last_task()
     configure(world.gpu, open="missing")

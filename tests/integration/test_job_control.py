@@ -25,7 +25,6 @@ from storage.database.tables import JobRow
 from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import Started
 from tests.support.processes.running import name_of, processes_of
-from tests.support.run.each_run import every_other_run
 from tests.support.run.places import FAULTY, PROBE
 from workers import wake_ups
 from workers.supervisor.serve import Running, child_environment, embedded
@@ -130,7 +129,6 @@ def test_a_cancelled_job_ends_its_compilers_and_their_folders(world: World) -> N
 # ---- budget
 
 
-@every_other_run
 def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_verified(world: World) -> None:
     job = world.submit(probe(1, 24), budget={"seconds": 8})
     wait_for(lambda: world.client.job(job.job).state == "running")
@@ -154,7 +152,6 @@ def test_a_spent_budget_ends_the_job_with_the_best_of_what_was_verified(world: W
 # ---- priority
 
 
-@every_other_run
 def test_an_urgent_job_overtakes_one_that_runs(world: World) -> None:
     slow = world.submit(probe(1, 16, threads=32), priority="low")
     world.in_compiler()

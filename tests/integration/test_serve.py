@@ -27,7 +27,6 @@ from tests.support.fixtures.queue import JOURNAL_WORKER, QueueWorld, wait_for
 from tests.support.gpu.fake_gpu import configure
 from tests.support.processes.running import name_of, opened, processes_of, running_with
 from tests.support.processes.server_processes import ServerProcess, WarmForkServer, start_process, warm_up
-from tests.support.run.each_run import every_other_run
 from tests.support.run.places import FAULTY
 from workers import wake_ups
 from workers.processes import supervised_process
@@ -208,7 +207,6 @@ http.server.HTTPServer(("127.0.0.1", int(os.environ["CUKILN_PORT"])), Handler).s
 """
 
 
-@every_other_run
 def test_an_api_that_does_not_answer_is_started_again_and_a_second_signal_stops_without_waiting_for_it(
     settings: Settings, tmp_path: Path
 ) -> None:
@@ -276,7 +274,6 @@ def compilers(folder: Path) -> list[int]:
     return [process.pid for process in processes_of(folder) if name_of(process) == "sleep"]
 
 
-@every_other_run
 def test_a_stopped_fork_server_is_ended_with_what_it_forked_and_a_killed_supervisor_leaves_no_process(
     serving: Serving, tmp_path: Path
 ) -> None:
@@ -393,7 +390,6 @@ def with_gpu(settings: Settings, tmp_path: Path) -> Settings:
     )
 
 
-@every_other_run
 def test_each_gpu_gets_a_worker_that_is_known_before_the_service_is_ready(
     with_gpu: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -411,7 +407,6 @@ def test_each_gpu_gets_a_worker_that_is_known_before_the_service_is_ready(
     assert all(map(gone, running.pids.values()))
 
 
-@every_other_run
 def test_a_gpu_that_fell_out_is_used_again_once_it_answers(with_gpu: Settings, tmp_path: Path) -> None:
     messages: list[str] = []
     with serve.embedded(with_gpu, commands=COMMANDS, say=messages.append) as running:

@@ -22,7 +22,6 @@ from tests.support.fixtures.library import Built, Child, launches
 from tests.support.gpu import fake_gpu
 from tests.support.gpu.cupy_streams import CudaError, StackedStreams
 from tests.support.gpu.fake_cuda.tensors import FakeTensor
-from tests.support.run.each_run import every_other_run
 from workers.compile.toolchain import ToolchainMissing
 from workers.gpu.interface import Device
 
@@ -454,7 +453,6 @@ def test_a_library_that_was_carried_is_loaded_without_a_gpu_too(
     assert "the library: 17 bytes, loaded" in capsys.readouterr().out
 
 
-@every_other_run
 def test_the_script_for_a_gpu_calls_a_kernel_that_needs_a_workspace() -> None:
     device = Device("Simulated GPU", "GPU-0", (9, 0), "580.65", multiprocessors=132, l2_bytes=1, memory_bytes=1)
     library = check_workspaces.split_library(device)

@@ -10,7 +10,6 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 
 from codegen.operators import operators
 from tests.support.fixtures.api import MATMUL, Api
-from tests.support.run.each_run import every_other_run
 
 OWN_WORDS = {"list_operators", "submit_job", "get_job", "cancel_job", "look_up_winners", "get_winner", "watch_job"}
 
@@ -40,7 +39,6 @@ def test_the_description_is_valid_and_names_each_operation(shared_api: Api) -> N
     assert all(method.get("description") for method in methods)
 
 
-@every_other_run
 def test_a_client_that_is_made_of_the_description_works(api: Api, tmp_path: Path) -> None:
     made, settings = tmp_path / "made", tmp_path / "settings.yaml"
     settings.write_text("post_hooks: []\n")  # it would format and check what it made

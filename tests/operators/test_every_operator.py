@@ -15,7 +15,6 @@ from tests.operators.harness.jobs import client, problem_of_each_run, problems_o
 from tests.operators.harness.verifications import kernels_of, of_every_class, seconds, ways
 from tests.support.kernels.cpu_helpers import verify
 from tests.support.kernels.random_cases import seed_of_this_run
-from tests.support.run.each_run import every_other_run
 from tests.support.run.places import ROOT
 
 __all__ = ["client"]
@@ -132,7 +131,6 @@ SANITIZED = 2
 """Operators of a run."""
 
 
-@every_other_run
 def test_kernels_of_some_operators_are_clean_under_the_sanitizers() -> None:
     """Others each time, and of matmul always: most of what the sanitizers see is the text that operators share."""
     every = cheapest_of_each_operator(for_the_sanitizers())

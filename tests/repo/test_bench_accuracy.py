@@ -25,7 +25,6 @@ from codegen.operators import operator
 from cukiln.client import Client
 from storage.config.settings import load_settings
 from tests.support.fixtures.service import Started
-from tests.support.run.each_run import every_other_run
 from workers.processes.processes import Processes
 
 MATMUL = {"operator": "matmul", "m": 8, "n": 16, "k": 3000, "layout": "tn", "dtype": "float32"}
@@ -69,7 +68,6 @@ def test_a_way_that_does_not_know_the_problem_is_left_out() -> None:
     assert figures(biased, {"torch": by_torch}) == {}
 
 
-@every_other_run
 def test_any_operators_problem_is_computed_by_its_own_kernel() -> None:
     candidate = chosen(CONV, None)
     with closing(Processes()) as processes:
@@ -109,7 +107,6 @@ def test_a_pixel_left_out_of_a_filter_gradient_differs_on_integers(layout: str) 
     assert figures(padded, {"wrong": without_last_product}) == {}
 
 
-@every_other_run
 def test_a_jobs_winners_are_run_on_the_longest_sums_of_their_plans(client: Client) -> None:
     small = {**MATMUL, "k": 36, "name": "one"}
     job = client.tune([small], target="sm_80", search={"level": 0, "limit": 1})

@@ -34,7 +34,6 @@ from codegen.search.search import Search
 from codegen.targets import target
 from cukiln.types import Job
 from tests.support.fixtures.compile import matmul_candidates
-from tests.support.run.each_run import every_other_run
 from workers.compile.toolchain import Toolchain
 from workers.processes.processes import Processes
 
@@ -165,7 +164,6 @@ def test_workers_take_each_kernel_once_the_longest_first_and_less_towards_the_en
     assert [len(file) for file in files] == [23, 18, 9, 5, 2, 1, 1, 1]
 
 
-@every_other_run
 def test_all_ways_come_to_the_same_code(toolchain: Toolchain, processes: Processes) -> None:
     kernels = [candidate.kernel for candidate in matmul_candidates(3)]
     ways = Ways(toolchain, H100, processes, 2)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 from tests.repo.problem_types import FILE, problem_types
-from tests.support.run.each_run import every_other_run
 from tests.support.run.places import ROOT
 
 SNIPPET = """
@@ -47,7 +46,6 @@ def test_the_types_are_made_of_the_operators_schemas(tmp_path: Path) -> None:
     assert FILE.read_text() == made.read_text(), "run: python -m tests.repo.problem_types, then ruff format"
 
 
-@every_other_run
 def test_wrong_problems_and_priorities_fail_a_strict_type_check(tmp_path: Path) -> None:
     (tmp_path / "snippet.py").write_text(SNIPPET)
     (tmp_path / "mypy.ini").write_text(

@@ -22,6 +22,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from tests.support.run.again_alone import may_run_again
+from tests.support.run.each_run import BY_TURNS
 from tests.support.run.places import ROOT
 from tests.support.run.run_here import run_here
 from tests.support.run.schedule import LONGEST, TOGETHER
@@ -105,6 +106,17 @@ def test_the_readme_shows_both_commands_on_its_first_screen() -> None:
 
 def test_the_test_files_that_begin_first_or_run_together_exist() -> None:
     assert [name for name in (*LONGEST, *TOGETHER) if not (ROOT / "tests" / name).exists()] == []
+
+
+def test_the_tests_that_take_turns_exist() -> None:
+    shared = "".join(path.read_text() for path in ROOT.glob("tests/operators/harness/*.py"))
+    names = [name.partition("::") for name in sorted(BY_TURNS)]
+    left = [
+        f"{file}::{test}"
+        for file, _, test in names
+        if not re.search(rf"\bdef {test}\b", (ROOT / "tests" / file).read_text() + shared)
+    ]
+    assert left == []
 
 
 def test_each_run_has_one_test_of_each_subject_that_has_several() -> None:

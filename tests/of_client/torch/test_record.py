@@ -12,7 +12,6 @@ import pytest
 
 from cukiln.errors import UsageError
 from cukiln.job_request import read_request
-from tests.support.run.each_run import every_other_run
 
 if TYPE_CHECKING:
     from tests.support.kernels.reference_kernel import PlayedService
@@ -90,7 +89,6 @@ def test_a_request_names_the_target_that_is_given(tmp_path: Path) -> None:
     assert read_request(str(tmp_path / "request.json"))["target"] == "sm_90a"
 
 
-@every_other_run
 def test_every_recorded_problem_is_one_that_its_operator_takes() -> None:
     import torch
 

@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("torch")
 
 from tests.support.fixtures.library import Built, Child, launches
-from tests.support.run.each_run import every_other_run
 
 pytestmark = pytest.mark.checkout
 
@@ -52,7 +51,6 @@ for StreamTensor.current in (7, 8, 7, 7, 8, 7):
 """
 
 
-@every_other_run
 def test_calls_take_all_memory_from_pytorch_and_run_on_its_current_stream_whether_it_captures_or_not(
     two_launches: Built, child: Child, fake_driver: Path
 ) -> None:

@@ -27,7 +27,7 @@ from service.keyring import WRONG_KEYS
 from storage.config.settings import Settings, load_settings
 from tests.support.fixtures.queue import wait_for
 from tests.support.processes.running import still_runs
-from tests.support.run.each_run import every_other_run, some_each_run
+from tests.support.run.each_run import some_each_run
 from workers.processes.supervised_process import answers
 from workers.supervisor.serve import child_environment
 from workers.supervisor.start_checks import free_port
@@ -284,7 +284,6 @@ def test_what_is_no_request_is_not_logged_each_time(shared: RunningApi) -> None:
     assert 1 <= (shared.settings.data_dir / "api.log").read_text().count("Invalid HTTP request") <= 10
 
 
-@every_other_run
 def test_requests_under_way_are_refused_for_now_where_the_service_stops(api: RunningApi) -> None:
     with raw(api) as small, raw(api) as large_one:
         small.sendall(head("Content-Length: 1000") + b"{")
@@ -354,7 +353,6 @@ def test_what_waits_for_a_second_process_is_bounded() -> None:
     bodies.end()
 
 
-@every_other_run
 def test_the_second_process_ends_after_a_first_that_was_killed(api: RunningApi) -> None:
     assert api.post("/v1/lookups", large(PROBLEM)).status_code == 200
     second = api.second()
@@ -363,7 +361,6 @@ def test_the_second_process_ends_after_a_first_that_was_killed(api: RunningApi) 
     wait_for(lambda: not still_runs(second), what="its end")
 
 
-@every_other_run
 def test_the_second_process_is_gone_before_the_first(api: RunningApi) -> None:
     second = api.second()
     api.process.send_signal(signal.SIGTERM)

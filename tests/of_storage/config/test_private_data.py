@@ -16,7 +16,6 @@ from storage.config.files import close, close_tree
 from storage.config.settings import Settings, load_settings
 from storage.database.session import Database
 from tests.support.fixtures.queue import JOURNAL_WORKER
-from tests.support.run.each_run import every_other_run
 from workers.supervisor import serve
 from workers.supervisor.serve import Commands, Running
 from workers.supervisor.start_checks import ServeError, lock_folder
@@ -78,7 +77,6 @@ def running(settings: Settings, tmp_path_factory: pytest.TempPathFactory, umasks
             os.umask(before)
 
 
-@every_other_run
 def test_all_that_a_running_service_has_is_closed_to_others(
     running: Running, settings: Settings, umasks: list[str]
 ) -> None:

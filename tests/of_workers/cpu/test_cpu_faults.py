@@ -17,7 +17,6 @@ import pytest
 
 from codegen.operators import operator
 from tests.support.kernels.cpu_helpers import LIMITS, faulty_kernel, loaded, processes, toolchain, verify
-from tests.support.run.each_run import every_other_run
 from tests.support.run.places import FAULTY
 from workers.cpu import verify as cpu_verify
 from workers.cpu.build import CpuBuild, build_cpu
@@ -287,7 +286,6 @@ def sanitized(faulty_operator: None) -> Mapping[int, CpuVerdict]:
 
 
 @pytest.mark.parametrize("name", SANITIZED)
-@every_other_run
 def test_the_sanitized_build_reports_too_and_sees_more(name: str, sanitized: Mapping[int, CpuVerdict]) -> None:
     number, words = SANITIZED[name]
     assert sanitized[number].verdict in ("runtime_error", "incorrect")

@@ -13,7 +13,6 @@ import pytest
 
 from codegen.kernel import Kernel
 from tests.support.kernels.cpu_helpers import LIMITS, matmul_kernel, processes, toolchain, verify
-from tests.support.run.each_run import every_other_run
 from workers.cpu import build as cpu_build
 from workers.cpu.build import build_cpu
 from workers.processes.processes import Finished, InfrastructureError, Limits, Processes
@@ -42,7 +41,6 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
     made.close()
 
 
-@every_other_run
 def test_it_is_compiled_once_for_all_files_of_one_text_and_the_same_flags(
     commands: Commands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,6 @@ from codegen.plan.verification_plan import EXACT_ORDERS, Case, Part, plan_cases
 from codegen.ptx import rules
 from cukiln.cli.main import app
 from tests.support.kernels.cpu_helpers import loaded, matmul_kernel
-from tests.support.run.each_run import every_other_run
 from tests.support.run.places import FAULTY, ROOT
 from workers.cpu.prove import RIGHT, UNTRANSLATED, WRONG, WRONG_USE, Options, prove
 
@@ -105,7 +104,6 @@ def test_a_request_that_cannot_be_verified_is_refused_in_words(
     assert says in printed.err
 
 
-@every_other_run
 def test_with_ptx_what_nvcc_makes_of_a_kernel_is_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert prove(rowsum(), Options(ptx=True)) == RIGHT
     assert re.search(r"ok, [\d.]+ CPU seconds, \d+ instructions of PTX \(\d+ sums", capsys.readouterr().out)

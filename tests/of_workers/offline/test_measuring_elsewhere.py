@@ -32,7 +32,6 @@ from tests.support.fixtures.bare_machine import PYTHON, BareMachine, make_wheels
 from tests.support.fixtures.elsewhere import FAKE_GPU, REQUEST, ROOT, installed_for, lines_of, results_in
 from tests.support.fixtures.queue import wait_for
 from tests.support.gpu import fake_gpu
-from tests.support.run.each_run import every_other_run
 from workers.gpu.interface import Device
 from workers.gpu.task import CandidateResult
 from workers.offline import brought_back, there
@@ -196,7 +195,6 @@ def test_the_three_commands_as_they_are_typed(tmp_path: Path, compiling: Client)
 # --- what is carried
 
 
-@every_other_run
 def test_parts_have_the_size_that_is_asked_for_and_one_that_is_damaged_is_named(
     carried: Path, tmp_path: Path, machine: BareMachine
 ) -> None:

@@ -21,7 +21,6 @@ from tests.support.fixtures.queue import wait_for
 from tests.support.kernels.cpu_helpers import faulty_kernel, loaded, toolchain
 from tests.support.processes.fences import NAMESPACES
 from tests.support.processes.running import running_with, still_runs
-from tests.support.run.each_run import every_other_run
 from tests.support.run.places import FAULTY, ROOT
 from workers.cpu.verify import CHILD, CHILD_ENVIRONMENT, CpuVerdict, verify_on_cpu
 from workers.processes.process_stream import Finished
@@ -225,7 +224,6 @@ def verify(runner: Processes, *numbers: int, on_result: Callable[[CpuVerdict], N
     )
 
 
-@every_other_run
 def test_verdicts_do_not_depend_on_how_the_child_came_to_be(runner: Processes, tmp_path: Path) -> None:
     started = Processes(root=tmp_path)
     numbers = (0, 1, 28, 33, 60)  # right, a missing barrier, ends the process, forges an answer, right

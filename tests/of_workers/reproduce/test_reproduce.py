@@ -25,7 +25,6 @@ from storage.config.own_modules import NotSelfContained, module_files
 from tests.support.fixtures.api import Api
 from tests.support.fixtures.codegen import default_candidate, matmul
 from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain, verify
-from tests.support.run.each_run import every_other_run
 from tests.support.run.places import ROOT
 from tests.support.service.stored_candidate import store_candidate
 from workers.compile.compile_group import compile_group
@@ -305,7 +304,6 @@ def test_the_nvcc_of_this_python_s_wheels_goes_before_the_one_in_path(
     assert "in this Python's wheels" in done.stdout
 
 
-@every_other_run
 def test_what_nvrtc_compiled_is_compiled_by_it_again(candidate: Candidate, tmp_path: Path, run: Run) -> None:
     tools = find_toolchain(processes(), cuda=12)
     compiler = tools.device_compiler
@@ -341,7 +339,6 @@ def test_without_a_gpu_that_is_one_clean_sentence(folder: Path, run: Run) -> Non
     assert (folder / "build" / "library.so").is_file(), "the winner's library is built all the same"
 
 
-@every_other_run
 def test_bfloat16_needs_no_package_for_it(tmp_path: Path, run: Run) -> None:
     problem = matmul(m=64, n=64, k=64, dtype="bfloat16", out_dtype="bfloat16", layout="nt")
     write_folder(facts_of(default_candidate(problem, ARCH)), tmp_path / "folder")

@@ -17,7 +17,6 @@ from storage.entities.searches import search_entry
 from tests.support.fixtures.line import SEARCH, Line, N
 from tests.support.fixtures.queue import QueueWorld
 from tests.support.kernels.compile_cache import CachingProcesses
-from tests.support.run.each_run import every_other_run
 from workers.steps.winner_library import WinnerNotBuilt
 
 finish_step = import_module("workers.steps.finish")
@@ -131,7 +130,6 @@ def test_once_there_is_a_winner_the_builds_are_bounded(without_ptx: Line, monkey
     assert without_ptx.record().searches == [entry_of(SEARCH, whole=False)]
 
 
-@every_other_run
 def test_a_matmul_with_a_split_k_goes_the_whole_way(
     queue_world: QueueWorld, caching_processes: CachingProcesses
 ) -> None:

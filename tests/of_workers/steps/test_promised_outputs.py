@@ -24,7 +24,6 @@ from tests.support.gpu.gpu_tasks import LIMITS, Gpu, matmul_candidate, matmul_pr
 from tests.support.kernels.compile_cache import CachingProcesses
 from tests.support.kernels.cpu_helpers import toolchain
 from tests.support.kernels.ptx_mutants import ptx_of, verdict_of
-from tests.support.run.each_run import every_other_run
 from workers.compile.compile_group import compile_group
 from workers.compile.toolchain import Toolchain
 from workers.gpu.interface import Device, open_gpu
@@ -160,7 +159,6 @@ def require_compared_and_named(gpu: Gpu, monkeypatch: pytest.MonkeyPatch, capsys
     return kernel
 
 
-@every_other_run
 def test_make_test_gpu_compares_them_and_names_what_is_broken(
     gpu: Gpu,
     caching_processes: CachingProcesses,

@@ -1,5 +1,5 @@
-"""What each run of `make test` has some of, by its seed (CUKILN_TEST_SEED): rows of a test, and tests that take seconds
-and whose subject others reach in smaller pieces. The others are long.
+"""What each run of `make test` has some of, by its seed (CUKILN_TEST_SEED): rows of a test, and half of the tests that
+take a CPU second or more. The others are long; the run of the next seed has the other half.
 
 With CUKILN_TEST_ROWS=none all are long, as `make test-long` has it: that of its own seed, too.
 """
@@ -9,11 +9,14 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 
 Test = TypeVar("Test", bound=Callable[..., None])
+BY_TURNS = frozenset(Path(__file__).with_name("by_turns.txt").read_text(encoding="utf-8").split())
+"""By CPU seconds, children included; without those that are the only one of their subject."""
 SOME_ROWS = os.environ.get("CUKILN_TEST_ROWS") != "none"
 
 
@@ -29,14 +32,16 @@ def some_each_run(rows: Sequence[Any], count: int = 1) -> list[Any]:
     ]
 
 
-def every_other_run(test: Test) -> Test:
-    """A whole test, which half of the runs have."""
-    return test if turn(f"{test.__module__} {test.__name__}") == 0 else pytest.mark.long(test)
-
-
 def one_each_run(subject: str, number: int) -> Callable[[Test], Test]:
     """Of whole tests with one subject each run has those of one number, 0 or 1."""
     return lambda test: test if turn(subject) == number else pytest.mark.long(test)
+
+
+def mark_out_of_turn(items: Sequence[pytest.Item]) -> None:
+    """Each row by itself."""
+    for item in items:
+        if item.nodeid.removeprefix("tests/").partition("[")[0] in BY_TURNS and turn(item.nodeid) != 0:
+            item.add_marker(pytest.mark.long)
 
 
 def turn(subject: str, of: int = 2) -> int | None:
