@@ -6,7 +6,7 @@ SHELL := /bin/bash
 
 # CUDA=12: for drivers of releases 525 to 579. Its packages lie apart, because CuPy for both is one package; what the
 # tests need is the same for both, and they compile by both.
-OF_TESTS := lint test test-long test-faults coverage bench-small-jobs bench-doors vendor-libraries test-wheel wheel
+OF_TESTS := lint test collected test-long test-faults coverage bench-small-jobs bench-doors vendor-libraries test-wheel wheel
 ifeq ($(CUDA),12)
 ifeq ($(filter $(OF_TESTS),$(MAKECMDGOALS)),)
 export CUKILN_CUDA := 12
@@ -76,7 +76,7 @@ test test-long coverage: export CUKILN_GPUS := none
 test test-long coverage collected: export PYTHONDONTWRITEBYTECODE :=
 
 # Beside mypy, which has one core: one process makes what all of the tests' would. They say what is wrong with them.
-collected: $(DEV_STAMP)
+collected: $(TORCH_STAMP)
 	@$(BIN)/python -m pytest -m "not long" $(PYTEST_ARGS) -n 0 --collect-only >/dev/null || true
 
 # A test that is run again alone has the random cases that it failed with.
@@ -84,9 +84,8 @@ ifndef CUKILN_TEST_SEED
 export CUKILN_TEST_SEED := $(shell od -An -N3 -tu4 /dev/urandom | tr -d ' ')
 endif
 
-test: host $(RUN_STAMP) $(DEV_STAMP) ## lint, then every test but the long ones
+test: host $(RUN_STAMP) $(TORCH_STAMP) ## lint, then every test but the long ones
 	@$(MAKE) --no-print-directory -j2 lint collected
-	@$(MAKE) --no-print-directory $(TORCH_STAMP)
 	@rm -f .pytest_cache/v/cache/lastfailed
 	@$(PYTEST) -m "not long" $(PYTEST_ARGS) || { test $$? = 1 && $(BIN)/python -m tests.support.run.again_alone; }
 

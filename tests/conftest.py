@@ -15,6 +15,13 @@ from tests.support.run.each_run import mark_out_of_turn
 from tests.support.run.schedule import ByFixtures, place_of
 from tests.support.run.shared_statements import share_certificates, share_statements
 
+pytest.register_assert_rewrite(
+    "tests.integration.clusters",
+    "tests.of_service.event_streams",
+    "tests.of_storage.transitions.job_machine",
+    "tests.operators.attention.claims",
+    "tests.operators.mla.claims",
+)
 # Each after those that it imports.
 pytest_plugins = [
     "tests.support.fixtures.storage",

@@ -97,7 +97,7 @@ class Renewal(Enum):
     DEADLINE = "deadline"
 
 
-def renew(session: Session, lease: Lease, lease_seconds: float, grace_seconds: float = 0.0) -> Renewal:
+def renew(session: Session, lease: Lease, lease_seconds: float, grace_seconds: float) -> Renewal:
     """Prolong the lease from now; anything but HELD: the worker stops, and ends what it started. DEADLINE comes where
     every job that needs the task spent its budget so long ago; with an infinite grace never."""
     now = clock_of(session).now()
@@ -142,7 +142,7 @@ def continue_alone(session: Session, lease: Lease) -> None:
 
 
 def best_waiting(
-    session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float, *, untimed: Sequence[str] = ()
+    session: Session, kinds: Sequence[str], targets: Sequence[str] | None, now: float, *, untimed: Sequence[str]
 ) -> Any:
     """The best waiting task, with the turn of the job that it is for; None where none waits. `untimed`: kinds that are
     done after the deadline of their job, too."""

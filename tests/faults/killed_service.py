@@ -244,7 +244,7 @@ class KilledService:
         if self._supervisor.poll() is None:
             self._supervisor.send_signal(signal.SIGTERM)
         self._supervisor.wait(30)
-        deadline = time.monotonic() + 10.0  # undertakers remove folders after their owners have ended
+        deadline = time.monotonic() + 10.0  # cleaners remove folders after their owners have ended
         while (left := self._left()) and time.monotonic() < deadline:
             time.sleep(0.1)
         return left

@@ -88,7 +88,7 @@ def started(
         _start(world, f"api-{number}", "api", env=child_environment(settings))
         urls.append(f"http://127.0.0.1:{port}")
     for number, kind in enumerate(kinds):
-        _start_worker(world, log, compiled, kind, number)
+        start_worker(world, log, compiled, kind, number)
     with httpx.Client(
         timeout=30, trust_env=False
     ) as client:  # each makes a TLS context, which takes longer than a call
@@ -96,7 +96,7 @@ def started(
         yield Cluster(world, urls, log, client)
 
 
-def _start_worker(world: QueueWorld, log: Path, compiled: Path, kind: str, number: int) -> None:
+def start_worker(world: QueueWorld, log: Path, compiled: Path, kind: str, number: int) -> None:
     environment = {**world.environment(), counting_worker.LOG: str(log), counting_worker.COMPILED: str(compiled)}
     _start(world, f"{kind}-{number}", "counting worker", kind, env=environment)
 

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -103,7 +104,7 @@ def test_the_lines_of_the_readme_run_as_they_stand(service: str, tmp_path: Path)
     readme = (ROOT / "README.md").read_text().replace("http://127.0.0.1:8765", service)
     blocks = re.findall(r"^```(\w*)\n(.*?)^```", readme, re.DOTALL | re.MULTILINE)
     (python,) = (block for language, block in blocks if language == "python")
-    (curl,) = (block for _, block in blocks if "curl -s" in block)
+    (by_curl,) = (block for _, block in blocks if "curl -s" in block)
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), "PATH": f"{BIN}:{os.environ['PATH']}"}
 
     def run(*argv: str) -> str:
@@ -115,7 +116,9 @@ def test_the_lines_of_the_readme_run_as_they_stand(service: str, tmp_path: Path)
 
     out = run(sys.executable, "-c", python)
     assert out.startswith("done {") and out.rstrip().endswith("workspace: 0 bytes"), out
-    assert '"state":"done"' in run("bash", "-euo", "pipefail", "-c", curl).replace(" ", "")
+    if shutil.which("curl") is None:
+        pytest.skip("its other lines need curl")
+    assert '"state":"done"' in run("bash", "-euo", "pipefail", "-c", by_curl).replace(" ", "")
     (library,) = (path for path in tmp_path.iterdir() if re.fullmatch("[0-9a-f]{64}", path.name))
     assert hashlib.sha256(library.read_bytes()).hexdigest() == library.name
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from storage.database.tables import BuildRow, GroupRow, LibraryRow, TaskRow
-from tests.integration.clusters import Cluster, _start_worker, probe, started
+from tests.integration.clusters import Cluster, probe, start_worker, started
 from tests.support.fixtures.compile import compiled_in_this_run
 from tests.support.fixtures.queue import QueueWorld, make_world, wait_for
 from tests.support.run.each_run import one_each_run
@@ -91,7 +91,7 @@ def test_small_jobs_that_wait_are_compiled_in_one_file(
         jobs = [[probe(2 * number + 1, 2 * number + 2)] for number in range(3)]
         ids = [cluster.submit(number, job) for number, job in enumerate([*jobs, [{**BROKEN, **FAULTS}]])]
         wait_for(lambda: not _unplanned(world), 60, "all is planned")
-        _start_worker(world, log, compiled, "compile", 9)
+        start_worker(world, log, compiled, "compile", 9)
         wait_for(lambda: all(map(cluster.has_ended, ids)), 240, "jobs end")
         ended = [cluster.job(id) for id in ids]
         assert [job.state for job in ended] == ["done"] * len(ids), world.logs()[-3000:]

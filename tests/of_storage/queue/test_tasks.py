@@ -289,7 +289,7 @@ def test_a_renewed_lease_does_not_expire(database: Database, clock: FakeClock) -
     for _ in range(5):
         clock.advance(4)
         with database.write() as session:
-            assert tasks.renew(session, lease, 5.0) is Renewal.HELD
+            assert tasks.renew(session, lease, 5.0, 0.0) is Renewal.HELD
             assert end_attempt.expire_leases(session) == []
 
 
@@ -330,22 +330,22 @@ def test_renew_says_why_a_lease_is_over(database: Database, clock: FakeClock) ->
     add(database, NewTask("measure", "a"))
     lease = take_one(database, "measure")
     with database.write() as session:
-        assert tasks.renew(session, replace(lease, token="other"), 5) is Renewal.LOST
-        assert tasks.renew(session, replace(lease, task_id=99), 5) is Renewal.LOST
+        assert tasks.renew(session, replace(lease, token="other"), 5, 0.0) is Renewal.LOST
+        assert tasks.renew(session, replace(lease, task_id=99), 5, 0.0) is Renewal.LOST
         tasks.complete(session, lease)
-        assert tasks.renew(session, lease, 5) is Renewal.LOST
+        assert tasks.renew(session, lease, 5, 0.0) is Renewal.LOST
     job = add_job(database)
     planning = take_one(database, "plan")
     with database.write() as session:
         end_jobs.cancel_job(session, job.id)
-        assert tasks.renew(session, planning, 5) is Renewal.CANCELLED
+        assert tasks.renew(session, planning, 5, 0.0) is Renewal.CANCELLED
     add_job(database, budget_seconds=10.0)
     planning = take_one(database, "plan", seconds=60)
     clock.advance(9)
     with database.write() as session:
-        assert tasks.renew(session, planning, 60) is Renewal.HELD
+        assert tasks.renew(session, planning, 60, 0.0) is Renewal.HELD
         clock.advance(1)
-        assert tasks.renew(session, planning, 60) is Renewal.DEADLINE
+        assert tasks.renew(session, planning, 60, 0.0) is Renewal.DEADLINE
         assert tasks.renew(session, planning, 60, grace_seconds=0.5) is Renewal.HELD
         clock.advance(0.5)
         assert tasks.renew(session, planning, 60, grace_seconds=0.5) is Renewal.DEADLINE

@@ -221,7 +221,7 @@ class Jobs(RuleBasedStateMachine):
         attempt = data.draw(st.sampled_from(self.attempts))
         with self.database.write() as session:
             held = attempt.holds(session)
-            assert (tasks.renew(session, attempt.lease, LEASE) in (Renewal.HELD, Renewal.DEADLINE)) == held
+            assert (tasks.renew(session, attempt.lease, LEASE, 0.0) in (Renewal.HELD, Renewal.DEADLINE)) == held
 
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:

@@ -261,7 +261,7 @@ def test_a_job_that_came_while_its_build_was_compiling_has_the_file_too(database
     second = wanted(database, "a")
     cancel(database, first)
     with database.write() as session:
-        assert lease is not None and tasks.renew(session, lease, 5.0) is tasks.Renewal.HELD
+        assert lease is not None and tasks.renew(session, lease, 5.0, 0.0) is tasks.Renewal.HELD
         assert set(compiled_for(session, lease.ref)) == {first, second}
 
 
@@ -572,7 +572,7 @@ def test_a_file_that_is_cancelled_leaves_nothing_pending(database: Database) -> 
     assert states(database, *names("a", 3)) == [None] * 3
     assert take_file(database) is None
     with database.write() as session:
-        assert lease is not None and tasks.renew(session, lease, 5.0) is tasks.Renewal.CANCELLED
+        assert lease is not None and tasks.renew(session, lease, 5.0, 0.0) is tasks.Renewal.CANCELLED
 
 
 def test_a_large_job_is_cleared_a_part_at_a_time(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:

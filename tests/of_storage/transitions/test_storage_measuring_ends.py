@@ -71,7 +71,7 @@ def test_work_on_a_gpu_that_another_job_waits_for_survives_a_cancel(database: Da
     for job, renewal in ((second, Renewal.HELD), (first, Renewal.CANCELLED)):
         with database.write() as session:
             end_jobs.cancel_job(session, job.id)
-            assert tasks.renew(session, lease, 5) is renewal
+            assert tasks.renew(session, lease, 5, 0.0) is renewal
     assert unended(database) == []
 
 
@@ -87,7 +87,7 @@ def test_a_cancel_ends_the_work_on_a_gpu_that_no_other_job_waits_for(database: D
     lease = take_target(database, GPU_CLASS, kind)
     with database.write() as session:
         end_jobs.cancel_job(session, job.id)
-        assert tasks.renew(session, lease, 5) is Renewal.CANCELLED
+        assert tasks.renew(session, lease, 5, 0.0) is Renewal.CANCELLED
     assert unended(database) == [("measure", OTHER_CLASS), ("verify", TARGET)]
     with database.read() as session:
         wanting = select(TaskJobRow.job_id).join(TaskRow, TaskRow.id == TaskJobRow.task_id)
@@ -110,7 +110,7 @@ def test_a_spent_budget_ends_measuring_with_what_was_measured(database: Database
     clock.advance(61)
     assert end_budgets(database) == [job.id]
     with database.write() as session:
-        assert tasks.renew(session, lease, 5) is Renewal.CANCELLED
+        assert tasks.renew(session, lease, 5, 0.0) is Renewal.CANCELLED
     assert end_budgets(database) == []
     # There is no time left to compare in.
     assert unended(database) == [("finish", TARGET)]

@@ -442,7 +442,7 @@ def test_a_cancelled_job_stops_everything_that_it_alone_waits_for(database: Data
     lease = take_one(database, "compile")
     with database.write() as session:
         status = end_jobs.cancel_job(session, job.id)
-        assert tasks.renew(session, lease, 5) is Renewal.CANCELLED
+        assert tasks.renew(session, lease, 5, 0.0) is Renewal.CANCELLED
     assert status is not None and status.state == "cancelled"
     assert unended(database) == []
     with pytest.raises(LostLease):
@@ -464,7 +464,7 @@ def test_a_file_that_another_job_needs_survives_a_cancel(database: Database) -> 
     lease = take_one(database, "compile")
     cancel(database, first.id)
     with database.write() as session:
-        assert tasks.renew(session, lease, 5) is Renewal.HELD
+        assert tasks.renew(session, lease, 5, 0.0) is Renewal.HELD
         assert jobs_of(session, lease.task_id) == (second.id,)
     compile_leased(database, lease)
     cancel(database, first.id)  # again: nothing happens

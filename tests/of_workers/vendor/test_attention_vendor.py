@@ -18,7 +18,6 @@ from codegen.plan.verification_plan import check_output
 from tests.operators.attention.kernels import LLAMA, OP, attention, visible
 from tests.support.gpu.cudnn_without_a_gpu import planned_without_a_gpu
 from tests.support.gpu.numpy_bench import NumpyBench, quiet
-from tests.support.run.each_run import one_each_run
 from workers.cuda.cupy_gpu import VENDORS
 from workers.gpu.interface import GpuError, LaunchRefused
 from workers.vendor import attention as vendor
@@ -348,7 +347,6 @@ def test_the_library_accepts_every_graph(tmp_path: Path) -> None:
         assert (node["diagonal_alignment"] == "BOTTOM_RIGHT") == (asked.left is not None or asked.right is not None)
 
 
-@one_each_run("plans of cuDNN", 1)
 @needs_cudnn
 def test_cudnn_plans_attention_of_bert_of_llama_of_windows_and_of_one_query(tmp_path: Path) -> None:
     bert = {"batch": 8, "seq_q": 128, "heads_q": 12, "head_dim_qk": 64}

@@ -23,7 +23,7 @@ from codegen.plan.verification_plan import check_output
 from tests.operators.conv2d.kernels import conv2d
 from tests.support.gpu.cudnn_without_a_gpu import planned_without_a_gpu
 from tests.support.gpu.numpy_bench import NumpyBench, quiet
-from tests.support.run.each_run import one_each_run
+from tests.support.run.each_run import some_each_run
 from workers.cuda.cupy_gpu import VENDORS
 from workers.gpu.interface import GpuError, LaunchRefused
 from workers.vendor import convolution, cublaslt, cudnn
@@ -486,33 +486,35 @@ def planned(folder: Path, problems: Sequence[Mapping[str, Any]], **environment: 
     return {str(problem): answer for problem, answer in zip(problems, answers, strict=True)}
 
 
-@pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What one process plans of all, and another of those in fp32 where the environment turns TF32 off."""
+@pytest.fixture(scope="module", params=some_each_run(LAYOUTS))
+def found(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """A layout; what one process plans of it, and another of what is in fp32 where the environment turns TF32 off."""
     if importlib.util.find_spec("cudnn") is None:
         pytest.skip(NOT_HERE)
-    folder, of_singles = (
-        tmp_path_factory.mktemp("planned"),
-        [single for layout in LAYOUTS for single in singles(layout)],
+    layout, folder = request.param, tmp_path_factory.mktemp("planned")
+    of_singles = singles(layout)
+    return (
+        layout,
+        planned(folder, [*halves(layout), *of_singles]),
+        planned(folder, of_singles, NVIDIA_TF32_OVERRIDE="0"),
     )
-    every = [*(each for layout in LAYOUTS for each in halves(layout)), *of_singles]
-    return planned(folder, every), planned(folder, of_singles, NVIDIA_TF32_OVERRIDE="0")
 
 
-@one_each_run("plans of cuDNN", 0)
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_cudnn_plans_halves_with_and_without_a_fused_bias(
-    found: tuple[dict[str, Any], dict[str, Any]], layout: str
+    found: tuple[str, dict[str, Any], dict[str, Any]],
 ) -> None:
-    for each in (found[0][str(problem)] for problem in halves(layout)):
+    layout, plans_of, _ = found
+    for each in (plans_of[str(problem)] for problem in halves(layout)):
         assert len(each) == 8 and len({name for name, _ in each}) == 8
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 def test_without_tf32_cudnn_leaves_what_it_has_where_tf32_is_off(
-    found: tuple[dict[str, Any], dict[str, Any]], layout: str
+    found: tuple[str, dict[str, Any], dict[str, Any]],
 ) -> None:
-    strict, allowed = (found[0][str(problem)] for problem in singles(layout))
+    layout, plans_of, without = found
+    strict, allowed = (plans_of[str(problem)] for problem in singles(layout))
     assert strict and not {name for name, _ in strict} & {name for name, _ in allowed}
-    off, forbidden = (found[1][str(problem)] for problem in singles(layout))
+    off, forbidden = (without[str(problem)] for problem in singles(layout))
     assert off == strict and {name for name, _ in forbidden} >= {name for name, _ in strict}

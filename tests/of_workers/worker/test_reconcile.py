@@ -101,7 +101,7 @@ def test_a_clock_that_is_set_neither_keeps_the_work_of_the_dead_nor_takes_that_o
         assert world.reconciler.run_once().expired == (), "no time has passed"
         world.clock.advance(4.0)
         with world.database.write() as session:
-            assert tasks.renew(session, lease, 5.0) is tasks.Renewal.HELD
+            assert tasks.renew(session, lease, 5.0, 0.0) is tasks.Renewal.HELD
         assert world.reconciler.run_once().expired == ()
     world.clock.set_by(-3600.0)
     world.clock.advance(5.1)
@@ -140,7 +140,7 @@ def test_a_spent_budget_ends_the_search(world: World) -> None:
     world.clock.advance(11.0)
     assert world.reconciler.run_once().over_budget == (job,)
     with world.database.write() as session:
-        assert tasks.renew(session, lease, 5.0) in (tasks.Renewal.CANCELLED, tasks.Renewal.DEADLINE)
+        assert tasks.renew(session, lease, 5.0, 0.0) in (tasks.Renewal.CANCELLED, tasks.Renewal.DEADLINE)
 
 
 def test_builds_for_a_compiler_that_was_replaced_are_given_up_with_the_reason(world: World) -> None:

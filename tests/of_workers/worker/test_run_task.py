@@ -60,7 +60,7 @@ class Attempt:
 
     def is_held(self) -> bool:
         with self.world.database.write() as session:
-            return tasks.renew(session, self.context.lease, 5.0) is tasks.Renewal.HELD
+            return tasks.renew(session, self.context.lease, 5.0, 0.0) is tasks.Renewal.HELD
 
 
 def a_workplace(world: QueueWorld) -> Workplace:
@@ -194,7 +194,7 @@ def test_an_attempt_that_lost_its_task_changes_nothing(attempt: Attempt, step: C
     assert other is not None
     attempt.run(step)
     with attempt.world.database.write() as session:
-        assert tasks.renew(session, other, 5.0) is tasks.Renewal.HELD
+        assert tasks.renew(session, other, 5.0, 0.0) is tasks.Renewal.HELD
     assert events_of(attempt.world.redis, attempt.job) == []
 
 

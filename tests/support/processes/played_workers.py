@@ -99,7 +99,7 @@ class Attempt:
         except LostLease:
             self.goes_on = False
             with self.database.read() as session:
-                assert tasks.renew(session, self.lease, LEASE) in (Renewal.LOST, Renewal.CANCELLED)
+                assert tasks.renew(session, self.lease, LEASE, 0.0) in (Renewal.LOST, Renewal.CANCELLED)
         if not self.goes_on:
             self.model.ended(self.lease.token)
         return self.goes_on

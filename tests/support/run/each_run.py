@@ -1,5 +1,5 @@
 """What each run of `make test` has some of, by its seed (CUKILN_TEST_SEED): rows of a test, and half of the tests that
-take a CPU second or more. The others are long; the run of the next seed has the other half.
+take a CPU second or more. The others are long; of an even seed and the next one each run has the other's half.
 
 With CUKILN_TEST_ROWS=none all are long, as `make test-long` has it: that of its own seed, too.
 """
@@ -45,9 +45,10 @@ def mark_out_of_turn(items: Sequence[pytest.Item]) -> None:
 
 
 def turn(subject: str, of: int = 2) -> int | None:
-    """Which of so many this run has of a subject, so many runs of seeds that follow each other all; None where all are
-    long."""
-    return (random.Random(subject).randrange(of) + int(os.environ["CUKILN_TEST_SEED"])) % of if SOME_ROWS else None
+    """Which of so many this run has of a subject; None where all are long. So many runs have all, if the first one's
+    seed is a multiple of the number and the others' follow it."""
+    seed = int(os.environ["CUKILN_TEST_SEED"])
+    return (random.Random(f"{seed // of} {subject}").randrange(of) + seed) % of if SOME_ROWS else None
 
 
 def rows_using(fixture: str, request: pytest.FixtureRequest) -> list[dict[str, Any]]:
