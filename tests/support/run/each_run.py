@@ -1,5 +1,5 @@
 """What each run of `make test` has some of, by its seed (CUKILN_TEST_SEED): rows of a test, and half of the tests that
-take a CPU second or more. The others are long; of an even seed and the next one each run has the other's half.
+take half a CPU second or more. The others are long; of an even seed and the next one each run has the other's half.
 
 With CUKILN_TEST_ROWS=none all are long, as `make test-long` has it: that of its own seed, too.
 """
