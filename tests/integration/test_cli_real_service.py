@@ -22,8 +22,8 @@ from rich.console import Console
 
 import cukiln
 from cukiln.cli import server
-from cukiln.cli.main import main
 from storage.config.settings import load_settings
+from tests.support.fixtures.client import exit_code
 from tests.support.fixtures.compile import compiled_in_this_run
 from tests.support.fixtures.queue import wait_for
 from tests.support.fixtures.service import Started
@@ -72,10 +72,8 @@ def cli(
     Path("request.json").write_text(json.dumps(REQUEST))
 
     def run(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["cukiln", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return int(stopped.value.code or 0), capsys.readouterr().out
+        code = exit_code(monkeypatch, *arguments)
+        return code, capsys.readouterr().out
 
     return run
 

@@ -12,8 +12,8 @@ import pytest
 
 import cukiln
 from codegen.operators import operator
-from cukiln.cli.main import main
 from storage.config.settings import load_settings
+from tests.support.fixtures.client import exit_code
 from tests.support.fixtures.service import Started
 from tests.support.kernels.cpu_calls import CASES, LONG_CASES, checked_call
 
@@ -134,10 +134,8 @@ def test_the_command_line_takes_the_target(
     file.write_text(json.dumps({"target": "sm_90a", "search": LEAST, "problems": [{**PRODUCT, "target": "sm_75"}]}))
 
     def run(*words: str) -> tuple[int, str]:
-        monkeypatch.setattr("sys.argv", ["cukiln", *words, "--url", client.url])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return int(stopped.value.code or 0), capsys.readouterr().out
+        code = exit_code(monkeypatch, *words, "--url", client.url)
+        return code, capsys.readouterr().out
 
     code, out = run("tune", str(file), "--target", "cpu")
     assert code == 0 and "an estimate for the GPU that cpu emulates" in " ".join(out.split())

@@ -13,10 +13,9 @@ from starlette.responses import Response
 
 import cukiln
 from cukiln import DigestMismatch, NotLocked, UsageError, load
-from cukiln.cli.main import main
 from cukiln.lock import Lock, make_lock
 from cukiln.types import WinnerRecord
-from tests.support.fixtures.client import ScriptedService, record_json
+from tests.support.fixtures.client import ScriptedService, exit_code, record_json
 
 PROBLEM: dict[str, Any] = {"operator": "matmul", "m": 4, "n": 4, "k": 4}
 
@@ -31,11 +30,9 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     monkeypatch.chdir(tmp_path)
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["cukiln", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
+        code = exit_code(monkeypatch, *arguments)
         captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
+        return code, captured.out, captured.err
 
     return run
 

@@ -11,9 +11,8 @@ import pytest
 from rich.console import Console
 
 from cukiln.cli.candidates import accuracy_rows, print_accuracy
-from cukiln.cli.main import main
 from cukiln.types import WinnerRecord
-from tests.support.fixtures.client import ScriptedService, job_json, record_json
+from tests.support.fixtures.client import ScriptedService, exit_code, job_json, record_json
 
 VENDOR = {
     "library": "cuBLASLt", "version": "13", "algorithm": "one", "fused": True, "workspace_bytes": 0,
@@ -89,10 +88,7 @@ def test_the_table_has_every_figure_and_says_what_it_means() -> None:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["cukiln", "accuracy", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    return int(stopped.value.code or 0)
+    return exit_code(monkeypatch, "accuracy", *arguments)
 
 
 def test_the_command_asks_for_the_records_of_the_jobs_winners(

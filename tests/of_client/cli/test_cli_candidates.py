@@ -12,9 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from cukiln.cli.candidates import fastest_first, print_candidates
-from cukiln.cli.main import main
 from cukiln.types import CandidateReport
-from tests.support.fixtures.client import ScriptedService, problem_json
+from tests.support.fixtures.client import ScriptedService, exit_code, problem_json
 
 H200 = "NVIDIA H200"
 
@@ -138,10 +137,7 @@ def with_pages(scripted: ScriptedService) -> ScriptedService:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    monkeypatch.setattr("sys.argv", ["cukiln", "candidates", *arguments])
-    with pytest.raises(SystemExit) as stopped:
-        main()
-    return int(stopped.value.code or 0)
+    return exit_code(monkeypatch, "candidates", *arguments)
 
 
 def test_the_command_reads_every_page(

@@ -16,9 +16,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 
 import cukiln as package
-from cukiln.cli.main import main
 from cukiln.local_cache import CachedAnswer, LocalCache
-from tests.support.fixtures.client import ScriptedService, job_json, problem_json
+from tests.support.fixtures.client import ScriptedService, exit_code, job_json, problem_json
 
 Run = Callable[..., tuple[int, str, str]]
 OPERATOR = {
@@ -43,11 +42,9 @@ def cukiln(
     monkeypatch.setenv("CUKILN_CACHE", str(tmp_path / "cache"))
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["cukiln", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
+        code = exit_code(monkeypatch, *arguments)
         captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
+        return code, captured.out, captured.err
 
     return run
 

@@ -15,9 +15,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from cukiln import load_kernel
-from cukiln.cli.main import main
 from cukiln.errors import ServiceUnreachable
-from tests.support.fixtures.client import ScriptedService, job_json, problem_json, progress_json, record_json
+from tests.support.fixtures.client import ScriptedService, exit_code, job_json, problem_json, progress_json, record_json
 
 REQUEST = {"target": "sm_90a", "problems": [{"name": "ffn1", "operator": "matmul", "m": 4, "n": 4, "k": 4}]}
 ISSUE_KEYS = ["name", "key", "winner", "verdicts", "rejected", "seconds"]
@@ -35,11 +34,9 @@ def cukiln(
     Path("request.json").write_text(json.dumps(REQUEST))
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["cukiln", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            main()
+        code = exit_code(monkeypatch, *arguments)
         captured = capsys.readouterr()
-        return int(stopped.value.code or 0), captured.out, captured.err
+        return code, captured.out, captured.err
 
     return run
 
