@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import os
+
+# Before anything is imported that makes threads: these processes outnumber the cores, and a fork copies no threads, so
+# that a child of one in which MKL had some would wait for them for ever (where it has a tiny product is up to the CPU).
+os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+
+import gc
 import random
 from collections.abc import Iterator
 from typing import Any

@@ -345,9 +345,8 @@ class Processes:
             cleaner, self._cleaner, self._root = self._cleaner, None, None
             if cleaner is None or self._owner != os.getpid():
                 return
-        assert cleaner.stdin is not None
-        cleaner.stdin.close()
-        cleaner.wait()
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            cleaner.communicate(b"\n")  # a line and not the pipe's end alone: a fork of ours may hold that for long
 
     def _private_root(self) -> Path:
         with self._lock:

@@ -231,6 +231,26 @@ def test_closing_removes_the_folder_and_later_runs_make_a_new_one(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
+def test_closing_waits_for_no_fork_of_this_process(tmp_path: Path) -> None:
+    processes = Processes(root=tmp_path)
+    with processes.private_folder():
+        pass
+    until, ours = os.pipe()
+    if (child := os.fork()) == 0:
+        os.close(ours)
+        os.read(until, 1)
+        os._exit(0)
+    try:
+        closing = threading.Thread(target=processes.close, daemon=True)
+        closing.start()
+        closing.join(60)
+        assert not closing.is_alive() and list(tmp_path.iterdir()) == []
+    finally:
+        os.close(ours)
+        os.waitpid(child, 0)
+        os.close(until)
+
+
 def test_a_path_without_the_systems_folders_neither_stops_runs_nor_leaves_files(
     processes: Processes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

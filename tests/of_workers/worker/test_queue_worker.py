@@ -20,7 +20,9 @@ from rq.rate_limit import RateLimit
 from rq.repeat import Repeat
 from rq.serializers import JSONSerializer
 from rq.webhook import Webhook
+from sqlalchemy import update
 
+from storage.database.tables import JobRow
 from storage.queue.new_tasks import NewTask, add_tasks
 from storage.transitions import accept, end_jobs
 from tests.support.fixtures.queue import Entry, QueueWorld, make_world, running_job, wait_for
@@ -296,6 +298,25 @@ def test_the_step_of_a_cancelled_job_is_stopped_and_its_worker_child_takes_the_n
     wait_for(lambda: queue_world.journal("end", ref))
     assert not queue_world.journal("end", "forever:0-0")
     assert queue_world.journal("end", ref)[0].pid == start.pid
+
+
+def test_work_is_stopped_at_its_jobs_deadline_but_not_what_finishes_them(brief_leases: QueueWorld) -> None:
+    with brief_leases.database.write() as session:
+        jobs = [running_job(session) for _ in range(2)]
+        plan = NewTask(kind="plan", ref="watchful_plan:0-0", jobs=(jobs[0],))
+        finish = NewTask(kind="finish", ref="watchful_finish:0-0", target="sm_80", jobs=(jobs[1],))
+        add_tasks(session, [plan, finish])
+    wake_ups.add_wake_ups(brief_leases.redis, "plan", None)
+    wake_ups.add_wake_ups(brief_leases.redis, "compile", "sm_80")
+    for kind in ("plan", "compile"):
+        brief_leases.start(kind)
+    for task in (plan, finish):
+        wait_until_started(brief_leases, task.ref)
+    with brief_leases.database.write() as session:
+        session.execute(update(JobRow).values(deadline=time.time() - 1.0))
+    [end] = wait_until_ended(brief_leases, finish.ref)
+    assert end.at - brief_leases.journal("start", finish.ref)[0].at >= 2.0
+    assert not brief_leases.journal("end", plan.ref)
 
 
 @pytest.mark.parametrize("end", ["killed", "grown"])

@@ -65,6 +65,11 @@ def act(behaviour: str, context: StepContext) -> None:
         grown[:: mmap.PAGESIZE] = b"\1" * len(grown[:: mmap.PAGESIZE])  # touched
     elif behaviour == "brief":
         time.sleep(2.0)
+    elif behaviour == "watchful":  # it ends as soon as it should
+        until = time.monotonic() + 2.0
+        while time.monotonic() < until:
+            context.check()
+            time.sleep(0.02)
     elif behaviour == "deaf":  # native code that keeps the interpreter for itself
         sum_of_a_huge_power = pow(3, 2**26)
         write(f"deaf-{sum_of_a_huge_power % 10}", context)
