@@ -86,11 +86,11 @@ class Lock:
             for pinned in self.problems
             if asked in (encode(pinned.problem), encode(_bare(pinned.record.problem)))
         ]
-        wanted = {pinned.sha256: pinned.record for pinned in alike if target in (None, pinned.record.target)}
-        if len(wanted) == 1:
-            return next(iter(wanted.values()))
+        of_target = {pinned.sha256: pinned.record for pinned in alike if target in (None, pinned.record.target)}
+        if len(of_target) == 1:
+            return next(iter(of_target.values()))
         targets = ", ".join(sorted({pinned.record.target for pinned in alike}))
-        if wanted:
+        if of_target:
             raise UsageError(f"{self.path} pins this problem for {targets}: name one with target=…")
         why = f"pins it for {targets}, not for {target}" if alike else "does not pin it"
         raise NotLocked(

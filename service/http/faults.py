@@ -74,8 +74,8 @@ def words_of(entry: Mapping[str, Any]) -> str:
             return f" needs the field {context['discriminator'].strip(chr(39))}"
         case "union_tag_invalid":
             return f" names an unknown {context['discriminator'].strip(chr(39))} {context['tag']!r:.60}"
-    if (wanted := _JSON_WORDS.get(entry["type"])) is not None:
-        return f" should be {wanted}"
+    if (expected := _JSON_WORDS.get(entry["type"])) is not None:
+        return f" should be {expected}"
     message = str(entry["msg"]).removeprefix("Value error, ")
     for start in ("Input should be ", "String should "):
         if message.startswith(start):

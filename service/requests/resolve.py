@@ -186,7 +186,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class LookupProblem:
     """One problem of a lookup, as it was read (`asked`; its class is empty where none is named). `classes`, `keys`: of
     the records of that class, or of those with a live GPU, the best first. `predicted`: the key of the last resort,
     where no class is named. `key`, `key_class`: of the record that a job of today would make, which names a miss."""
@@ -220,15 +220,15 @@ def resolve_jobs(request: JobRequest, known: Known, settings: Settings) -> list[
     return resolved
 
 
-def resolve_lookups(request: JobRequest, known: Known) -> list[Wanted]:
+def resolve_lookups(request: JobRequest, known: Known) -> list[LookupProblem]:
     """The problems of a lookup: any device class may be asked for, and no search space is looked at."""
-    wanted = []
+    problems = []
     for p in _Resolver(request, known, None).all():
         classes = [p.device_class] if p.device_class else known.live_classes(p.target)
         predicted = None if p.device_class else _key_on(p, predicted_class(p.target))
         keys = [_key_on(p, name) for name in classes]
-        wanted.append(Wanted(p, classes, keys, predicted))
-    return wanted
+        problems.append(LookupProblem(p, classes, keys, predicted))
+    return problems
 
 
 _SPELLED = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode

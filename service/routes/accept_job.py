@@ -365,14 +365,14 @@ def cached_entry(
     if record is None:
         return None
     limit, deterministic = terms.workspace_limit_bytes, terms.deterministic
-    wanted = search_entry(
+    search = search_entry(
         asked.search.canonical(),
         generator(asked.operator.name),
         limit,
         deterministic=deterministic,
         every_ptx=terms.ptx == "all",
     )
-    if not is_covered(record.searches, wanted, live):
+    if not is_covered(record.searches, search, live):
         return None
     front = record.usable(limit, deterministic)
     return front[0] if front else None

@@ -82,9 +82,9 @@ LabelsWanted = Annotated[
 ]
 
 
-def labels_of(wanted: Sequence[str] | None) -> list[tuple[str, str]]:
+def labels_of(entries: Sequence[str] | None) -> list[tuple[str, str]]:
     """`key=value` each."""
-    return [(entry.partition("=")[0], entry.partition("=")[2]) for entry in wanted or ()]
+    return [(entry.partition("=")[0], entry.partition("=")[2]) for entry in entries or ()]
 
 
 def known_job(job: str, service: ServiceDep) -> str:

@@ -28,7 +28,7 @@ from codegen.text.ptxas_report import Resources
 from codegen.text.render_group import slice_digest
 from codegen.text.winner_text import host_digest
 from cukiln.types import FrontEntry, TunedFor, WinnerRecord
-from service.requests.resolve import Resolved, Wanted
+from service.requests.resolve import LookupProblem, Resolved
 from service.winner_cache import CachedWinner, WinnerCache
 from storage.database.database_errors import DATABASE_ERRORS
 from storage.database.session import Session
@@ -63,7 +63,7 @@ class _Near:
     distance: float
 
 
-def nearest_records(winners: WinnerCache, misses: Mapping[int, Wanted], policy: Policy) -> dict[int, bytes]:
+def nearest_records(winners: WinnerCache, misses: Mapping[int, LookupProblem], policy: Policy) -> dict[int, bytes]:
     """By place, as JSON, of the misses that a neighbour's kernel is right for. Of a database that does not answer, what
     it has answered before: it never costs a lookup its hits."""
     records: dict[int, bytes] = {}
@@ -76,10 +76,10 @@ def nearest_records(winners: WinnerCache, misses: Mapping[int, Wanted], policy: 
     return records
 
 
-def _records(winners: WinnerCache, misses: Mapping[int, Wanted], policy: Policy) -> dict[int, WinnerRecord]:
+def _records(winners: WinnerCache, misses: Mapping[int, LookupProblem], policy: Policy) -> dict[int, WinnerRecord]:
     """No session is held while another is opened: a pool of connections that all do that stands still."""
     with winners.database.read() as session:
-        near = {place: _nearest(session, wanted.asked) for place, wanted in misses.items()}
+        near = {place: _nearest(session, problem.asked) for place, problem in misses.items()}
     cached = winners.get([neighbour.row.key for some in near.values() for neighbour in some])
     records: dict[int, WinnerRecord] = {}
     for number in range(TRIED):
@@ -98,16 +98,16 @@ def _records(winners: WinnerCache, misses: Mapping[int, Wanted], policy: Policy)
     return records
 
 
-def _record(wanted: Wanted, lent: "_Lent", front: list[FrontEntry]) -> WinnerRecord:
-    asked, theirs = wanted.asked, lent.theirs
+def _record(problem: LookupProblem, lent: "_Lent", front: list[FrontEntry]) -> WinnerRecord:
+    asked, theirs = problem.asked, lent.theirs
     return WinnerRecord(
-        key=wanted.key,
+        key=problem.key,
         revision=0,
         operator=asked.operator.name,
         problem=asked.problem.canonical(),
         target=asked.target,
         emulates=data_sheet(asked.target).emulates,
-        device_class=wanted.key_class,
+        device_class=problem.key_class,
         cuda=theirs.cuda,
         ranked_by="predicted",
         front=front,

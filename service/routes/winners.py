@@ -26,7 +26,7 @@ from service.http.parameters import known_parameters
 from service.http.strict_json import read_json
 from service.openapi import BODY_PROBLEMS, EXAMPLE, body_of, problems
 from service.requests.models import LOOKUP_FIELDS, LookupRequest
-from service.requests.resolve import Known, Wanted, read_request, resolve_lookups
+from service.requests.resolve import Known, LookupProblem, read_request, resolve_lookups
 from service.routes.accept_job import Submission, TriedMeanwhile, Untried, accept_jobs, raised
 from service.routes.body import Body
 from service.routes.by_id import require_one
@@ -126,12 +126,13 @@ class Queued:
     refused: str | None = None
 
 
-def tune_misses(service: Service, known: Known, body: Mapping[str, Any], misses: dict[int, Wanted]) -> Queued:
+def tune_misses(service: Service, known: Known, body: Mapping[str, Any], misses: dict[int, LookupProblem]) -> Queued:
     """`body`: of the lookup. `misses`: by place in it."""
     places = {
-        wanted.key: place
-        for place, wanted in reversed(misses.items())
-        if wanted.asked.device_class in ("", *known.device_classes(wanted.asked.target))  # no other can be measured on
+        problem.key: place
+        for place, problem in reversed(misses.items())
+        # No other class can be measured on.
+        if problem.asked.device_class in ("", *known.device_classes(problem.asked.target))
     }
     trying: dict[str, Trying] = {}
     try:
@@ -157,15 +158,17 @@ def tune_misses(service: Service, known: Known, body: Mapping[str, Any], misses:
         return Queued(trying, str(refused_by(failure_of(error) or Failure.UNAVAILABLE)))
 
 
-def _submit(service: Service, body: Mapping[str, Any], new: Mapping[int, Wanted], untried: Untried) -> Job | Exception:
-    searches = {wanted.key: untried.searches[wanted.key] for wanted in new.values()}
+def _submit(
+    service: Service, body: Mapping[str, Any], new: Mapping[int, LookupProblem], untried: Untried
+) -> Job | Exception:
+    searches = {problem.key: untried.searches[problem.key] for problem in new.values()}
     submission = Submission(_job_body(body, new), untried=replace(untried, searches=searches))
     return accept_jobs(service, [submission])[0]
 
 
-def _job_body(body: Mapping[str, Any], misses: Mapping[int, Wanted]) -> bytes:
+def _job_body(body: Mapping[str, Any], misses: Mapping[int, LookupProblem]) -> bytes:
     """In a lookup several problems may have one name, in a job none."""
-    names = _unique(wanted.asked.name for wanted in misses.values())
+    names = _unique(problem.asked.name for problem in misses.values())
     problems = [{**body["problems"][place], "name": name} for place, name in zip(misses, names, strict=True)]
     own = {name: part for name, part in body.items() if name not in LOOKUP_FIELDS}
     return json.dumps({**own, "problems": problems}).encode()
@@ -185,18 +188,18 @@ def _unique(names: Iterable[str]) -> list[str]:
 class _Search:
     """The first record of each problem with a kernel that the request allows: see `post_lookups` for the order."""
 
-    def __init__(self, winners: WinnerCache, wanted: Sequence[Wanted], request: LookupRequest) -> None:
-        self._winners, self._wanted = winners, wanted
+    def __init__(self, winners: WinnerCache, problems: Sequence[LookupProblem], request: LookupRequest) -> None:
+        self._winners, self._problems = winners, problems
         self._policy = request.workspace_limit_bytes, request.deterministic
         self._fields = tuple(request.fields) if request.fields else None
         self._found: dict[int, tuple[str, bytes]] = {}
         self._nearest: Mapping[int, bytes] = {}
-        for level in range(max((len(problem.keys) for problem in wanted), default=0)):
+        for level in range(max((len(problem.keys) for problem in problems), default=0)):
             self._try({place: problem.keys[level] for place, problem in self._open() if level < len(problem.keys)})
         self._try_elsewhere()
         self._try({place: p.predicted for place, p in self._open() if p.predicted is not None})
 
-    def misses(self) -> dict[int, Wanted]:
+    def misses(self) -> dict[int, LookupProblem]:
         """The problems without a record, by place."""
         return dict(self._open())
 
@@ -207,7 +210,7 @@ class _Search:
     def answer(self, queued: Queued) -> Iterator[bytes]:
         """The JSON of `Lookups`, put together from records that are JSON already."""
         yield b'{"results":['
-        for place, problem in enumerate(self._wanted):
+        for place, problem in enumerate(self._problems):
             key, record = self._found.get(place, (problem.key, self._nearest.get(place, b"null")))
             yield b'%b{"name":%b,"key":"%b","record":' % (
                 b"," if place else b"",
@@ -218,11 +221,11 @@ class _Search:
             trying = queued.trying.get(key) if place not in self._found else None
             yield b',"tuning":%b}' % json.dumps(vars(trying)).encode() if trying else b"}"
         hits = len(self._found)
-        yield b'],"hits":%d,"misses":%d' % (hits, len(self._wanted) - hits)
+        yield b'],"hits":%d,"misses":%d' % (hits, len(self._problems) - hits)
         yield b',"not_queued":%b}' % json.dumps(queued.refused).encode() if queued.refused else b"}"
 
-    def _open(self) -> Iterator[tuple[int, Wanted]]:
-        return ((place, problem) for place, problem in enumerate(self._wanted) if place not in self._found)
+    def _open(self) -> Iterator[tuple[int, LookupProblem]]:
+        return ((place, problem) for place, problem in enumerate(self._problems) if place not in self._found)
 
     def _try(self, keys: dict[int, str]) -> None:
         winners = self._winners.get(keys.values())
@@ -246,5 +249,5 @@ class _Search:
             self._try({places[index]: key for index, (_, key) in others.items()})
 
     def _elsewhere(self, place: int, after: str) -> Elsewhere:
-        asked = self._wanted[place].asked
+        asked = self._problems[place].asked
         return Elsewhere(under_cuda(asked.problem.digest, asked.cuda), asked.target, after)

@@ -121,10 +121,10 @@ class BlobStore:
 
     def missing(self, digests: Iterable[str]) -> set[str]:
         """Those that have no row, or whose local file is gone or has another size. A remote store is not asked."""
-        wanted = set(digests)
+        distinct = set(digests)
         with self._database.read() as session:
-            rows = rows_among(session, select(BlobRow.digest, BlobRow.size), BlobRow.digest, wanted)
-        return wanted - {digest for digest, size in rows if self._may_hold(digest, size)}
+            rows = rows_among(session, select(BlobRow.digest, BlobRow.size), BlobRow.digest, distinct)
+        return distinct - {digest for digest, size in rows if self._may_hold(digest, size)}
 
     def _may_hold(self, digest: str, size: int) -> bool:
         local = self._objects.local_path(blob_path(digest))

@@ -35,11 +35,11 @@ ENOUGH = 65_536
 def raise_descriptor_limit() -> int:
     """Up to the hard limit, where that is sensible; returns how many there may be now."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
+    limit = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)
+    if soft == resource.RLIM_INFINITY or soft >= limit:
         return soft if soft > 0 else ENOUGH
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    return wanted
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    return limit
 
 
 # Not TMPDIR: two services with different ones would not see each other's leases. systemd gives a service a /tmp of its

@@ -102,9 +102,9 @@ def contenders(points: Iterable[Point]) -> list[Point]:
     ordered = sorted(points, key=lambda point: (point.us, point.candidate))
     if not ordered:
         return []
-    wanted = {point.candidate for point in pareto(ordered)}
-    wanted.update(point.candidate for point in ordered if point.us <= (1 + NEAR) * ordered[0].us)
-    return thinned([point for point in ordered if point.candidate in wanted], MOST_CONTENDERS)
+    chosen = {point.candidate for point in pareto(ordered)}
+    chosen.update(point.candidate for point in ordered if point.us <= (1 + NEAR) * ordered[0].us)
+    return thinned([point for point in ordered if point.candidate in chosen], MOST_CONTENDERS)
 
 
 def finalists(operator: Operator, right: Iterable[tuple[Candidate, float]]) -> list[str]:

@@ -121,8 +121,10 @@ def _policy(entry: Entry) -> tuple[int | None, bool]:
 
 def _allows(done: Entry, asked: Entry) -> bool:
     """Whether `done` rejected nothing that `asked` does not reject too."""
-    (within, only), (wanted, wanted_only) = _policy(done), _policy(asked)
-    return (within is None or (wanted is not None and wanted <= within)) and (wanted_only or not only)
+    (bytes_done, only_done), (bytes_asked, only_asked) = _policy(done), _policy(asked)
+    if only_done and not only_asked:
+        return False
+    return bytes_done is None or (bytes_asked is not None and bytes_asked <= bytes_done)
 
 
 def _text(entry: Entry) -> str:

@@ -144,11 +144,11 @@ def restore(folder: Path, settings: Settings) -> Restored:
     staging = data / RESTORING
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
-    wanted, keys = {*manifest.blobs, *manifest.missing}, list[Key]()
+    digests, keys = {*manifest.blobs, *manifest.missing}, list[Key]()
     if manifest.database is not None:
         _restore_database(folder / manifest.database.file, manifest.database, staging / DATABASE)
-        wanted |= _listed(staging / DATABASE).keys()  # also where the manifest is damaged
-    lost = _restore_blobs(folder, staging, wanted)
+        digests |= _listed(staging / DATABASE).keys()  # also where the manifest is damaged
+    lost = _restore_blobs(folder, staging, digests)
     if manifest.database is not None:
         keys = _forget_lost(staging, lost)
     for name in ("blobs", *([DATABASE] if manifest.database else [])):  # the database last: with it, all is there
@@ -168,8 +168,8 @@ class _Copy:
         self.missing: set[str] = set()
         self.copied = 0
 
-    def take(self, wanted: Mapping[str, int]) -> None:
-        for digest in wanted.keys() - self.held.keys():
+    def take(self, sizes: Mapping[str, int]) -> None:
+        for digest in sizes.keys() - self.held.keys():
             data = self._target.get(blob_path(digest))
             if data is None or hashlib.sha256(data).hexdigest() != digest:
                 try:
@@ -235,11 +235,11 @@ def _prune(folder: Path, manifest: Manifest) -> None:
             (folder / "blobs" / entry.path).unlink()
 
 
-def _restore_blobs(folder: Path, staging: Path, wanted: Iterable[str]) -> list[str]:
+def _restore_blobs(folder: Path, staging: Path, digests: Iterable[str]) -> list[str]:
     """Returns the digests of those that cannot be had."""
     target = LocalObjects(staging / "blobs", PREFIX)
     lost = []
-    for digest in wanted:
+    for digest in digests:
         file = folder / "blobs" / blob_path(digest)
         data = file.read_bytes() if file.is_file() else b""
         if hashlib.sha256(data).hexdigest() != digest:

@@ -68,9 +68,9 @@ class NewTask:
 
 def add_tasks(session: Session, tasks: Iterable[NewTask]) -> int:
     """Add what is not there yet (found by kind and ref, whatever its state); returns how many were new."""
-    wanted = {(task.kind, task.ref): task for task in tasks}
-    present = _present(session, wanted)
-    new = {place: task for place, task in wanted.items() if place not in present}
+    by_place = {(task.kind, task.ref): task for task in tasks}
+    present = _present(session, by_place)
+    new = {place: task for place, task in by_place.items() if place not in present}
     rows = [{"kind": task.kind, "ref": task.ref, "state": "waiting", **_anew(session, task)} for task in new.values()]
     insert_new(session, TaskRow, rows)
     added = _present(session, new)
@@ -83,11 +83,11 @@ def add_again(session: Session, tasks: Iterable[NewTask]) -> list[NewTask]:
 
     Returns the tasks that wait now and did not before. Their kinds are those that may have more to do later.
     """
-    wanted = {(task.kind, task.ref): task for task in tasks}
-    present = _present(session, wanted)
+    by_place = {(task.kind, task.ref): task for task in tasks}
+    present = _present(session, by_place)
     for place, (task_id, state) in present.items():
         if state not in UNENDED:
-            task, row = wanted[place], core(TaskRow)
+            task, row = by_place[place], core(TaskRow)
             anew = {**waits_again(session, task_id, state), **_anew(session, task)}
             change(session, row, row.c.id == task_id, **anew)
             needed_by, job = core(TaskJobRow).c, core(JobRow).c
@@ -95,9 +95,9 @@ def add_again(session: Session, tasks: Iterable[NewTask]) -> list[NewTask]:
             # Jobs that needed it until it ended so. Of a failed one, jobs that have not ended need it still.
             had = (needed_by.task_id == task_id) & (ended if state == "failed" else true())
             change(session, TaskJobRow, had, wanted=False)
-    add_jobs(session, [(id, job) for place, (id, _) in present.items() for job in wanted[place].jobs])
-    add_tasks(session, (task for place, task in wanted.items() if place not in present))
-    return [task for place, task in wanted.items() if place not in present or present[place][1] not in UNENDED]
+    add_jobs(session, [(id, job) for place, (id, _) in present.items() for job in by_place[place].jobs])
+    add_tasks(session, (task for place, task in by_place.items() if place not in present))
+    return [task for place, task in by_place.items() if place not in present or present[place][1] not in UNENDED]
 
 
 def add_jobs(session: Session, pairs: Iterable[tuple[int, str]]) -> None:
@@ -125,13 +125,13 @@ def jobs_of(session: Session, task_id: int) -> tuple[str, ...]:
     return tuple(session.scalars(needed_by))
 
 
-def _present(session: Session, wanted: Mapping[Place, NewTask]) -> dict[Place, tuple[int, str]]:
+def _present(session: Session, by_place: Mapping[Place, NewTask]) -> dict[Place, tuple[int, str]]:
     """Id and state of those that are there."""
     task = core(TaskRow).c
-    kinds = {kind for kind, _ in wanted}
+    kinds = {kind for kind, _ in by_place}
     of_kinds = select(task.kind, task.ref, task.id, task.state).where(task.kind.in_(kinds))
-    rows = rows_among(session, of_kinds, task.ref, [ref for _, ref in wanted])
-    return {(kind, ref): (id, state) for kind, ref, id, state in rows if (kind, ref) in wanted}
+    rows = rows_among(session, of_kinds, task.ref, [ref for _, ref in by_place])
+    return {(kind, ref): (id, state) for kind, ref, id, state in rows if (kind, ref) in by_place}
 
 
 def _anew(session: Session, task: NewTask) -> dict[str, Any]:

@@ -250,16 +250,16 @@ def waiting_for(session: Session, job_id: str, live_seconds: float) -> str | Non
     A worker without a heartbeat for `live_seconds` counts as gone.
     """
     finishing = select(TaskRow.id).where(TaskRow.kind == FINISH, TaskRow.ref == cast(JobProblemRow.id, String))
-    wanted = session.scalars(
+    classes = session.scalars(
         select(JobProblemRow.device_class)
         .where(JobProblemRow.job_id == job_id, JobProblemRow.state.in_(LIVE), ~asks_predicted(), ~finishing.exists())
         .distinct()
     ).all()
     paused = in_words(pauses(session))
-    if not wanted:
+    if not classes:
         return paused
     live = {device.device_class for device in live_devices(session, live_seconds)}
-    absent = sorted(set(wanted) - live)
+    absent = sorted(set(classes) - live)
     return "; ".join([*(_sentence(session, device_class) for device_class in absent), *filter(None, [paused])]) or None
 
 

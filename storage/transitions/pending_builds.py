@@ -258,8 +258,8 @@ def pending_counts(session: Session, most: int, targets: Sequence[str] | None = 
     now = clock_of(session).now()
     counts = {}
     for target in places:
-        wanted = pending_of_live_jobs(now).where(pending_build.target == target)
-        counts[target] = len(session.execute(wanted.with_only_columns(build.id).distinct().limit(most)).all())
+        pending = pending_of_live_jobs(now).where(pending_build.target == target)
+        counts[target] = len(session.execute(pending.with_only_columns(build.id).distinct().limit(most)).all())
     return {target: count for target, count in counts.items() if count}
 
 

@@ -82,10 +82,10 @@ class Asked(NamedTuple):
 def _kernels(request: Mapping[str, Any], options: Options, settings: Settings) -> Iterator[Asked]:
     """Those of every problem that is asked for; raises WrongUse, CodegenError, ValidationError."""
     parsed = JobRequest.model_validate(dict(request))
-    wanted = [place for place, each in enumerate(parsed.problems) if options.problem in (None, name_of(each, place))]
-    if not wanted:
+    places = [place for place, each in enumerate(parsed.problems) if options.problem in (None, name_of(each, place))]
+    if not places:
         raise WrongUse(f"no problem is called {options.problem!r}")
-    for place in wanted:
+    for place in places:
         problem = asked_problem(parsed, place, settings.default_target)
         few = None if problem.search.schedules is not None else 1
         search = problem.search.model_copy(update={"limit": options.limit or few})

@@ -190,13 +190,13 @@ def list_devices(module: str) -> list[Device]:
     return devices
 
 
-def choose_device(devices: Sequence[Device], wanted: str) -> Device:
+def choose_device(devices: Sequence[Device], name: str) -> Device:
     """The one with that UUID, or that number in the order of the driver. Raises GpuMissing."""
     for number, device in enumerate(devices):
-        if wanted.lower() in (device.uuid.lower(), str(number)):
+        if name.lower() in (device.uuid.lower(), str(number)):
             return device
     there = ", ".join(f"{number} = {device.name} {device.uuid}" for number, device in enumerate(devices)) or "none"
-    raise GpuMissing(f"there is no GPU {wanted} on this machine: it has {there}")
+    raise GpuMissing(f"there is no GPU {name} on this machine: it has {there}")
 
 
 def require_driver(devices: Sequence[Device], cuda: int) -> None:
@@ -224,7 +224,7 @@ def _driver(name: str) -> ModuleType:
     except (ImportError, SyntaxError, TypeError, ValueError) as error:  # the last two: for what is no module's name
         words = f"cannot be imported: {error}"
     else:
-        missing = [wanted for wanted in ("list_devices", "open_gpu") if not callable(getattr(module, wanted, None))]
+        missing = [entry for entry in ("list_devices", "open_gpu") if not callable(getattr(module, entry, None))]
         if not missing:
             return module
         words = f"has no function {missing[0]}"

@@ -84,15 +84,15 @@ class Run:
         room = MOST_IN_TASK if self.deadline is None else MOST_BUDGETED
         while left and not self.cancel.is_set():
             chunk: list[WorkProblem] = []
-            wanted: dict[tuple[str, str | None], Entry] = {}
+            distinct: dict[tuple[str, str | None], Entry] = {}
             while left:  # as many whole problems as a child takes
                 entries = {(entry[1].id, entry[2].code_digest): entry for entry in self._next(left[0], most)}
-                if chunk and len(wanted) + len(entries) > room:
+                if chunk and len(distinct) + len(entries) > room:
                     break
                 chunk.append(left.popleft())
                 # Of problems that share a candidate the first one has it measured for all.
-                wanted |= {key: entry for key, entry in entries.items() if key not in wanted}
-            self._measure(list(wanted.values()))
+                distinct |= {key: entry for key, entry in entries.items() if key not in distinct}
+            self._measure(list(distinct.values()))
             self._compare(chunk)
             self._write()
 
@@ -114,11 +114,11 @@ class Run:
             return False
         return self.journal.result(candidate.id, built.code_digest) is None
 
-    def _measure(self, wanted: Sequence[Entry]) -> None:
-        for first in range(0, len(wanted), MOST_IN_TASK):
+    def _measure(self, entries: Sequence[Entry]) -> None:
+        for first in range(0, len(entries), MOST_IN_TASK):
             if self.cancel.is_set():
                 return
-            some = wanted[first : first + MOST_IN_TASK]
+            some = entries[first : first + MOST_IN_TASK]
             self._run("measure", some)
             results = [self.journal.result(candidate.id, built.code_digest) for _, candidate, built in some]
             right = sum(result is not None and result["verdict"] == "ok" for result in results)

@@ -83,12 +83,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return DONE if all(part.name in progress.ended and progress.ended[part.name].is_well for part in parts) else LEFT
 
 
-def _card(module: str, wanted: str, namespaces: bool) -> tuple[Device | None, bool]:
+def _card(module: str, name: str, namespaces: bool) -> tuple[Device | None, bool]:
     """The card that is measured on, and whether it is used in PID namespaces; None, said, where there is none: each
     part then says so, too. Raises DriverTooOld."""
     try:
         devices, namespaces = _devices(module, namespaces)
-        card = choose_device(devices, wanted)
+        card = choose_device(devices, name)
     except DriverTooOld:
         raise
     except (GpuMissing, ProcessError) as error:

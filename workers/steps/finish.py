@@ -178,8 +178,8 @@ def build_front(
     tried = 0
     while True:
         front = pareto(entry.point for entry in left.values())
-        wanted = thinned(front, MOST_POINTS)
-        missing = [point.candidate for point in wanted if point.candidate not in built]
+        points = thinned(front, MOST_POINTS)
+        missing = [point.candidate for point in points if point.candidate not in built]
         if not missing or (built and tried >= MOST_BUILDS):
             published = [built[point.candidate] for point in front if point.candidate in built]
             return published, len(published) == len(front)

@@ -83,7 +83,7 @@ def measure(context: StepContext) -> None:
         try:
             if len(present) > len(done):
                 problems = {str(candidate.problem_id): candidate.problem for candidate in present}
-                wanted = [
+                candidates = [
                     TaskCandidate(
                         candidate.candidate,
                         str(candidate.problem_id),
@@ -93,7 +93,7 @@ def measure(context: StepContext) -> None:
                     )
                     for candidate in present
                 ]
-                run_task(context, "measure", problems, wanted, best, done, ending)
+                run_task(context, "measure", problems, candidates, best, done, ending)
         except InfrastructureError:
             # What came before the machine failed is no worse for it.
             if done and context.cancel.reason != "lost":
@@ -109,7 +109,7 @@ def run_task(
     context: StepContext,
     kind: TaskKind,
     problems: Mapping[str, Mapping[str, Any]],
-    wanted: Sequence[TaskCandidate],
+    candidates: Sequence[TaskCandidate],
     best: Mapping[int, float],
     done: list[CandidateResult],
     cancel: threading.Event,
@@ -127,9 +127,9 @@ def run_task(
         seed=context.fresh_seed,
     )
     best_us = {str(problem): us for problem, us in best.items()}
-    outcome = engine.run(kind, problems, wanted, best_us, done.append, cancel=cancel)
-    count = len(done) if kind == "measure" else len(wanted)
-    log.info("%s: %d of %d candidates in %.1f s on %s", kind, count, len(wanted), outcome.wall_seconds, device.name)
+    outcome = engine.run(kind, problems, candidates, best_us, done.append, cancel=cancel)
+    count = len(done) if kind == "measure" else len(candidates)
+    log.info("%s: %d of %d candidates in %.1f s on %s", kind, count, len(candidates), outcome.wall_seconds, device.name)
     return outcome
 
 
@@ -221,16 +221,16 @@ def compare(context: StepContext) -> None:
         libraries = fetch_libraries(
             context.blobs, (contender.library for contender in chosen if contender.library is not None), folder
         )
-        wanted = [
+        candidates = [
             TaskCandidate(contender.candidate, context.lease.ref, contender.schedule, str(path), verified=True)
             for contender in chosen
             if (path := libraries.paths.get(contender.library or "")) is not None
         ]
-        if wanted:
+        if candidates:
             times = [contender.measured_us for contender in chosen if contender.measured_us is not None]
             best = {problem.id: min(times)} if times else {}
             outcome = run_task(
-                context, "compare", {context.lease.ref: problem.problem}, wanted, best, [], context.cancel
+                context, "compare", {context.lease.ref: problem.problem}, candidates, best, [], context.cancel
             )
     context.check()
     results = [result for result in outcome.results if result.verdict != "ok"] if outcome else []

@@ -253,7 +253,7 @@ def database(settings: Any) -> Finding:
     return Finding("database", "found", shown)
 
 
-def disk(name: str, folder: Path, wanted: int = FREE_BYTES_WANTED) -> Finding:
+def disk(name: str, folder: Path, enough: int = FREE_BYTES_WANTED) -> Finding:
     """Whether files can be made at `folder`, or where it would be made, and the free space."""
     existing = folder
     try:
@@ -264,8 +264,8 @@ def disk(name: str, folder: Path, wanted: int = FREE_BYTES_WANTED) -> Finding:
     except OSError as error:
         todo = "make it writable, or name another one (CUKILN_DATA, CUKILN_CACHE, TMPDIR)"
         return Finding(name, "missing", f"{folder} cannot be written: {error.strerror}", todo)
-    if free < wanted:
-        todo = f"free some: {wanted / 1e9:.0f} GB are wanted"
+    if free < enough:
+        todo = f"free some: {enough / 1e9:.0f} GB are wanted"
         return Finding(name, "missing", f"{folder}: {free / 1e9:.1f} GB free", todo)
     return Finding(name, "found", f"{folder}: {free / 1e9:.0f} GB free")
 
