@@ -269,7 +269,7 @@ def test_who_has_a_gpu_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_full_or_unwritable_disk_is_missing(tmp_path: Path) -> None:
     assert disk("data", tmp_path / "not/yet/made").state == "found"
-    full = disk("data", tmp_path, wanted=10**18)
+    full = disk("data", tmp_path, enough=10**18)
     assert (full.state, full.todo) == ("missing", "free some: 1000000000 GB are wanted")
     (tmp_path / "file").touch()
     blocked = disk("data", tmp_path / "file" / "folder")
@@ -281,6 +281,7 @@ def test_a_client_alone_is_healthy_and_says_what_it_lacks(
     scripted: ScriptedService, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "storage.config.settings", None)
+    monkeypatch.setattr("cukiln.settings.DEFAULT_URL", f"http://{CLOSED}")  # where a service may run beside the tests
     alone = doctor_report()
     assert alone.healthy
     assert {finding.name: finding.state for finding in alone.findings} == {
