@@ -25,13 +25,13 @@ from cukiln.errors import *  # noqa: F403
 if TYPE_CHECKING:
     from cukiln.client import AsyncClient, Client
     from cukiln.events import Event
-    from cukiln.load_kernel import Kernel, choose, load
+    from cukiln.http.transport import AsyncTransport, Transport
+    from cukiln.kernels.load_kernel import Kernel, choose, load
+    from cukiln.kernels.workspace_pool import release_workspaces
     from cukiln.lock import Lock
     from cukiln.operations.steps import Prepared
-    from cukiln.transport import AsyncTransport, Transport
     from cukiln.types import Job, LookedUp, Progress, WinnerRecord
     from cukiln.types.problems import Problem
-    from cukiln.workspace_pool import release_workspaces
 
     __version__: str
 
@@ -42,13 +42,13 @@ __all__ += errors.__all__
 _MODULES = {
     "cukiln.client": ["AsyncClient", "Client"],
     "cukiln.events": ["Event"],
-    "cukiln.load_kernel": ["Kernel", "choose", "load"],
+    "cukiln.kernels.load_kernel": ["Kernel", "choose", "load"],
     "cukiln.lock": ["Lock"],
     "cukiln.operations.steps": ["Prepared"],
-    "cukiln.transport": ["AsyncTransport", "Transport"],
+    "cukiln.http.transport": ["AsyncTransport", "Transport"],
     "cukiln.types": ["Job", "LookedUp", "Progress", "WinnerRecord"],
     "cukiln.types.problems": ["Problem"],
-    "cukiln.workspace_pool": ["release_workspaces"],
+    "cukiln.kernels.workspace_pool": ["release_workspaces"],
 }
 _LAZY = {name: module for module, names in _MODULES.items() for name in names}
 

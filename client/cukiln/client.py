@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Self, TypeVar
 
 from cukiln.errors import CukilnError
 from cukiln.events import Event, read_events, read_events_async
+from cukiln.http.transport import ATTEMPTS, CALL_SECONDS, CONNECT_SECONDS, LOOKUP_SECONDS, AsyncTransport, Transport
 from cukiln.operations.files import FileOperations
 from cukiln.operations.gathered import GatheredLookups
 from cukiln.operations.jobs import JobOperations, ProgressCallback
@@ -19,7 +20,6 @@ from cukiln.operations.state import FRESH_SECONDS
 from cukiln.operations.steps import Ask, Follow, Listing, OnMissTerms, Operation, Pause, Prepared, Step, job_path
 from cukiln.settings import ClientSettings
 from cukiln.tasks import cancel_all
-from cukiln.transport import ATTEMPTS, CALL_SECONDS, CONNECT_SECONDS, LOOKUP_SECONDS, AsyncTransport, Transport
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")

@@ -8,10 +8,10 @@ from typing import Any
 
 import httpx2
 
-from cukiln.bodies import LARGEST_EVENT
 from cukiln.errors import ServiceBusy, UnexpectedAnswer
-from cukiln.retries import delay
-from cukiln.transport import AsyncTransport, Transport
+from cukiln.http.bodies import LARGEST_EVENT
+from cukiln.http.retries import delay
+from cukiln.http.transport import AsyncTransport, Transport
 
 # The service sends a comment every 15 s at the latest; three missed ones mean that the connection is dead.
 _IDLE_SECONDS = 45.0

@@ -4,8 +4,8 @@ import functools
 from pathlib import Path
 
 from cukiln.client import Client
+from cukiln.http.transport import Transport
 from cukiln.settings import ClientSettings
-from cukiln.transport import Transport
 
 MOST_TRANSPORTS = 64
 

@@ -28,7 +28,7 @@ from codegen.errors import UnknownTarget
 from codegen.lower import lower
 from codegen.operators import operator
 from codegen.search.search import Search
-from cukiln.workspace_pool import POOL
+from cukiln.kernels.workspace_pool import POOL
 from tests.gpu.data_sheet import sheet_of
 from tests.gpu.run_check import NotChecked, NotRight, described, failure_of
 from workers.gpu.interface import Device, GpuMissing, choose_device, list_devices, require_driver

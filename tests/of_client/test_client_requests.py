@@ -31,10 +31,10 @@ from cukiln import (
     shared_client,
 )
 from cukiln.client import Client
+from cukiln.http.retries import delay
 from cukiln.lock import Lock
 from cukiln.operations import record_memory
 from cukiln.operations.lookups import LARGEST_LOOKUP
-from cukiln.retries import delay
 from cukiln.settings import DEFAULT_URL, ClientSettings
 from tests.support.fixtures.client import ScriptedService, closed_port, job_json, problem_json, record_json
 

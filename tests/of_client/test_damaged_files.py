@@ -17,7 +17,7 @@ from cukiln import UsageError
 from cukiln.cli.elsewhere import compile_bundle, read_results
 from cukiln.client import Client
 from cukiln.errors import DigestMismatch
-from cukiln.load_kernel import read_record
+from cukiln.kernels.load_kernel import read_record
 from cukiln.local_cache import LocalCache
 from cukiln.lock import Lock, make_lock
 from cukiln.settings import ClientSettings

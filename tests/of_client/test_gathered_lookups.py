@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from cukiln.client import AsyncClient
 from cukiln.errors import BadRequest, NotAuthorised, UnexpectedAnswer
-from cukiln.transport import AsyncTransport
+from cukiln.http.transport import AsyncTransport
 from cukiln.types import LookedUp
 from tests.support.fixtures.client import MATMUL, ScriptedService, closed_port, problem_json, record_json, silent_server
 

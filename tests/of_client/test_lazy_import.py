@@ -33,8 +33,8 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_a_name_stays_callable_whatever_was_imported_before_it() -> None:
-    code = "import cukiln.load_kernel, cukiln.client, cukiln\nprint(callable(cukiln.load), callable(cukiln.Client))"
-    assert run(code) == "True True\n"
+    imports = "import cukiln.kernels.load_kernel, cukiln.client, cukiln\n"
+    assert run(f"{imports}print(callable(cukiln.load), callable(cukiln.Client))") == "True True\n"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -53,7 +53,7 @@ def test_the_version_is_that_of_the_package() -> None:
 
 
 def test_torch_is_imported_by_cukiln_torch_alone() -> None:
-    code = "import cukiln, cukiln.client, cukiln.load_kernel\nprint('torch' in sys.modules)"
+    code = "import cukiln, cukiln.client, cukiln.kernels.load_kernel\nprint('torch' in sys.modules)"
     assert run(code) == "False\n"
 
 

@@ -23,9 +23,9 @@ from cukiln.cli.exit_codes import FAILED
 from cukiln.cli.server import PRIVATE, server_module
 from cukiln.errors import CukilnError, ServerMissing
 from cukiln.gpu import DRIVER, find_gpus
+from cukiln.http.transport import Call, Transport
 from cukiln.operations.answers import parse
 from cukiln.settings import BY_DEFAULT, ClientSettings
-from cukiln.transport import Call, Transport
 from cukiln.types import Targets
 
 # A full search of a model leaves a few GB of libraries and sources; compilers need room for temporary files besides.

@@ -16,8 +16,8 @@ import typer
 from cukiln.cli.console import given_path, make_console
 from cukiln.client import Client
 from cukiln.errors import CukilnError, ServerFailed, ServerMissing, ServiceFailed, UsageError
+from cukiln.http.transport import CALL_SECONDS, Call, Transport
 from cukiln.settings import ClientSettings
-from cukiln.transport import CALL_SECONDS, Call, Transport
 from cukiln.variables import warn_of_misspelt
 
 # Another command may be starting or stopping its service over the same data folder: a cold start takes the longest.

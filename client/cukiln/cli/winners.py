@@ -15,7 +15,7 @@ from cukiln.client import Client
 from cukiln.counted import counted
 from cukiln.errors import UsageError
 from cukiln.job_request import read_request
-from cukiln.load_kernel import RECORD_FILE
+from cukiln.kernels.load_kernel import RECORD_FILE
 from cukiln.local_cache import write_atomically
 from cukiln.lock import LOCK_FILE, Lock, make_lock
 from cukiln.printable import printable

@@ -18,7 +18,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from cukiln.client import Client
 from cukiln.errors import CukilnError, UsageError
 from cukiln.gpu import local_target
-from cukiln.load_kernel import Kernel, load
+from cukiln.kernels.load_kernel import Kernel, load
 from cukiln.request_file import writable, write_problems
 from cukiln.shared_client import shared_client
 from cukiln.types import FrontEntry, OnMiss

@@ -6,13 +6,13 @@ from typing import TypeAlias
 
 import httpx2
 
-from cukiln.bodies import LARGEST_RECORD
+from cukiln.http.bodies import LARGEST_RECORD
+from cukiln.http.transport import Call
 from cukiln.local_cache import check_digest, verify
 from cukiln.operations.answers import parse
 from cukiln.operations.record_memory import cached_record, keep_record
 from cukiln.operations.state import NO_ANSWER, ClientState
 from cukiln.operations.steps import Operation, part
-from cukiln.transport import Call
 from cukiln.types import WinnerRecord
 
 LEAST_BYTES_A_SECOND = 250_000.0  # of a library that a call waits for

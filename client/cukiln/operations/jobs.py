@@ -10,11 +10,11 @@ from pydantic import ValidationError
 from cukiln.errors import BadRequest, WaitTimeout
 from cukiln.events import Event
 from cukiln.gpu import local_target
+from cukiln.http.seconds import check_seconds
+from cukiln.http.transport import Call
 from cukiln.job_request import check_problems, encode
 from cukiln.operations.answers import json_object, parse
 from cukiln.operations.steps import Follow, Listing, Operation, Pause, job_path, once
-from cukiln.seconds import check_seconds
-from cukiln.transport import Call
 from cukiln.types import (
     ENDED,
     CandidatePage,

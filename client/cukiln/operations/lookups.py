@@ -9,16 +9,16 @@ from typing import Any, TypeVar
 import httpx2
 from pydantic import ValidationError
 
-from cukiln.bodies import largest_lookup
 from cukiln.counted import counted
 from cukiln.errors import CukilnError, UnexpectedAnswer
 from cukiln.gpu import local_target
+from cukiln.http.bodies import largest_lookup
+from cukiln.http.seconds import MOST_WAITED
+from cukiln.http.transport import Call
 from cukiln.job_request import check_problems, encode
 from cukiln.operations.answers import json_object, not_valid, parse, unexpected
 from cukiln.operations.state import NO_ANSWER, ClientState
 from cukiln.operations.steps import Ask, OnMissTerms, Operation, Prepared
-from cukiln.seconds import MOST_WAITED
-from cukiln.transport import Call
 from cukiln.types import LookedUp, LookupResult, Lookups, OnMiss, PartialLookups, PartialResult, Priority
 from cukiln.types.problems import Problem
 

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cukiln.errors import NotFound
+from cukiln.http.transport import Call
 from cukiln.job_request import encode
 from cukiln.operations.answers import json_object, parse
 from cukiln.operations.steps import Listing, Operation, job_path, part
-from cukiln.transport import Call
 from cukiln.types import (
     CandidateFacts,
     Forgotten,

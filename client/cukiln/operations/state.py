@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from cukiln.errors import ServiceBusy, ServiceFailed, ServiceUnreachable, UnexpectedAnswer, UsageError
+from cukiln.http.seconds import check_seconds
+from cukiln.http.transport import AsyncTransport, Transport
 from cukiln.local_cache import LocalCache
 from cukiln.operations.record_memory import RecordMemory
-from cukiln.seconds import check_seconds
 from cukiln.settings import ClientSettings
-from cukiln.transport import AsyncTransport, Transport
 
 FRESH_SECONDS = 60.0
 # The service is not there, or cannot answer now: not a fault of the request.

@@ -8,8 +8,8 @@ from urllib.parse import quote, urlencode
 
 from cukiln.errors import UsageError
 from cukiln.events import Event
+from cukiln.http.transport import Call
 from cukiln.operations.answers import parse, unexpected
-from cukiln.transport import Call
 from cukiln.types import CandidatePage, ImportPage, JobPage, OnMiss, Priority, ProfilePage
 
 LARGEST_PAGE = 1_000  # candidates, or imports, in one answer

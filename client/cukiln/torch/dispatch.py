@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, Unpack
 
 import torch
 
-from cukiln.seconds import check_seconds
+from cukiln.http.seconds import check_seconds
 from cukiln.torch.find_kernels import Entry, Finder, Load, load_entry
 from cukiln.torch.options import Options, OptionsGiven
 from cukiln.torch.plan import Plan

@@ -13,7 +13,7 @@ import torch
 from cukiln.client import Client
 from cukiln.errors import CukilnError
 from cukiln.gpu import target_of
-from cukiln.load_kernel import Kernel, choose, load
+from cukiln.kernels.load_kernel import Kernel, choose, load
 from cukiln.operations.state import NO_ANSWER
 from cukiln.shared_client import shared_client
 from cukiln.torch.options import Options

@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias, TypedDict, get_args
 
 from cukiln.client import Client
 from cukiln.errors import UsageError
-from cukiln.seconds import check_seconds
+from cukiln.http.seconds import check_seconds
 
 OnMiss: TypeAlias = Literal["none", "tune", "nearest"]
 

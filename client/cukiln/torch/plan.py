@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import torch
 
 from cukiln.errors import DeviceError
-from cukiln.load_kernel import Kernel
+from cukiln.kernels.load_kernel import Kernel
 
 View: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]  # sizes, strides
 Call: TypeAlias = Callable[..., torch.Tensor]

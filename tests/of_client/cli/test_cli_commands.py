@@ -14,8 +14,8 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from cukiln import load_kernel
 from cukiln.errors import ServiceUnreachable
+from cukiln.kernels import load_kernel
 from tests.support.fixtures.client import ScriptedService, exit_code, job_json, problem_json, progress_json, record_json
 
 REQUEST = {"target": "sm_90a", "problems": [{"name": "ffn1", "operator": "matmul", "m": 4, "n": 4, "k": 4}]}

@@ -19,7 +19,7 @@ from markupsafe import escape
 from cukiln.cli.elsewhere import import_results, parts_of, read_results, result_files
 from cukiln.client import Client
 from cukiln.errors import BadRequest, UsageError
-from cukiln.load_kernel import choose
+from cukiln.kernels.load_kernel import choose
 from cukiln.types import Job, WinnerRecord
 from cukiln.vendor_words import vendor_of_record
 from storage.config.settings import Settings, load_settings

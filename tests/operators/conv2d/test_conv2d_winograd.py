@@ -578,7 +578,7 @@ def test_filters_are_transformed_once_for_many_calls(
     body = f"""
     from pathlib import Path
     sys.path.insert(0, {str(ROOT / "client")!r})
-    from cukiln.load_kernel import Kernel
+    from cukiln.kernels.load_kernel import Kernel
     operands = [T(shape, "float16") for shape in ((2, 12, 10, 16), (24, 3, 3, 16), (24,), (2, 12, 10, 24))]
     ones = (1,) * 8
     kernel = Kernel(library, Path("winner.so"), None)

@@ -37,7 +37,7 @@ LONGEST = (
     "operators/matmul/test_ring.py",
     "operators/attention/test_attention.py",
     "operators/mla/test_mla.py",
-    "of_client/test_workspace_pool.py",
+    "of_client/kernels/test_workspace_pool.py",
     "operators/rows/test_rows.py",
     "operators/conv2d_dgrad/test_conv2d_dgrad_winograd.py",
     "of_workers/reproduce/test_reproduce.py",

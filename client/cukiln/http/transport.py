@@ -18,16 +18,16 @@ from typing import Any
 import httpx2
 from tenacity import AsyncRetrying, RetryCallState, Retrying
 
-from cukiln.addresses import build_request, connecting, parse_url
-from cukiln.bodies import LARGEST_ANSWER, read_body, read_body_async
-from cukiln.bounded_network import bound_network, bounding
-from cukiln.breaker import Breaker
 from cukiln.errors import ProblemError, ServiceBusy, ServiceError, ServiceFailed, ServiceUnreachable, UsageError
 from cukiln.forks import renew_after_fork
-from cukiln.limit import Limit, within
-from cukiln.refused import checked
-from cukiln.retries import delay, may_repeat
-from cukiln.seconds import check_seconds
+from cukiln.http.addresses import build_request, connecting, parse_url
+from cukiln.http.bodies import LARGEST_ANSWER, read_body, read_body_async
+from cukiln.http.bounded_network import bound_network, bounding
+from cukiln.http.breaker import Breaker
+from cukiln.http.limit import Limit, within
+from cukiln.http.refused import checked
+from cukiln.http.retries import delay, may_repeat
+from cukiln.http.seconds import check_seconds
 
 CONNECT_SECONDS, LOOKUP_SECONDS, CALL_SECONDS = 0.2, 1.0, 30.0
 ATTEMPTS, _QUICK_ATTEMPTS = 5, 2

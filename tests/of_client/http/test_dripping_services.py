@@ -14,10 +14,11 @@ from typing import Any
 import httpx2
 import pytest
 
-from cukiln import ServiceUnreachable, bounded_network
-from cukiln.bounded_network import bound_network
+from cukiln import ServiceUnreachable
 from cukiln.client import AsyncClient, Client
-from cukiln.transport import AsyncTransport, Transport
+from cukiln.http import bounded_network
+from cukiln.http.bounded_network import bound_network
+from cukiln.http.transport import AsyncTransport, Transport
 from tests.support.fixtures.client import MATMUL
 from tests.support.fixtures.queue import wait_for
 from tests.support.run.forget_caches import forget_caches

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import tvm_ffi
 
-from cukiln import load_kernel
-from cukiln.workspace_pool import GpuMemory, WorkspacePool, of_cpu
+from cukiln.kernels import load_kernel
+from cukiln.kernels.workspace_pool import GpuMemory, WorkspacePool, of_cpu
 from tests.gpu import check_workspaces
 from tests.support.fixtures.library import Built, Child, launches
 from tests.support.gpu import fake_gpu
@@ -259,8 +259,8 @@ def test_cupys_memory_is_taken_while_another_thread_captures_without_breaking_th
 
 def test_without_the_drivers_leave_a_load_would_break_the_capture(run: Any) -> None:
     body = """
-    import contextlib, cukiln.load_kernel
-    cukiln.load_kernel.outside_captures = contextlib.nullcontext
+    import contextlib, cukiln.kernels.load_kernel
+    cukiln.kernels.load_kernel.outside_captures = contextlib.nullcontext
     try:
         kernel.prepare(0)
     except Exception as error:

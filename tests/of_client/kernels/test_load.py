@@ -25,9 +25,9 @@ from cukiln import (
     WinnerRecord,
     choose,
     load,
-    open_library,
 )
 from cukiln.client import Client
+from cukiln.kernels import open_library
 from tests.support.fixtures.client import ScriptedService, record_json
 
 

@@ -18,11 +18,11 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from cukiln.bodies import LARGEST_ANSWER, LARGEST_RECORD, largest_lookup
 from cukiln.cli.elsewhere import export_bundle
 from cukiln.client import AsyncClient, Client
 from cukiln.errors import UnexpectedAnswer, WaitTimeout
-from cukiln.refused import retry_after
+from cukiln.http.bodies import LARGEST_ANSWER, LARGEST_RECORD, largest_lookup
+from cukiln.http.refused import retry_after
 from tests.support.fixtures.client import MATMUL, ScriptedService, job_json, problem_json, record_json
 
 Clients = Callable[..., Client]

@@ -27,7 +27,7 @@ class Limit:
 def within(limit: Limit, function: Callable[[], _T]) -> _T:
     """Of a function that may be late, such as a name that is resolved or an answer that comes byte by byte: its result,
     within the limit. Raises `httpx2.ReadTimeout`, or `ConnectError` without a thread. Where its reads keep to the limit
-    (`cukiln.bounded_network`), it then ends, and its thread with it."""
+    (`cukiln.http.bounded_network`), it then ends, and its thread with it."""
     outcome: list[_T | BaseException] = []
     done = threading.Event()
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
 
-from cukiln.capture import outside_captures
 from cukiln.errors import DeviceError
+from cukiln.kernels.capture import outside_captures
 
 # Handles that the driver gives a meaning (CUDA Driver API, "Stream synchronization behavior").
 LEGACY_STREAMS, STREAM_OF_THREAD = (0, 1), 2

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
-from cukiln.capture import outside_captures
 from cukiln.counted import counted
 from cukiln.errors import DeviceError, UsageError
 from cukiln.gpu import local_target
 from cukiln.json_file import read_json_object
+from cukiln.kernels.capture import outside_captures
+from cukiln.kernels.open_library import first_line, open_library
+from cukiln.kernels.workspace_pool import POOL, of_cpu
 from cukiln.local_cache import LocalCache, verify
 from cukiln.lock import Lock
-from cukiln.open_library import first_line, open_library
 from cukiln.settings import ClientSettings
 from cukiln.types import FrontEntry, WinnerRecord
-from cukiln.workspace_pool import POOL, of_cpu
 
 if TYPE_CHECKING:
     from cukiln.client import Client
@@ -85,12 +85,11 @@ class Kernel:
         `tensors`: anything with DLPack (PyTorch, CuPy, JAX), in the record's operand order (inputs, then
         outputs; matmul: a, b, the epilogue's tensors, out) and of its dtypes: float32, float16, bfloat16, int8, int32,
         int64, uint8 (a mask; bool is as good). `attributes` (stride, padding) and `scalars` (the epilogue's numbers):
-        default those of the record. `workspace`: a GPU tensor of at least
-        `workspace_bytes` bytes; by default a buffer that all calls on the stream share (`cukiln.workspace_pool`), where
-        that is not 0. `transformed`: what `transform` has written of one operand, of which the call then reads nothing
-        but the shape. `stream`: a raw CUDA stream handle; default: PyTorch's or CuPy's current stream for their
-        tensors, else the default stream. A kernel of target `cpu` takes CPU tensors, has no stream, and returns when it
-        is done.
+        default those of the record. `workspace`: a GPU tensor of at least `workspace_bytes` bytes; by default a
+        buffer that all calls on the stream share (`cukiln.kernels.workspace_pool`), where that is not 0. `transformed`:
+        what `transform` has written of one operand, of which the call then reads nothing but the shape. `stream`: a raw
+        CUDA stream handle; default: PyTorch's or CuPy's current stream for their tensors, else the default stream. A
+        kernel of target `cpu` takes CPU tensors, has no stream, and returns when it is done.
         Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices and for negated views
         of PyTorch, `UsageError` for tensors without memory, and `DeviceError`.
         """

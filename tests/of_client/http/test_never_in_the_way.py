@@ -20,14 +20,14 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import cukiln
-from cukiln import transport as transports
-from cukiln.breaker import Breaker
 from cukiln.client import AsyncClient, Client
 from cukiln.errors import BadRequest, ServiceUnreachable, UnexpectedAnswer, UsageError
-from cukiln.limit import Limit
+from cukiln.http import transport as transports
+from cukiln.http.breaker import Breaker
+from cukiln.http.limit import Limit
+from cukiln.http.seconds import MOST_WAITED
+from cukiln.http.transport import CALL_SECONDS, AsyncTransport, Call, Transport
 from cukiln.operations.files import LEAST_BYTES_A_SECOND
-from cukiln.seconds import MOST_WAITED
-from cukiln.transport import CALL_SECONDS, AsyncTransport, Call, Transport
 from cukiln.types import LookedUp, WinnerRecord
 from tests.support.fixtures.client import (
     MATMUL,

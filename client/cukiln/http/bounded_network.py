@@ -11,7 +11,7 @@ from typing import Any
 import httpcore2
 import httpx2
 
-from cukiln.limit import Limit
+from cukiln.http.limit import Limit
 
 LOG = logging.getLogger("cukiln")
 

@@ -1,0 +1,1 @@
+"""One HTTP conversation with the service, within its time."""
