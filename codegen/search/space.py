@@ -40,7 +40,7 @@ class Tunable:
         if not self.allowed or (isinstance(self.allowed, range) and self.allowed.step != 1):
             raise ValueError(f"{self.name}: allowed is a list of values or a range of all integers between two")
         if self.default not in self.allowed:
-            raise ValueError(f"{self.name}: the default {self.default!r} is not among {allowed_words(self.allowed)}")
+            raise ValueError(f"{self.name}: the default {self.default!r} is not among {allowed_text(self.allowed)}")
 
     def number(self, values: Mapping[str, Value]) -> int:
         """Of a schedule's values the one that code reads; of a word its place among those that are allowed."""
@@ -61,7 +61,7 @@ def union(first: Iterable[Value], second: Iterable[Value]) -> tuple[Value, ...]:
     return tuple(values) if any(isinstance(value, str) for value in values) else tuple(sorted(values))
 
 
-def allowed_words(allowed: Allowed) -> str:
+def allowed_text(allowed: Allowed) -> str:
     """What is allowed, in a sentence: `16, 32, 64`, or `1 to 1024`."""
     if isinstance(allowed, range):
         return f"{allowed[0]} to {allowed[-1]}"
@@ -377,7 +377,7 @@ def require_allowed(name: str, values: Sequence[Value], allowed: Allowed, where:
     for value in values:
         if value not in allowed:
             raise InvalidSearch(
-                f"{name} = {value!r} is not allowed; allowed: {allowed_words(allowed)}",
+                f"{name} = {value!r} is not allowed; allowed: {allowed_text(allowed)}",
                 field=where,
                 allowed=allowed_json(allowed),
             )

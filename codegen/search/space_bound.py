@@ -15,7 +15,7 @@ def require_bounded(space: SearchSpace, search: Search, most: int) -> None:
         field, made, to_do = "search.schedules", "", "give a limit, which samples them, or a shorter list"
     else:
         field = "search.tunables" if search.tunables is not None else "search.level"
-        made, to_do = f" ({lists_in_words(space)})", "give a limit, which samples them, or shorter lists"
+        made, to_do = f" ({lists_text(space)})", "give a limit, which samples them, or shorter lists"
     raise SpaceTooLarge(
         f"the search has {space.size:,} schedules{made}; at most {most:,} are looked at without a limit: {to_do}",
         field=field,
@@ -23,12 +23,12 @@ def require_bounded(space: SearchSpace, search: Search, most: int) -> None:
     )
 
 
-def lists_in_words(space: SearchSpace) -> str:
+def lists_text(space: SearchSpace) -> str:
     """The lists with more than one value, the longest first, each with its length: `tile_m 5 × stages 3`. Tunables that
     are chosen together are one list. Of several spaces one after the other: the lists of the largest."""
     if space.parts:
-        words = lists_in_words(max(space.parts, key=lambda part: part.size))
-        return words if len(space.parts) == 1 else f"most of them by {words}"
+        text = lists_text(max(space.parts, key=lambda part: part.size))
+        return text if len(space.parts) == 1 else f"most of them by {text}"
     lengths = [(len(axis.choices), " with ".join(axis.names)) for axis in space.axes]
     longest_first = sorted((entry for entry in lengths if entry[0] > 1), key=lambda entry: (-entry[0], entry[1]))
     assert math.prod(length for length, _ in longest_first) == space.size

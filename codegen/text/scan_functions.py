@@ -156,19 +156,19 @@ class _Scanner:
         if not tokens:
             return
         name, rest = tokens[0], tokens[1:]
-        words = [token.text for token in rest]
-        if name.text == "pragma" and words[:1] in (["unroll"], ["once"]):
+        texts = [token.text for token in rest]
+        if name.text == "pragma" and texts[:1] in (["unroll"], ["once"]):
             return
         if name.line >= first_kernel_line:
             raise Unclassified(f"line {name.line}: #{name.text} after the shared headers")
         if name.text == "define":
             self._define(name, rest)
         elif name.text == "include":
-            if words[:1] != ["<"]:
+            if texts[:1] != ["<"]:
                 raise Unclassified(f"line {name.line}: only system headers may be included")
         elif name.text == "pragma":
-            if words[:2] != ["GCC", "diagnostic"]:
-                raise Unclassified(f"line {name.line}: #pragma {' '.join(words)[:40]}")
+            if texts[:2] != ["GCC", "diagnostic"]:
+                raise Unclassified(f"line {name.line}: #pragma {' '.join(texts)[:40]}")
         elif name.text not in CONDITIONALS:
             raise Unclassified(f"line {name.line}: #{name.text} is not allowed in generated text")
 
@@ -313,12 +313,12 @@ class _Scanner:
                 raise Unclassified(f"line {token.line}: {token.text} in a kernel's namespace")
 
     def _is_variable(self, head: list[Token], inside: tuple[str, ...]) -> bool:
-        words = [token.text for token in head]
-        before_value = words[: words.index("=")] if "=" in words else words
+        texts = [token.text for token in head]
+        before_value = texts[: texts.index("=")] if "=" in texts else texts
         return (
             len(before_value) > 1
             and "(" not in before_value
-            and ("constexpr" in words or (bool(inside) and inside[0] == SHARED and "=" in words))
+            and ("constexpr" in texts or (bool(inside) and inside[0] == SHARED and "=" in texts))
         )
 
     def _variable_end(self, tokens: list[Token], end: int) -> int:

@@ -1,4 +1,4 @@
-"""Large JSON answers as gzip, where the client takes that: records of winners repeat each other's words."""
+"""Large JSON answers as gzip, where the client takes that: records of winners have much text in common."""
 
 import asyncio
 import re

@@ -17,7 +17,7 @@ _KIND_OF_ERROR = {
     "missing": "missing-field",
     "too_many_elements": "extent-too-large",
 }
-_JSON_WORDS = {
+_JSON_TYPES = {
     **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer"),
     **dict.fromkeys(("float_type", "float_parsing"), "a number"),
     **dict.fromkeys(("list_type", "tuple_type"), "an array"),
@@ -59,10 +59,10 @@ def _fault(entry: Mapping[str, Any], model: type[BaseModel], value: Any, at: Pat
     allowed = entry.get("ctx", {}).get("allowed") or _allowed_at(model, value, inside)
     if kind == "missing-field":
         return Fault(kind, f"{field} is missing.", field, allowed)
-    return Fault(kind, _sentence(f"{field or 'The body'}{words_of(entry)}"), field, allowed)
+    return Fault(kind, _sentence(f"{field or 'The body'}{message_of(entry)}"), field, allowed)
 
 
-def words_of(entry: Mapping[str, Any]) -> str:
+def message_of(entry: Mapping[str, Any]) -> str:
     """What pydantic says, as the end of a sentence that begins with the field, in the words of JSON."""
     context = entry.get("ctx", {})
     match entry["type"]:
@@ -74,7 +74,7 @@ def words_of(entry: Mapping[str, Any]) -> str:
             return f" needs the field {context['discriminator'].strip(chr(39))}"
         case "union_tag_invalid":
             return f" names an unknown {context['discriminator'].strip(chr(39))} {context['tag']!r:.60}"
-    if (expected := _JSON_WORDS.get(entry["type"])) is not None:
+    if (expected := _JSON_TYPES.get(entry["type"])) is not None:
         return f" should be {expected}"
     message = str(entry["msg"]).removeprefix("Value error, ")
     for start in ("Input should be ", "String should "):

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.http.answers import problem_response
 from service.http.errors import Fault, Refused, refuse
-from service.http.faults import words_of
+from service.http.faults import message_of
 from service.http.head import has_head
 from service.http.parameters import allowed_in
 from service.http.room import RETRY_SECONDS
@@ -51,7 +51,7 @@ async def _bad_parameter(request: Request, error: Exception) -> Response:
     for entry in error.errors():
         name = str(entry["loc"][1])
         kind = "missing-field" if entry["type"] == "missing" else "invalid-value"
-        faults.append(Fault(kind, f"{name}{words_of(entry)}.", name, allowed_in(request, name)))
+        faults.append(Fault(kind, f"{name}{message_of(entry)}.", name, allowed_in(request, name)))
     return problem_response(Refused(faults), request.url.path)
 
 

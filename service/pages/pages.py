@@ -19,7 +19,7 @@ from codegen.counts import Openings
 from cukiln.counted import counted
 from cukiln.printable import printable
 from cukiln.types import Filters, JobSummary, Opened, Progress, StageName, TimingRow
-from cukiln.vendor_words import vendor_of
+from cukiln.vendor_text import vendor_of
 from service.auth import CHALLENGE, caller_of
 from service.context import Service, ServiceDep
 from service.http.answers import PROBLEM_JSON

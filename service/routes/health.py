@@ -17,7 +17,7 @@ from service.http.answers import json_response
 from service.http.errors import Fault, Refused
 from service.openapi import problems
 from storage.database.database_errors import DATABASE_ERRORS
-from storage.entities.heartbeats import in_words, pauses
+from storage.entities.heartbeats import describe_pauses, pauses
 from storage.errors import StorageError
 from workers import wake_ups
 
@@ -87,7 +87,7 @@ def _disk(service: Service) -> str | None:
 
 def _pauses(service: Service) -> str | None:
     with service.database.read() as session:
-        paused = in_words(pauses(session))
+        paused = describe_pauses(pauses(session))
     return None if paused is None else f"Work waits, and continues by itself once this is fixed: {paused}."
 
 

@@ -31,7 +31,7 @@ REASONS = {
     "403 Forbidden": REFUSED,
     "401 Unauthorized": REFUSED,
 }
-"""By words of obstore's error, which is of one kind for all of them."""
+"""By phrases of obstore's error, which is of one kind for all of them."""
 LONGEST_REASON = 600
 _OF_A_CALL = re.compile(r"Error performing .*? - |\S*(?:://|sha256/)\S*")
 
@@ -84,8 +84,8 @@ def answered(place: object, *, may_be_missing: bool = False) -> Iterator[None]:
 def _reason(error: Exception) -> str:
     """One line."""
     text = str(error)
-    words = getattr(error, "strerror", None) or text.partition("\n")[0][:LONGEST_REASON]
-    return next((why for known, why in REASONS.items() if known in text), words)
+    reason = getattr(error, "strerror", None) or text.partition("\n")[0][:LONGEST_REASON]
+    return next((why for phrase, why in REASONS.items() if phrase in text), reason)
 
 
 class RemoteObjects:

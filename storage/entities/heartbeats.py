@@ -116,6 +116,6 @@ def pauses(session: Session) -> dict[str, list[str]]:
     return workers
 
 
-def in_words(paused: dict[str, list[str]]) -> str | None:
+def describe_pauses(paused: dict[str, list[str]]) -> str | None:
     """A sentence without a time: each change of it is sent as an event."""
     return "; ".join(f"{', '.join(workers)} paused: {reason}" for reason, workers in paused.items()) or None

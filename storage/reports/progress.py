@@ -23,7 +23,7 @@ from storage.database.tables import (
     TaskJobRow,
     TaskRow,
 )
-from storage.entities.heartbeats import in_words, live_devices, pauses
+from storage.entities.heartbeats import describe_pauses, live_devices, pauses
 from storage.entities.jobs import JobStatus, job_state
 from storage.entities.stage_times import seconds_of, stage_sums
 from storage.entities.task_kinds import COMPARE, COMPILE, FINISH, MEASURE, VERIFY
@@ -255,7 +255,7 @@ def waiting_for(session: Session, job_id: str, live_seconds: float) -> str | Non
         .where(JobProblemRow.job_id == job_id, JobProblemRow.state.in_(LIVE), ~asks_predicted(), ~finishing.exists())
         .distinct()
     ).all()
-    paused = in_words(pauses(session))
+    paused = describe_pauses(pauses(session))
     if not classes:
         return paused
     live = {device.device_class for device in live_devices(session, live_seconds)}

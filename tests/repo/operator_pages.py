@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from codegen.operators import operator
-from codegen.search.space import Tunable, allowed_words
+from codegen.search.space import Tunable, allowed_text
 from tests.support.run.places import ROOT
 
 PAGES = ROOT / "docs" / "operators"
@@ -20,7 +20,7 @@ def table(tunables: tuple[Tunable, ...]) -> str:
     rows = ["| tunable | allowed | default | meaning |", "|---|---|---|---|"]
     for tunable in tunables:
         meaning = f"{tunable.meaning}; chosen at launch" if tunable.launch_time else tunable.meaning
-        rows.append(f"| `{tunable.name}` | {allowed_words(tunable.allowed)} | {tunable.default} | {meaning} |")
+        rows.append(f"| `{tunable.name}` | {allowed_text(tunable.allowed)} | {tunable.default} | {meaning} |")
     return "\n".join(rows) + "\n"
 
 

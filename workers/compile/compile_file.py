@@ -180,7 +180,7 @@ class FileCompiler:
                 raise InfrastructureError(str(finished.infrastructure_failure()), stalled=finished.stalled)
             case "limit":
                 fault = CompileTimedOut if finished.ended_by in ("wall", "cpu") else CompileCrashed
-                log = f"{name} was ended: {_limit_words(finished, self.limits)}\n{self.log}"
+                log = f"{name} was ended: {_describe_limit(finished, self.limits)}\n{self.log}"
                 raise fault(log, self.limits.reached(finished.ended_by))
             case "crash":
                 of_signal = f" of signal {-finished.returncode}" if finished.returncode < 0 else ""
@@ -251,7 +251,7 @@ def _refusal(finished: Finished) -> str:
     return finished.text() or f"{Path(finished.argv[0]).name} failed with status {finished.returncode}, without a word"
 
 
-def _limit_words(finished: Finished, limits: Limits) -> str:
+def _describe_limit(finished: Finished, limits: Limits) -> str:
     return {
         "wall": f"it ran longer than {limits.wall_seconds:g} s",
         "cpu": f"it used more than {limits.cpu_seconds:g} CPU seconds",

@@ -35,7 +35,7 @@ _ENTRY = re.compile(r"\.entry (\w+)")
 
 @dataclass(frozen=True)
 class KernelOutcome:
-    """What became of one kernel: the tools' words where it failed, and the limit of ours, by name, that ended them."""
+    """What became of one kernel: the tools' message where it failed, and the limit by name that ended them."""
 
     status: Status
     log: str

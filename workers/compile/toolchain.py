@@ -266,10 +266,10 @@ def _find_nvrtc(processes: Processes, others: Sequence[str]) -> tuple[Nvrtc, tup
 
 
 def _version_of(processes: Processes, nvcc: Path) -> str:
-    words = _ask(processes, [str(nvcc), "--version"])
-    release = re.search(r"V(\d+\.\d+\.\d+)", words)
+    output = _ask(processes, [str(nvcc), "--version"])
+    release = re.search(r"V(\d+\.\d+\.\d+)", output)
     if release is None:
-        raise ToolchainMissing(f"{nvcc} --version says no version: {words.strip()[:200]}; {_INSTALL}")
+        raise ToolchainMissing(f"{nvcc} --version says no version: {output.strip()[:200]}; {_INSTALL}")
     return release[1]
 
 

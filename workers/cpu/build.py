@@ -153,10 +153,10 @@ def place_runtime(
 
 def _refusal(finished: Finished, limits: Limits) -> tuple[str, dict[str, Any]]:
     """g++'s messages, and a limit of ours."""
-    words = finished.text()[:MAX_LOG] or f"g++ ended with {finished.returncode} and said nothing"
+    message = finished.text()[:MAX_LOG] or f"g++ ended with {finished.returncode} and said nothing"
     if finished.ended_by is not None:
-        words = f"g++ was stopped: its limit on {finished.ended_by} was reached after {finished.wall_seconds:.1f} s"
-    return words, limits.as_details(finished.ended_by)
+        message = f"g++ was stopped: its limit on {finished.ended_by} was reached after {finished.wall_seconds:.1f} s"
+    return message, limits.as_details(finished.ended_by)
 
 
 def _split(group: tuple[Kernel, ...], log: str) -> list[tuple[Kernel, ...]]:

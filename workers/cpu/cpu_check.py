@@ -159,14 +159,14 @@ class KernelTest:
                 return Failure("incorrect", f"{output_check.sentence()} [{_where(described, run)}]")
             for out in outs:
                 if (gap := out.broken_gap()) is not None:
-                    words = f"wrote between the rows of {out.operand.name}, at element {gap}"
-                    return Failure("incorrect", f"{words} [{_where(described, run)}]")
+                    message = f"wrote between the rows of {out.operand.name}, at element {gap}"
+                    return Failure("incorrect", f"{message} [{_where(described, run)}]")
             self._note(case, outs, described)
             bits = [out.view.copy() for out in outs]
             first = first or bits
             if repeats and (changed := sum(map(differing, first, bits))):
-                words = f"{changed} of {sum(map(np.size, bits))} elements differ between two runs on the same inputs"
-                return Failure("incorrect", f"{words} [{_where(described, run)}]")
+                message = f"{changed} of {sum(map(np.size, bits))} elements differ between two runs on the same inputs"
+                return Failure("incorrect", f"{message} [{_where(described, run)}]")
         return None
 
     def _note_inputs(self, case: Case, inputs: Mapping[str, NDArray[Any]], described: dict[str, Any]) -> None:

@@ -154,8 +154,8 @@ def _tools(asked: Asked, verdict: CpuVerdict) -> str:
     if not asked.target:
         return "g++"
     counts = [verdict.details.get(name, 0) for name in ("instructions", "fusible", "approximate")]
-    words = "{} instructions of PTX ({} sums that may be fused, {} approximations), nvcc and g++"
-    return words.format(*counts)
+    text = "{} instructions of PTX ({} sums that may be fused, {} approximations), nvcc and g++"
+    return text.format(*counts)
 
 
 def _case(number: int, case: Mapping[str, Any]) -> tuple[str, ...]:
@@ -172,7 +172,7 @@ def _case(number: int, case: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns of words to the left, of numbers to the right."""
+    """Columns of text to the left, of numbers to the right."""
     columns = list(zip(headings, *rows, strict=True))
     numbers = [all(cell[:1].isdigit() or cell == "-" for cell in column[1:]) for column in columns]
     padded = []

@@ -119,8 +119,8 @@ class PtxBuilder:
         if reason := finished.infrastructure_failure():
             raise InfrastructureError(reason, stalled=finished.stalled)
         if finished.ended_by is not None:
-            words = f"was stopped: its limit on {finished.ended_by} was reached after {finished.wall_seconds:.1f} s"
-            raise NotBuilt(f"{name} {words}", self._limits.as_details(finished.ended_by))
+            message = f"was stopped: its limit on {finished.ended_by} was reached after {finished.wall_seconds:.1f} s"
+            raise NotBuilt(f"{name} {message}", self._limits.as_details(finished.ended_by))
         raise NotBuilt(f"{name}: {finished.text()[:MAX_LOG] or f'status {finished.returncode}, without a word'}")
 
 
@@ -195,8 +195,8 @@ def _verdict_of(
     except TextError as error:
         return CpuVerdict(kernel.id, "untranslated", str(error), cpu_seconds=builder.cpu_seconds)
     except NotBuilt as error:
-        words = f"the translation of the PTX was not compiled: {error}"
-        return CpuVerdict(kernel.id, "untranslated", words, error.details, cpu_seconds=builder.cpu_seconds)
+        message = f"the translation of the PTX was not compiled: {error}"
+        return CpuVerdict(kernel.id, "untranslated", message, error.details, cpu_seconds=builder.cpu_seconds)
     counts = {
         "instructions": sum(function.instructions for function in text.functions),
         "fusible": text.fusible,

@@ -128,8 +128,8 @@ def verify_on_cpu(
         build = build_cpu(
             kernels, toolchain, processes, limits, folder=folder, sanitize=sanitize, sums=sums, cancel=cancel
         )
-        for kernel_id, (words, details) in build.errors.items():
-            keep(CpuVerdict(kernel_id, "compile_error", words, details))
+        for kernel_id, (message, details) in build.errors.items():
+            keep(CpuVerdict(kernel_id, "compile_error", message, details))
         # The sanitizers touch a byte for eight of all memory that is mapped.
         part = replace(part or Part(), near=sanitize)
         children = CpuChildren(
@@ -233,12 +233,12 @@ class CpuChildren:
 
 def _death(running: str | None, finished: Finished, limits: Limits) -> CpuVerdict:
     """The verdict of the kernel that a child died of. Raises InfrastructureError where it died of something else."""
-    words = finished.stderr.decode("utf-8", "replace").strip()
+    stderr = finished.stderr.decode("utf-8", "replace").strip()
     if reason := finished.infrastructure_failure():
         raise InfrastructureError(reason, stalled=finished.stalled)
     # Python ends with 1 after an exception: the plan or the machine failed, and that says nothing about the kernel.
     if running is None or finished.returncode == 1:
-        raise InfrastructureError(f"the child that runs kernels failed: {words[-MAX_MESSAGE_CHARACTERS:]}")
+        raise InfrastructureError(f"the child that runs kernels failed: {stderr[-MAX_MESSAGE_CHARACTERS:]}")
     verdict: Verdict = "runtime_error"
     if finished.ended_by in ("wall", "cpu"):
         verdict, message = "run_timeout", f"still running after {finished.wall_seconds:.1f} s"
@@ -246,13 +246,13 @@ def _death(running: str | None, finished: Finished, limits: Limits) -> CpuVerdic
         message = f"reached the limit on {finished.ended_by}"
     elif finished.returncode == SANITIZER_EXIT:
         # The report from its first line with an error on.
-        starts = [at for mark in ("ERROR: AddressSanitizer", "runtime error:") if (at := words.find(mark)) >= 0]
-        start = words.rfind("\n", 0, min(starts)) + 1 if starts else 0
-        message = f"sanitizer: {words[start : start + MAX_MESSAGE_CHARACTERS]}"
+        starts = [at for mark in ("ERROR: AddressSanitizer", "runtime error:") if (at := stderr.find(mark)) >= 0]
+        start = stderr.rfind("\n", 0, min(starts)) + 1 if starts else 0
+        message = f"sanitizer: {stderr[start : start + MAX_MESSAGE_CHARACTERS]}"
     elif finished.returncode < 0:
-        message = f"the process ended with signal {-finished.returncode}: {words[-MAX_MESSAGE_CHARACTERS:]}"
+        message = f"the process ended with signal {-finished.returncode}: {stderr[-MAX_MESSAGE_CHARACTERS:]}"
     else:
-        message = f"the process ended with exit status {finished.returncode}: {words[-MAX_MESSAGE_CHARACTERS:]}"
+        message = f"the process ended with exit status {finished.returncode}: {stderr[-MAX_MESSAGE_CHARACTERS:]}"
     details = limits.as_details(finished.ended_by)
     return CpuVerdict(running, verdict, message, details, finished.wall_seconds, finished.cpu_seconds)
 

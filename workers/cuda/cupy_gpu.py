@@ -285,9 +285,9 @@ class CupyGpu:
         size = int(source.nbytes)
         copy = self.kernel(KERNELS, "cukiln_copy")
         grid = (COPY_BLOCKS * self.device.multiprocessors,)
-        words = (np.uint64(self.address(source)), np.uint64(self.address(target)), np.uint64(size // 16))
+        arguments = (np.uint64(self.address(source)), np.uint64(self.address(target)), np.uint64(size // 16))
         ways: list[Callable[[], None]] = [
-            lambda: copy(grid, (COPY_THREADS,), words),
+            lambda: copy(grid, (COPY_THREADS,), arguments),
             lambda: target.data.copy_from_device_async(source.data, size, self._stream),
         ]
         return 2 * size / min(self._median_us([way]) for way in ways) / 1000

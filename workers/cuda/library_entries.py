@@ -22,12 +22,12 @@ OF_THE_FILE = frozenset({1, 500})
 _CODE = re.compile(r"\(CUDA error (\d+)\)$")
 
 
-def load_failure(words: str) -> GpuError:
+def load_failure(message: str) -> GpuError:
     """Of what a library says of a load that failed; it names CUDA's code. Without one no driver could be asked."""
-    code = _CODE.search(words)
+    code = _CODE.search(message)
     if code is not None and int(code[1]) in OF_THE_FILE:
-        return LaunchRefused(words)
-    return LoadFailed(f"{words}; nothing is said of the kernels by that: look at the GPU's memory and at its driver")
+        return LaunchRefused(message)
+    return LoadFailed(f"{message}; nothing is said of the kernels by that: look at the GPU's memory and at its driver")
 
 
 class LibraryEntries:
@@ -50,9 +50,9 @@ class LibraryEntries:
     def prepare(self, device: int) -> None:
         """Load the kernels onto a device. Raises LaunchRefused, LoadFailed, GpuFault."""
         if self._library.cukiln_prepare(device):
-            words = self._words()
+            message = self._last_error()
             self._synchronize()
-            raise load_failure(words)
+            raise load_failure(message)
 
     def workspace_bytes(self, kernel: str, integers: Sequence[int], launch: Sequence[int]) -> int:
         return int(self._workspace[kernel](_array(ctypes.c_int64, integers), _array(ctypes.c_int32, launch)))
@@ -85,13 +85,13 @@ class LibraryEntries:
     def _check(self, status: int) -> None:
         if status == 0:
             return
-        words = self._words()
+        message = self._last_error()
         self._synchronize()
-        raise LaunchRefused(words)
+        raise LaunchRefused(message)
 
-    def _words(self) -> str:
-        words: bytes = self._library.cukiln_last_error()
-        return words.decode(errors="replace")
+    def _last_error(self) -> str:
+        message: bytes = self._library.cukiln_last_error()
+        return message.decode(errors="replace")
 
 
 def _array(element: Any, values: Sequence[Any]) -> Any:

@@ -238,8 +238,8 @@ class ComparisonTask:
         offered = self.gpu.vendor(self._problem, prepared.host, sets, self._beat)
         timed, refused = self._time_offers(offered, sets)
         if not timed:
-            words = f"refuses all of its algorithms: {refused}" if refused else "has nothing for this problem"
-            return None, f"the vendor's library {words}"
+            reason = f"refuses all of its algorithms: {refused}" if refused else "has nothing for this problem"
+            return None, f"the vendor's library {reason}"
         us, _, call = min(timed, key=lambda entry: entry[:2])
         call.run(0)
         self.gpu.synchronize()
@@ -319,19 +319,19 @@ def unsteady(before: Mapping[str, Any], after: Mapping[str, Any], placed: Sequen
     came, went = (
         sorted(first - second - set(limits)) for first, second in itertools.permutations(map(_reasons, (after, before)))
     )
-    words = [f"throttling began: {', '.join(came)}"] if came else []
-    words += [f"throttling ended: {', '.join(went)}"] if went else []
+    changes = [f"throttling began: {', '.join(came)}"] if came else []
+    changes += [f"throttling ended: {', '.join(went)}"] if went else []
     # Whatever holds at the two moments: what came and went between them is in no list of reasons.
     between = {reason: share for reason, share in _held_back(before, after).items() if share > LITTLE}
-    words += [
+    changes += [
         f"throttling for {between[reason]:.0%} of the time: {reason}" for reason in sorted(between.keys() - limits)
     ]
     first, last = before.get("sm_mhz"), after.get("sm_mhz")
     if first and last and abs(last / first - 1) > STEADY:
-        words.append(f"the clock went from {first} to {last} MHz")
+        changes.append(f"the clock went from {first} to {last} MHz")
     if (change := drift(placed)) is not None and abs(change) > STEADY:
-        words.append(f"all times changed by {change:+.1%} between the first half of the rounds and the second")
-    return words
+        changes.append(f"all times changed by {change:+.1%} between the first half of the rounds and the second")
+    return changes
 
 
 def _held_back(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, float]:

@@ -222,10 +222,10 @@ def _driver(name: str) -> ModuleType:
     try:
         module = importlib.import_module(name)
     except (ImportError, SyntaxError, TypeError, ValueError) as error:  # the last two: for what is no module's name
-        words = f"cannot be imported: {error}"
+        reason = f"cannot be imported: {error}"
     else:
         missing = [entry for entry in ("list_devices", "open_gpu") if not callable(getattr(module, entry, None))]
         if not missing:
             return module
-        words = f"has no function {missing[0]}"
-    raise GpuMissing(f"CUKILN_GPU_MODULE names {name!r}, which {words}; leave it out for {DEFAULT_MODULE}")
+        reason = f"has no function {missing[0]}"
+    raise GpuMissing(f"CUKILN_GPU_MODULE names {name!r}, which {reason}; leave it out for {DEFAULT_MODULE}")

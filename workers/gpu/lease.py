@@ -20,7 +20,7 @@ ASK_SECONDS = 0.2
 TRIES_PER_WORD = 5
 _SHARED_FOLDER = 0o1777  # as /tmp: all users may add files, each may remove its own alone
 _SHARED_FILE = 0o666
-_MOST_WORDS = 500
+_MOST_BYTES = 500
 
 
 class LeaseRefused(Exception):
@@ -118,16 +118,16 @@ def _open(path: Path) -> int:
     raise LeaseRefused(f"the lease {path} cannot be opened: {problem}; set CUKILN_GPU_LOCKS to a folder that can")
 
 
-def _write(descriptor: int, words: str) -> None:
+def _write(descriptor: int, text: str) -> None:
     with contextlib.suppress(OSError):  # opened to read only: the lock counts, the text is for people
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, words.encode(), 0)
+        os.pwrite(descriptor, text.encode(), 0)
 
 
 def _holder(descriptor: int) -> str:
     """The holder, as the file names it; it may be half written."""
-    words = os.pread(descriptor, _MOST_WORDS, 0).decode("utf-8", "replace").split("\n")
-    return f"process {words[0]}: {words[1]}" if len(words) > 1 else "another process"
+    lines = os.pread(descriptor, _MOST_BYTES, 0).decode("utf-8", "replace").split("\n")
+    return f"process {lines[0]}: {lines[1]}" if len(lines) > 1 else "another process"
 
 
 def lease_file(folder: Path, uuid: str) -> Path:

@@ -43,9 +43,9 @@ def thread_names() -> list[str]:
 def leftover(before: Belongings) -> str | None:
     """What is there that was not there before, and does not go away at once; null where nothing is."""
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while (words := _leftover(before)) is not None and time.monotonic() < deadline:
+    while (message := _leftover(before)) is not None and time.monotonic() < deadline:
         time.sleep(0.01)
-    return words
+    return message
 
 
 def _leftover(before: Belongings) -> str | None:

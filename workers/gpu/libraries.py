@@ -23,8 +23,8 @@ class Libraries:
         """Look at the file; nothing of it runs. Raises LaunchRefused, with what is foreign in one that is not ours."""
         if path not in self._refusals:
             self._refusals[path] = refusal(Path(path).read_bytes(), [kernel.id for kernel in self._kernels_of(path)])
-        if (words := self._refusals[path]) is not None:
-            raise LaunchRefused(f"the library was not loaded: {words}")
+        if (message := self._refusals[path]) is not None:
+            raise LaunchRefused(f"the library was not loaded: {message}")
 
     def load(self, path: str) -> KernelLibrary:
         """Raises LaunchRefused, LoadFailed, GpuFault."""

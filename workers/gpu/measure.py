@@ -120,8 +120,8 @@ class MeasureTask:
                 raise
             finally:
                 verification.count("verify")
-                if words := leftover(before):
-                    verification.fail("runtime_error", words, tainted=True)
+                if message := leftover(before):
+                    verification.fail("runtime_error", message, tainted=True)
         except GpuFault as error:
             verification.fail("runtime_error", str(error), tainted=True)
         except LaunchRefused as error:

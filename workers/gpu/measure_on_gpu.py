@@ -130,8 +130,8 @@ class Life:
     reported_cpu: float = 0.0
 
 
-def end_words(finished: Finished, words: str) -> str:
-    cause = f": {words}" if words else ""
+def describe_end(finished: Finished, stderr: str) -> str:
+    cause = f": {stderr}" if stderr else ""
     if finished.ended_by is not None:
         return f"it was silent, or reached its limit on {finished.ended_by}, after {finished.wall_seconds:.1f} s{cause}"
     if finished.returncode < 0:
@@ -139,10 +139,10 @@ def end_words(finished: Finished, words: str) -> str:
     return f"the process ended with exit status {finished.returncode}{cause}"
 
 
-def ended_early(life: Life, finished: Finished, words: str) -> InfrastructureError:
+def ended_early(life: Life, finished: Finished, stderr: str) -> InfrastructureError:
     """Of a child that ran no code under test."""
     doing = f" while {life.doing}" if life.doing else ""
-    end = end_words(finished, words)
+    end = describe_end(finished, stderr)
     return InfrastructureError(f"the child that uses the GPU ended before its task{doing}: {end}")
 
 
@@ -308,15 +308,15 @@ class _GpuChildren:
 
     def _settle(self, life: Life, finished: Finished) -> None:
         """What the end of a child says. Raises GpuGone and InfrastructureError."""
-        words = finished.stderr.decode("utf-8", "replace").strip()[-MAX_MESSAGE_CHARACTERS:]
+        stderr = finished.stderr.decode("utf-8", "replace").strip()[-MAX_MESSAGE_CHARACTERS:]
         if life.failed is not None:
             raise InfrastructureError(f"the child that uses the GPU failed: {life.failed[-MAX_MESSAGE_CHARACTERS:]}")
         if not life.ready:
-            self._never_ready(life, finished, words)
+            self._never_ready(life, finished, stderr)
             return
         if finished.ok and life.running is None:
             if not life.reported and not life.has_compared:
-                raise ended_early(life, finished, words)
+                raise ended_early(life, finished, stderr)
             self._report_compared(life)
             return
         self._in_doubt = True
@@ -339,14 +339,14 @@ class _GpuChildren:
         if life.running is None:
             if life.has_compared or life.reported:
                 return
-            raise ended_early(life, finished, words)
+            raise ended_early(life, finished, stderr)
         # Killed by the machine? Late for its own time, or for that of what came before it? Look again.
         killed = finished.ended_by is None and -finished.returncode in MACHINE_SIGNALS
         late = finished.ended_by in ("wall", "cpu") and life.garbage is None and not silent
         self._again[life.running] += 1
         if (killed or late) and self._again[life.running] < (KILLS if killed else LATE):
             return
-        verdict, message = self._death(life, finished, words)
+        verdict, message = self._death(life, finished, stderr)
         if killed and life.garbage is None:
             verdict = "skipped"  # and not remembered
         if life.running == VENDOR:
@@ -357,20 +357,20 @@ class _GpuChildren:
         details = self.limits.as_details(finished.ended_by)
         self._keep(CandidateResult(life.running, verdict, message, details, None, wall, cpu, tainted=True))
 
-    def _never_ready(self, life: Life, finished: Finished, words: str) -> None:
+    def _never_ready(self, life: Life, finished: Finished, stderr: str) -> None:
         """Not ready is bad luck once, and a GPU that is gone where the child before had ended badly too."""
         silent = time.monotonic() - life.heard >= self.silence_seconds
         if life.gone is None and finished.ended_by is not None and not silent:
             return  # the limits were reached while another process had the GPU
         if self._in_doubt:
-            reason = life.gone or end_words(finished, words)
+            reason = life.gone or describe_end(finished, stderr)
             name = f"{self.device.name} {self.device.uuid}" if self.device else self.task.device
             raise GpuGone(
                 f"the GPU {name} does not answer a new process: {reason}; look at nvidia-smi and the kernel log"
             )
         self._in_doubt = True
 
-    def _death(self, life: Life, finished: Finished, words: str) -> tuple[str, str]:
+    def _death(self, life: Life, finished: Finished, stderr: str) -> tuple[str, str]:
         """The verdict of what a child died of, and its message."""
         if life.garbage is not None:
             return "runtime_error", f"wrote into the pipe to its parent: {life.garbage!r}"
@@ -378,4 +378,4 @@ class _GpuChildren:
             return "run_timeout", f"still running after {time.monotonic() - life.running_since:.1f} s"
         if finished.ended_by is not None:
             return "runtime_error", f"reached the limit on {finished.ended_by}"
-        return "runtime_error", end_words(finished, words)
+        return "runtime_error", describe_end(finished, stderr)

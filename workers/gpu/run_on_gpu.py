@@ -130,7 +130,7 @@ def main() -> NoReturn:
     except LoadFailed as error:
         say({"failed": str(error)})
         status = 1
-    except Exception:  # noqa: BLE001 - the last frame: the parent gets the words, whatever it was
+    except Exception:  # noqa: BLE001 - the last frame: the parent gets the message, whatever it was
         say({"failed": traceback.format_exc()})
         status = 1
     # Threads that a library left behind, or a context that is lost, must not be met on the way out.

@@ -150,8 +150,8 @@ class Operands:
     def harm(self) -> str | None:
         """What runs did that they must not: something written beside a buffer, or an input that was changed."""
         for tensor in self.tensors:
-            if words := tensor.harm():
-                return words
+            if message := tensor.harm():
+                return message
             if tensor.operand.role == "in" and (changed := differing(tensor.view, self._written[tensor.operand.name])):
                 return f"changed {changed} elements of its input {tensor.operand.name}"
         return None

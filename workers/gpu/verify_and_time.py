@@ -185,7 +185,7 @@ class OperandSets:
     def harm(self) -> str | None:
         """The first that is found in those sets that are looked at."""
         looked_at = self.sets[:: max(1, len(self.sets) // LOOKED_AT)]
-        return next((words for operand_set in looked_at if (words := operand_set.harm())), None)
+        return next((message for operand_set in looked_at if (message := operand_set.harm())), None)
 
     def restore(self) -> None:
         """What earlier runs did to them is no later one's fault."""

@@ -6,7 +6,7 @@ state.zip           what the run continues from, on another machine too (`restor
 results-1.json.gz … what `cukiln import-results` sends; of a run that is not finished, too
 confirmed.json      of the primitives
 ceilings.json       of the device
-logs.txt            the last words of each part
+logs.txt            the end of each part's output
 ```
 """
 
@@ -133,8 +133,8 @@ def _files(into: Path, parts: Sequence[Part]) -> Iterator[tuple[str, bytes]]:
         if (into / name).is_file():
             yield name, (into / name).read_bytes()
     logs = [into / part.log for part in parts]
-    words = [f"==> {log.name}\n".encode() + log.read_bytes()[-LOG_BYTES:] for log in logs if log.is_file()]
-    yield LOGS_FILE, b"\n".join(words)
+    ends = [f"==> {log.name}\n".encode() + log.read_bytes()[-LOG_BYTES:] for log in logs if log.is_file()]
+    yield LOGS_FILE, b"\n".join(ends)
 
 
 def _results(path: Path) -> tuple[dict[str, bytes], str]:

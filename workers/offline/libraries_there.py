@@ -66,8 +66,8 @@ def look() -> dict[str, dict[str, str]]:
         try:
             there[name] = {"is": str(ask())}
         except Exception as error:  # noqa: BLE001 - whatever a library of another's machine says of itself
-            words = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
-            there[name] = {"missing": words, "needed_for": needed_for}
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0][:300]
+            there[name] = {"missing": reason, "needed_for": needed_for}
     return there
 
 
@@ -75,8 +75,8 @@ def main() -> int:
     there = look()
     for name, entry in there.items():
         is_missing = "missing" in entry
-        words = f"missing, for {entry['needed_for']}: {entry['missing']}" if is_missing else entry["is"]
-        sys.stdout.write(f"{name}: {words}\n")
+        state = f"missing, for {entry['needed_for']}: {entry['missing']}" if is_missing else entry["is"]
+        sys.stdout.write(f"{name}: {state}\n")
     sys.stdout.write(json.dumps(there) + "\n")
     return 0
 

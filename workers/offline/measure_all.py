@@ -38,9 +38,9 @@ BUDGETED_ROUNDS: tuple[int | None, ...] = (4, 16, 64, None)
 Entry = tuple[WorkProblem, Candidate, Built]
 
 
-def say(words: str) -> None:
+def say(line: str) -> None:
     """One line of progress, at once: a log may be all that is left of a run."""
-    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {words}\n")
+    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {line}\n")
     sys.stdout.flush()
 
 
@@ -133,7 +133,7 @@ class Run:
 
         def keep_comparison(key: str, comparison: dict[str, Any] | None) -> None:
             self.journal.add_comparison(names[key], comparison)
-            say(f"{own[key].name}: {len(names[key])} compared{_vendor_words(comparison)}")
+            say(f"{own[key].name}: {len(names[key])} compared{_vendor_text(comparison)}")
             self._write(at_least=SECONDS_BETWEEN_FILES)
 
         def keep_result(result: CandidateResult) -> None:
@@ -196,7 +196,7 @@ class Run:
             self._written = time.monotonic()
 
 
-def _vendor_words(comparison: Mapping[str, Any] | None) -> str:
+def _vendor_text(comparison: Mapping[str, Any] | None) -> str:
     if comparison is None:
         return ", without an answer: their own medians rank them"
     if (vendor := comparison.get("vendor")) is None:

@@ -27,7 +27,7 @@ from codegen.errors import CodegenError
 from codegen.operators import load_operators
 from cukiln.counted import counted
 from cukiln.types import VendorRatio
-from cukiln.vendor_words import ends, result_off, times
+from cukiln.vendor_text import ends, result_off, times
 from storage.config.files import gpu_lock_folder
 from storage.config.limits import MEASURE_LIMITS, MEASURE_SECONDS
 from storage.config.own_modules import CHILD, gpu_plans
@@ -202,7 +202,7 @@ def table(results: Mapping[str, Any]) -> str:
     rows: list[tuple[str, ...]] = [_HEADINGS]
     for problem in results["problems"]:
         best, vendor, off = best_of(problem), vendor_us(problem), vendor_off(problem)
-        ratio = _ratio_words(vendor, best, vendor_ratio(problem))
+        ratio = _ratio_text(vendor, best, vendor_ratio(problem))
         right = sum(candidate["verdict"] == "ok" for candidate in problem["candidates"])
         times = [f"{best[1]:.2f}" if best else "-", f"{vendor:.2f}" if vendor else "-", "off" if off else ratio]
         # How much longer the second one takes; `tie` where that is nothing.
@@ -214,11 +214,11 @@ def table(results: Mapping[str, Any]) -> str:
     for row in rows:
         cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
         lines.append("  ".join(cells).rstrip())
-    lines += ["", *_words(results["problems"])]
+    lines += ["", *_explained(results["problems"])]
     return "\n".join(lines) + "\n"
 
 
-def _ratio_words(vendor: float | None, best: tuple[str, float] | None, ratio: VendorRatio | None) -> str:
+def _ratio_text(vendor: float | None, best: tuple[str, float] | None, ratio: VendorRatio | None) -> str:
     """`1.083 (1.079–1.088)`; `tie (0.996–1.004)`; of what an older release compared without an interval `1.08`."""
     if vendor is None or best is None:
         return "-"
@@ -227,7 +227,7 @@ def _ratio_words(vendor: float | None, best: tuple[str, float] | None, ratio: Ve
     return f"{'tie' if ratio.tie else times(ratio.ratio, ratio)} ({ends(ratio)})"
 
 
-def _words(problems: Sequence[Mapping[str, Any]]) -> list[str]:
+def _explained(problems: Sequence[Mapping[str, Any]]) -> list[str]:
     """Everything that was not right, counted by problem, with the messages of one of each kind."""
     lines = []
     for problem in problems:

@@ -99,7 +99,7 @@ def main() -> None:
     began = time.monotonic()
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--into", type=Path, default=Path(DEFAULT_INTO))
-    options, words = parser.parse_known_args()
+    options, arguments = parser.parse_known_args()
     into = options.into.resolve()
     try:
         into.mkdir(parents=True, exist_ok=True)
@@ -115,7 +115,7 @@ def main() -> None:
     paths = os.pathsep.join([*map(str, folders), *([inherited] if inherited else [])])
     own = ["--into", str(into), "--began", str(began)]
     # -P: run in a checkout, that one's modules would come before these.
-    command = [sys.executable, "-P", "-m", "workers.offline.there", str(installed), *own, *words]
+    command = [sys.executable, "-P", "-m", "workers.offline.there", str(installed), *own, *arguments]
     os.execve(sys.executable, command, {**os.environ, "PYTHONPATH": paths})
 
 

@@ -179,8 +179,8 @@ def _verdict(candidate: str, built: Built, problem: WorkProblem, journal: Journa
     seconds = {
         stage: {"wall": result[f"{stage}_wall"], "cpu": result[f"{stage}_cpu"]} for stage in ("verify", "measure")
     }
-    words = {name: result[name] for name in ("verdict", "message", "measurement")}
-    return {**words, "details": in_short(result["details"]), "seconds": seconds}
+    fields = {name: result[name] for name in ("verdict", "message", "measurement")}
+    return {**fields, "details": in_short(result["details"]), "seconds": seconds}
 
 
 def in_short(details: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,31 +24,31 @@ CUTS = 5  # one after the other, of a part that continues: what it does first ta
 SHARE = 0.25  # of the budget, for one part but the last
 LEAST_SECONDS = 2.0  # that is worth a start
 NOTHING_TO_USE = 2  # exit status of each part that finds no GPU, or nothing to drive it
-NOT_RUN = 3  # of one that this machine cannot run, such as without a compiler: its last words say why
+NOT_RUN = 3  # of one that this machine cannot run, such as without a compiler: its last line says why
 LEFT_OPEN = 4  # of one that this machine's trouble, or a lost context, kept from some of its work
 
 
 @dataclass(frozen=True)
 class Part:
-    """`python -m` with `words`. `seconds`: of one try at most. `continues`: what it did so far it does not do again;
-    `takes_rest`: it has all that is left of the budget, and ends in order within `--budget`. `tells_of`: what its
+    """`python -m` with `arguments`. `seconds`: of one try at most. `continues`: it repeats nothing that it has done.
+    `takes_rest`: it has all that is left of the budget, and ends in order within `--budget`. `depends_on`: what its
     result depends on, beside the installation."""
 
     name: str
-    words: Sequence[str]
+    arguments: Sequence[str]
     seconds: float
     continues: bool = False
     takes_rest: bool = False
-    tells_of: Literal["machine", "product", "card"] = "machine"
+    depends_on: Literal["machine", "product", "card"] = "machine"
 
     @property
     def log(self) -> str:
-        """The file of its words."""
+        """The file of its output."""
         return f"{self.name.replace(' ', '-')}.log"
 
     @property
     def command(self) -> list[str]:
-        return [sys.executable, "-P", "-m", *self.words]
+        return [sys.executable, "-P", "-m", *self.arguments]
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,11 @@ def parts_of(installed: Path, into: Path, *, gpu_module: str, device: str, secon
     last = (*measured, *of_gpu, "--seconds", str(seconds))
     return [
         Part("libraries", ("workers.offline.libraries_there",), 60),
-        Part("primitives", primitives, 150, continues=True, tells_of="product"),
-        Part("measuring checks", ("tests.gpu.check_measuring", *of_gpu), 180, tells_of="card"),
-        Part("workspaces", workspaces, 90, tells_of="product"),
-        Part("ceilings", ("workers.offline.ceilings", "--out", str(into), *of_gpu), 90, tells_of="card"),
-        Part("candidates and vendor", last, float("inf"), continues=True, takes_rest=True, tells_of="product"),
+        Part("primitives", primitives, 150, continues=True, depends_on="product"),
+        Part("measuring checks", ("tests.gpu.check_measuring", *of_gpu), 180, depends_on="card"),
+        Part("workspaces", workspaces, 90, depends_on="product"),
+        Part("ceilings", ("workers.offline.ceilings", "--out", str(into), *of_gpu), 90, depends_on="card"),
+        Part("candidates and vendor", last, float("inf"), continues=True, takes_rest=True, depends_on="product"),
     ]
 
 
@@ -116,9 +116,9 @@ class Progress:
         if card is not None and card not in cards_of(folder)[-1:]:
             append_line(self._path, {"card": card.as_dict(), "at": time.time()})
         self.cards = cards_of(folder)
-        own = {tells_of: self._depends_on(tells_of) for tells_of in ("machine", "product", "card")}
+        own = {kind: self._facts_of(kind) for kind in ("machine", "product", "card")}
         for line in read_lines(self._path):
-            if _is_whole(line) and line["of"] == own.get(str(line.get("tells_of"))):
+            if _is_whole(line) and line["of"] == own.get(str(line.get("depends_on"))):
                 self._take(line)
 
     def begin(self, part: Part) -> None:
@@ -155,15 +155,15 @@ class Progress:
             else:
                 yield part.name, f"exit status {ended.status} after {ended.seconds:.0f} s"
 
-    def _depends_on(self, tells_of: str) -> list[str]:
-        if tells_of == "machine" or self._card is None:
+    def _facts_of(self, kind: str) -> list[str]:
+        if kind == "machine" or self._card is None:
             return [self._of]
         product = [self._of, self._card.name, self._card.driver]
-        return product if tells_of == "product" else [*product, self._card.uuid]
+        return product if kind == "product" else [*product, self._card.uuid]
 
     def _write(self, part: Part, line: Mapping[str, Any]) -> None:
-        depends_on = {"of": self._depends_on(part.tells_of), "tells_of": part.tells_of}
-        append_line(self._path, {**depends_on, **line})
+        facts = {"of": self._facts_of(part.depends_on), "depends_on": part.depends_on}
+        append_line(self._path, {**facts, **line})
         self._take(line)
 
     def _take(self, line: Mapping[str, Any]) -> None:

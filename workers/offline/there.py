@@ -75,8 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 ended = run_part(part, progress, limit, into, parts, stopped, namespaces=namespaces)
                 say(f"{part.name}: {'cut off' if ended.cut_off else ended.status} after {ended.seconds:.1f} s")
     files = bring_back(into, progress, parts)
-    for name, words in progress.described(parts):
-        say(f"{name}: {words}")
+    for name, state in progress.described(parts):
+        say(f"{name}: {state}")
     say(f"{into / BACK}: {len(files)} files, {sum(files.values()) / 1e6:.2f} MB; `cukiln import-results` takes them")
     if stopped:
         return INTERRUPTED
@@ -139,7 +139,7 @@ def run_part(
     *,
     namespaces: bool,
 ) -> Ended:
-    """In a process that ends with this one; its words go into a file of its own."""
+    """In a process that ends with this one; its output goes into a file of its own."""
     command = [*part.command, *(["--budget", f"{max(1.0, limit - GRACE_SECONDS):.1f}"] if part.takes_rest else [])]
     progress.begin(part)
     say(f"{part.name}: at most {limit:.0f} s")
@@ -152,14 +152,14 @@ def run_part(
                 bring_back(into, progress, parts)
                 written = time.monotonic()
         cut_off = _ended(process)
-    why = _last_words(into / part.log) if process.returncode in (NOT_RUN, NOTHING_TO_USE) else ""
+    why = _last_line(into / part.log) if process.returncode in (NOT_RUN, NOTHING_TO_USE) else ""
     ended = Ended(process.returncode, time.monotonic() - began, limit, cut_off or bool(stopped), why)
     progress.end(part, ended)
     bring_back(into, progress, parts)
     return ended
 
 
-def _last_words(log: Path) -> str:
+def _last_line(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()
     return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
 

@@ -99,7 +99,7 @@ def read_bundle(folder: Path) -> Bundle:
     except OSError as error:
         raise BundleError(f"cannot read {path}: {error.strerror}") from error
     except ValidationError as error:
-        raise BundleError(f"{path} is not a bundle of schema {SCHEMA}: {words_of(error)}") from error
+        raise BundleError(f"{path} is not a bundle of schema {SCHEMA}: {message_of(error)}") from error
     for digest in sorted(
         {candidate.library for problem in bundle.problems for candidate in problem.candidates if candidate.library}
     ):
@@ -123,12 +123,12 @@ def require_library(path: Path, digest: str) -> None:
         )
 
 
-def words_of(error: ValidationError) -> str:
+def message_of(error: ValidationError) -> str:
     """What is wrong, field by field, in one line."""
     entries = error.errors(include_url=False, include_input=False)
-    words = [f"{'.'.join(map(str, entry['loc'])) or 'the whole'}: {entry['msg']}" for entry in entries[:MAX_FAULTS]]
-    more = len(entries) - len(words)
-    return "; ".join(words) + (f"; and {more} more" if more > 0 else "")
+    messages = [f"{'.'.join(map(str, entry['loc'])) or 'the whole'}: {entry['msg']}" for entry in entries[:MAX_FAULTS]]
+    more = len(entries) - len(messages)
+    return "; ".join(messages) + (f"; and {more} more" if more > 0 else "")
 
 
 LEFT_OUT = "left out by --limit"
@@ -178,7 +178,7 @@ def _faults_of(name: str) -> Iterator[None]:
     try:
         yield
     except ValidationError as error:
-        raise BundleError(f"{name}: {words_of(error)}") from error
+        raise BundleError(f"{name}: {message_of(error)}") from error
     except (CodegenError, KeyError) as error:
         raise BundleError(f"{name}: {error}") from error
 

@@ -23,7 +23,7 @@ MACHINE_SIGNALS = frozenset(
 CRASH_SIGNALS = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGTRAP, signal.SIGSYS})
 # What libc and the tools say where the machine is exhausted: g++, cicc and its front end, ptxas without memory; ptxas
 # and nvcc on a full disk.
-MACHINE_WORDS = (
+MACHINE_MESSAGES = (
     "No space left on device",
     "Disk quota exceeded",
     "Cannot allocate memory",
@@ -68,7 +68,7 @@ def cause_of(returncode: int, text: str) -> Cause:
     signals = signals_in(returncode, text)
     # cicc and cudafe++ catch SIGTERM and SIGINT: they say this after errors too, but then count those.
     was_terminated = "Compilation terminated." in text and "detected in the compilation" not in text
-    if signals & MACHINE_SIGNALS or was_terminated or any(words in text for words in MACHINE_WORDS):
+    if signals & MACHINE_SIGNALS or was_terminated or any(message in text for message in MACHINE_MESSAGES):
         return "machine"
     if signals & CRASH_SIGNALS:
         return "crash"

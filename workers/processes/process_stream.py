@@ -261,9 +261,9 @@ class Stream:
         )
 
 
-def _limit_of_the_kernel(returncode: int, words: bytes, cpu_seconds: float, limits: Limits) -> EndedBy | None:
+def _limit_of_the_kernel(returncode: int, stderr: bytes, cpu_seconds: float, limits: Limits) -> EndedBy | None:
     """Which rlimit ended the program or a child of it, where the look at the tree came too late."""
-    signals = signals_in(returncode, words.decode("utf-8", "replace"))
+    signals = signals_in(returncode, stderr.decode("utf-8", "replace"))
     if signal.SIGXFSZ in signals:
         return "output"
     if signal.SIGXCPU in signals or (signal.SIGKILL in signals and cpu_seconds > limits.cpu_seconds):

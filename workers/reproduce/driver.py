@@ -38,13 +38,13 @@ class Report:
 
     seen: list[str] = field(default_factory=list)
 
-    def line(self, kind: str, words: str) -> None:
+    def line(self, kind: str, text: str) -> None:
         self.seen.append(kind)
-        sys.stdout.write(f"{kind} {words}\n")
+        sys.stdout.write(f"{kind} {text}\n")
         sys.stdout.flush()
 
-    def note(self, words: str) -> None:
-        sys.stdout.write(f"        {words}\n")
+    def note(self, text: str) -> None:
+        sys.stdout.write(f"        {text}\n")
         sys.stdout.flush()
 
     @property
@@ -87,11 +87,11 @@ def find_nvcc(folder: Path) -> Compiler:
 
 
 def _release(program: str) -> str | None:
-    release = re.search(r"V(\d+\.\d+\.\d+)", _words_of(program))
+    release = re.search(r"V(\d+\.\d+\.\d+)", _version_text(program))
     return release[1] if release else None
 
 
-def _words_of(program: str) -> str:
+def _version_text(program: str) -> str:
     if shutil.which(program) is None:
         return ""
     return subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
@@ -130,7 +130,7 @@ def _heading(report: Report, facts: dict[str, Any], nvcc: Compiler, cxx: Compile
     report.note(f"recorded with {made_by}")
     for compiler in (nvcc, cxx):
         if compiler.is_there:
-            lines = [line for line in _words_of(compiler.program).splitlines() if line.strip()]
+            lines = [line for line in _version_text(compiler.program).splitlines() if line.strip()]
             shown = next((line for line in lines if "release" in line), lines[0] if lines else "")
             report.note(f"here: {compiler.program}, {compiler.found_in}: {shown}")
 
@@ -151,19 +151,19 @@ def build(folder: Path, part: str, compiler: Compiler) -> tuple[bool | None, str
             check=False,
             env=environment,
         )
-        words = done.stdout[-MAX_MESSAGE_CHARACTERS:].strip()
+        output = done.stdout[-MAX_MESSAGE_CHARACTERS:].strip()
         match cause_of(signed(done.returncode), done.stdout):
             case "machine":
-                return None, f"{compiler.program} was ended by this machine, not by the kernel: {words}"
+                return None, f"{compiler.program} was ended by this machine, not by the kernel: {output}"
             case "crash":
                 continue
         break
-    return done.returncode == 0, words
+    return done.returncode == 0, output
 
 
 def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvcc: Compiler, report: Report) -> None:
     """Whether kernel.cu compiles, and gives the recorded code: that of another nvcc need not be the same."""
-    built, words = build(folder, "device", nvcc)
+    built, output = build(folder, "device", nvcc)
     # Null where the compilers are the same, or one of the versions is not known.
     other, made_by = None, (facts["toolchain"] or {}).get("versions", {}).get(nvcc.kind)
     if None not in (made_by, nvcc.version) and made_by != nvcc.version:
@@ -171,14 +171,14 @@ def _check_code(folder: Path, facts: dict[str, Any], recipe: dict[str, Any], nvc
             f"compiler differs: recorded {nvcc.kind} {made_by}, found {nvcc.version} {nvcc.found_in} ({nvcc.program})"
         )
     if built is None:
-        report.line(CANNOT, f"code digest: {words}")
+        report.line(CANNOT, f"code digest: {output}")
     elif built:
         other = other and f"{other}; the code cannot be compared; set {nvcc.named} to the recorded one"
         _check_digest(folder, facts, recipe, other, report)
     elif facts["verdict"] != "compile_error" and other is not None:
-        report.line(CANNOT, f"code digest: {other}; it does not compile kernel.cu; set {nvcc.named}:\n{words}")
+        report.line(CANNOT, f"code digest: {other}; it does not compile kernel.cu; set {nvcc.named}:\n{output}")
     elif facts["verdict"] != "compile_error":
-        report.line(DIFFERS, f"code digest: kernel.cu does not compile here:\n{words}")
+        report.line(DIFFERS, f"code digest: kernel.cu does not compile here:\n{output}")
     if facts["verdict"] != "compile_error":
         return
     if built is None:
@@ -214,12 +214,12 @@ def _check_digest(
 
 def _check_runs(folder: Path, facts: dict[str, Any], venue: str, device: int, cxx: Compiler, report: Report) -> None:
     part = "cpu" if venue == "cpu" else "library"
-    built, words = build(folder, part, cxx)
+    built, output = build(folder, part, cxx)
     if built is None or (venue == "gpu" and not (folder / "build" / "group.cubin").is_file()):
-        report.line(CANNOT, f"verdict: {words if built is None else 'without nvcc there is no cubin to run'}")
+        report.line(CANNOT, f"verdict: {output if built is None else 'without nvcc there is no cubin to run'}")
         return
     if not built:
-        report.line(DIFFERS, f"verdict: build.sh {part} fails:\n{words}")
+        report.line(DIFFERS, f"verdict: build.sh {part} fails:\n{output}")
         return
     outcome = _run_child(folder, venue, device)
     if "cannot" in outcome:
@@ -228,16 +228,14 @@ def _check_runs(folder: Path, facts: dict[str, Any], venue: str, device: int, cx
     for case in outcome.get("cases", []):
         report.note(case)
     recorded = facts["verdict"]
-    words = f"{outcome['verdict']} on the {venue.upper()}" + (f": {outcome['message']}" if outcome["message"] else "")
+    text = f"{outcome['verdict']} on the {venue.upper()}" + (f": {outcome['message']}" if outcome["message"] else "")
     if recorded is None or recorded in NOT_REPEATABLE:
-        report.note(f"verdict: {words}; recorded is {recorded}, which no second run can repeat")
+        report.note(f"verdict: {text}; recorded is {recorded}, which no second run can repeat")
     elif recorded == outcome["verdict"]:
-        report.line(AGREES, f"verdict: {words}")
+        report.line(AGREES, f"verdict: {text}")
     else:
         where = (facts["details"] or {}).get("venue")
-        report.line(
-            DIFFERS, f"verdict: {words}; recorded is {recorded}" + (f" on the {where.upper()}" if where else "")
-        )
+        report.line(DIFFERS, f"verdict: {text}; recorded is {recorded}" + (f" on the {where.upper()}" if where else ""))
 
 
 def _run_child(folder: Path, venue: str, device: int) -> dict[str, Any]:
@@ -285,7 +283,7 @@ def _on_cpu(folder: Path) -> dict[str, Any]:
         "verdict": failure.verdict if failure else "ok",
         "message": failure.message if failure else "",
         "cases": [
-            f"{case['kind']} inputs, extents {', '.join(map(str, case['extents']))}: {_error_words(case)}"
+            f"{case['kind']} inputs, extents {', '.join(map(str, case['extents']))}: {_errors_text(case)}"
             for case in test.described
         ],
     }
@@ -303,7 +301,7 @@ def _on_gpu(folder: Path, device: int) -> dict[str, Any]:
         return {"cannot": str(error)}
 
 
-def _error_words(case: dict[str, Any]) -> str:
+def _errors_text(case: dict[str, Any]) -> str:
     error, bound = case.get("max_error"), case.get("error_bound")
     largest = "no output is a number" if error is None else f"largest error {error:.3g}"
     return largest + (f", allowed there {bound:.3g}" if bound else "")

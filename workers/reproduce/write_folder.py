@@ -272,8 +272,8 @@ def _build_sh(facts: CandidateFacts) -> str:
     }
     text = _template("build.sh").replace("@NVCC@", '$(dirname "$0")/' + NVRTC if _is_of_nvrtc(facts) else "nvcc")
     for name, lines in commands.items():
-        quoted = [[f'"{word}"' if word.startswith("$") else shlex.quote(word) for word in words] for words in lines]
-        text = text.replace(f"@{name}@", "\n".join(f"  {' '.join(words)}" for words in quoted))
+        quoted = [[f'"{word}"' if word.startswith("$") else shlex.quote(word) for word in command] for command in lines]
+        text = text.replace(f"@{name}@", "\n".join(f"  {' '.join(command)}" for command in quoted))
     return text
 
 

@@ -206,11 +206,11 @@ def _build(context: StepContext, problem: JobProblem, ranked: Ranked, runs: PtxR
     if library.code_digest != ranked.stored.code_digest:
         # Its verdict and its times are of other code. One nvcc gives equal code alone and in a group; what was measured
         # elsewhere and imported may have been compiled by another.
-        words = (
+        message = (
             f"built here its code is {library.code_digest[:16]}, but {(ranked.stored.code_digest or '?')[:16]} was "
             "verified: another nvcc made that, and its verdict and times say nothing about this code"
         )
-        refuse(context, problem, (ranked, words, "skipped"))
+        refuse(context, problem, (ranked, message, "skipped"))
         return None
     verdict = verify_winner(runs, ranked.candidate, library)
     if verdict is not None and not verdict.is_published:
@@ -349,14 +349,14 @@ def lost_blobs(context: StepContext, key: str, imported: Imported | None) -> set
 def _why_none(stored: Sequence[StoredCandidate]) -> str:
     """The candidates counted by verdict, each with the message of an example."""
     counts = Counter(verdict_of(candidate) for candidate in stored)
-    words = [
+    messages = [
         (
             verdict_of(candidate),
             candidate.message or (candidate.verification.message if candidate.verification else None),
         )
         for candidate in stored
     ]
-    examples = {verdict: message for verdict, message in words if message}
+    examples = {verdict: message for verdict, message in messages if message}
     counted = ", ".join(
         f"{count} {verdict}" + (f" (for example: {examples[verdict]})" if verdict in examples else "")
         for verdict, count in counts.most_common()

@@ -220,9 +220,9 @@ def _refuse(
 def refuse(context: StepContext, problem: JobProblem, *refused: tuple[Ranked, str, str]) -> None:
     """None of these wins: each with why, and the verdict that it has now."""
     with context.database.write() as session:
-        for entry, words, verdict in refused:
-            log.warning("candidate %s: %s", entry.candidate.id, words)
-            refuse_candidate(session, problem.id, entry.candidate.id, words, verdict)
+        for entry, message, verdict in refused:
+            log.warning("candidate %s: %s", entry.candidate.id, message)
+            refuse_candidate(session, problem.id, entry.candidate.id, message, verdict)
 
 
 def verify_winner(runs: PtxRuns, candidate: Candidate, library: Library) -> PtxVerdict | None:

@@ -120,8 +120,8 @@ class Supervisor:
                 message.append(child.keep())
                 if child.name == API and self._api.is_silent(child.runs_for_seconds):
                     message.append(child.end_hung("does not answer"))
-            for words in filter(None, message):
-                self._say(words)
+            for line in filter(None, message):
+                self._say(line)
             time.sleep(WATCH_SECONDS)
 
     def ask_to_stop(self) -> None:

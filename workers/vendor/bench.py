@@ -58,24 +58,24 @@ def described(
     library: str, version: str, *algorithm: str, fused: bool = True, workspace_bytes: int = 0
 ) -> dict[str, Any]:
     """What `VendorCall.describe` answers; `algorithm`: sentences, of which some may be empty."""
-    words = {"library": library, "version": version, "algorithm": "; ".join(filter(None, algorithm))}
-    return {**words, "fused": fused, "workspace_bytes": workspace_bytes}
+    named = {"library": library, "version": version, "algorithm": "; ".join(filter(None, algorithm))}
+    return {**named, "fused": fused, "workspace_bytes": workspace_bytes}
 
 
 class FailedLibrary:
     """In the place of a library that raised what is no refusal: its launches are refused, with the error's name."""
 
     def __init__(self, library: str, error: Exception) -> None:
-        self._library, self._words = library, f"{library} failed: {type(error).__name__}: {error}"
+        self._library, self._message = library, f"{library} failed: {type(error).__name__}: {error}"
 
     def describe(self) -> dict[str, Any]:
-        return described(self._library, "", self._words, fused=False)
+        return described(self._library, "", self._message, fused=False)
 
     def run(self, number: int) -> None:
-        raise LaunchRefused(self._words)
+        raise LaunchRefused(self._message)
 
     def result(self, number: int) -> DeviceArray:
-        raise LaunchRefused(self._words)
+        raise LaunchRefused(self._message)
 
 
 def or_its_error(
@@ -90,9 +90,9 @@ def or_its_error(
 
 
 @contextmanager
-def gpu_errors(sets: int, words: str = "", *own: type[Exception]) -> Iterator[None]:
+def gpu_errors(sets: int, prefix: str = "", *own: type[Exception]) -> Iterator[None]:
     """What keeps a library from a problem becomes GpuError: it is missing, the GPU has no room for so many sets of its
-    operands, or errors of its `own`, with `words` before them."""
+    operands, or errors of its `own`, with `prefix` before them."""
     try:
         yield
     except LibraryMissing as error:
@@ -100,7 +100,7 @@ def gpu_errors(sets: int, words: str = "", *own: type[Exception]) -> Iterator[No
     except MemoryError as error:
         raise GpuError(f"no memory on the GPU for {sets} sets of the vendor's operands: {error}") from error
     except own as error:
-        raise GpuError(f"{words}: {error}") from error
+        raise GpuError(f"{prefix}: {error}") from error
 
 
 def kernel_after(bench: Bench, work: After, names: Sequence[str]) -> Callable[[OperandSet], None]:

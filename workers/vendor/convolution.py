@@ -55,7 +55,7 @@ class ConvolutionCall:
     def describe(self) -> dict[str, Any]:
         plan, needed = self.prepared.plan, self._found.workspace_bytes
         fused = not plan.needs_kernel
-        return described("cuDNN", self._version, self._found.name, plan.words(), fused=fused, workspace_bytes=needed)
+        return described("cuDNN", self._version, self._found.name, plan.text(), fused=fused, workspace_bytes=needed)
 
     def run(self, number: int) -> None:
         prepared, address = self.prepared, self._bench.address

@@ -62,7 +62,7 @@ class ConvolutionPlan:
         """Whether a second kernel follows: for nodes, or to convert the product to the output's type."""
         return bool(self.rest) or not self.in_place
 
-    def words(self) -> str:
+    def text(self) -> str:
         """What is done where, for a person."""
         parts = [f"{', '.join(node.op for node in self.fused)} in its graph"] if self.fused else []
         if self.needs_kernel:

@@ -251,15 +251,15 @@ class CublasLt:
 
     def _describe(self, algorithm: Algorithm) -> str:
         """The numbers by which the library names an algorithm; of those that it says nothing about, nothing."""
-        words = []
+        settings = []
         for name, attribute in _DESCRIBED:
             value, written = _i32(), ctypes.c_size_t()
             status = self._library.cublasLtMatmulAlgoConfigGetAttribute(
                 ctypes.byref(algorithm), attribute, ctypes.byref(value), ctypes.c_size_t(4), ctypes.byref(written)
             )
             if status == CUBLAS_STATUS_SUCCESS:
-                words.append(f"{name} {value.value}")
-        return ", ".join(words)
+                settings.append(f"{name} {value.value}")
+        return ", ".join(settings)
 
 
 _DESCRIBED = (

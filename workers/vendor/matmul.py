@@ -93,7 +93,7 @@ class ProductPlan:
             return cublaslt.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE | cublaslt.CUBLASLT_REDUCTION_SCHEME_INPLACE
         return cublaslt.CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE
 
-    def words(self) -> str:
+    def text(self) -> str:
         """What is done where, for a person."""
         fused = [
             word
@@ -230,7 +230,7 @@ class MatmulCall:
     def _described(self, library: str, version: str, algorithm: str, workspace_bytes: int) -> dict[str, Any]:
         plan = self.prepared.plan
         fused = not plan.needs_kernel
-        return described(library, version, algorithm, plan.words(), fused=fused, workspace_bytes=workspace_bytes)
+        return described(library, version, algorithm, plan.text(), fused=fused, workspace_bytes=workspace_bytes)
 
     def run(self, number: int) -> None:
         prepared, address = self.prepared, self._bench.address

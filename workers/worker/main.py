@@ -163,9 +163,9 @@ def _take_wake_ups(
     # What fences in the tools that this worker runs; asked before the fork, which then has it.
     means = workplace.processes.means.in_force()
     log.info("fence: %s; `cukiln doctor` says more", ", ".join(name for name, is_there, _ in means if is_there))
-    for name, is_there, words in means:
+    for name, is_there, reason in means:
         if not is_there:
-            log.warning("fence: %s: %s", name, words)
+            log.warning("fence: %s: %s", name, reason)
     remember_versions(workplace.settings)
     keep_warm(kind, workplace)
     queues = [wake_ups.queue_name(kind, target) for target in workplace.targets or (None,)]

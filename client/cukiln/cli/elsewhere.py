@@ -322,8 +322,8 @@ def not_imported(folder: Path) -> list[str]:
     for name, (described, why) in _FILES.items():
         path = folder / name
         if path.is_file():
-            words = why.format(path=path, folder=folder)
-            lines.append(f"{name} is not imported{_content(path, described)}: {words}")
+            text = why.format(path=path, folder=folder)
+            lines.append(f"{name} is not imported{_content(path, described)}: {text}")
     return lines + _parts(folder / REPORT_FILE)
 
 
@@ -347,7 +347,7 @@ def _parts(report: Path) -> list[str]:
         return []
     try:
         parts: Mapping[str, str] = json.loads(report.read_bytes()).get("parts", {})
-        return [f"{name}: {words}" for name, words in parts.items() if not words.startswith(_ENDED_WELL)]
+        return [f"{name}: {text}" for name, text in parts.items() if not text.startswith(_ENDED_WELL)]
     except (ValueError, TypeError, AttributeError) as error:
         return [f"{report.name} cannot be read: {error}"]
 

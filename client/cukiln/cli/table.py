@@ -12,7 +12,7 @@ from rich.text import Text
 from cukiln.cli.console import GAP, duration, fitting, plain_table
 from cukiln.counted import counted
 from cukiln.types import FrontEntry, Job, LookupResult, MeasuredOn, ProblemReport, RunnerUp, WinnerSummary
-from cukiln.vendor_words import Vendor, vendor_of, vendor_of_record
+from cukiln.vendor_text import Vendor, vendor_of, vendor_of_record
 
 _VERIFIED = {
     "gpu": "verified gpu: the kernel's results were checked on a GPU",
@@ -182,8 +182,8 @@ def _beside(theirs: Vendor | None) -> str:
     if theirs is None:
         return "-"
     if theirs.off:
-        return f"{microseconds(theirs.us)}\n({theirs.words})"
-    return f"{microseconds(theirs.us)}, {theirs.words}"
+        return f"{microseconds(theirs.us)}\n({theirs.text})"
+    return f"{microseconds(theirs.us)}, {theirs.text}"
 
 
 def _compared_columns(rows: Sequence[Sequence[str]]) -> _Part:
@@ -196,10 +196,10 @@ def _compared_columns(rows: Sequence[Sequence[str]]) -> _Part:
 def _runner_up(runner_up: RunnerUp | None) -> str:
     if runner_up is None:
         return "-"
-    words = "tie" if runner_up.tie else f"{100 * runner_up.margin:+.1f} %"
+    text = "tie" if runner_up.tie else f"{100 * runner_up.margin:+.1f} %"
     if runner_up.low is None or runner_up.high is None:
-        return words
-    return f"{words} ({100 * runner_up.low:.1f}–{100 * runner_up.high:.1f})"
+        return text
+    return f"{text} ({100 * runner_up.low:.1f}–{100 * runner_up.high:.1f})"
 
 
 def _dtype(problem: ProblemReport) -> str:
@@ -358,12 +358,12 @@ def _looked_up(result: LookupResult) -> list[str]:
 
 def _described(winner: WinnerSummary | FrontEntry, common: Collection[str] = ()) -> str:
     """Its schedule without the `common` tunables, its workspace, and whether its bits vary."""
-    words = [schedule_text({name: value for name, value in winner.schedule.items() if name not in common})]
+    parts = [schedule_text({name: value for name, value in winner.schedule.items() if name not in common})]
     if winner.workspace_bytes:
-        words.append(f"{counted(winner.workspace_bytes, 'byte')} of workspace")
+        parts.append(f"{counted(winner.workspace_bytes, 'byte')} of workspace")
     if not winner.deterministic:
-        words.append("bits differ from run to run")
-    return "; ".join(words)
+        parts.append("bits differ from run to run")
+    return "; ".join(parts)
 
 
 def schedule_text(schedule: Mapping[str, Any]) -> str:
@@ -420,13 +420,13 @@ def steadiness_notes(compared: Iterable[tuple[str, Compared]]) -> list[str]:
     limited = [(name, ", ".join(entry.limited_by)) for name, entry in rows if entry.limited_by]
     missing = [(name, entry.vendor_missing) for name, entry in rows if entry.vendor_missing]
     return [
-        head + "; ".join(_changes(words, pairs) for words in dict.fromkeys(words for _, words in pairs))
+        head + "; ".join(_changes(text, pairs) for text in dict.fromkeys(text for _, text in pairs))
         for head, pairs in ((_UNSTEADY, unsteady), (_LIMITED, limited), (_MISSING, missing))
         if pairs
     ]
 
 
-def _changes(words: str, pairs: Iterable[tuple[str, str]]) -> str:
-    names = [name for name, of_it in pairs if of_it == words]
+def _changes(text: str, pairs: Iterable[tuple[str, str]]) -> str:
+    names = [name for name, of_it in pairs if of_it == text]
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f"{words} ({', '.join(names[:_MOST_NAMES])}{more})"
+    return f"{text} ({', '.join(names[:_MOST_NAMES])}{more})"

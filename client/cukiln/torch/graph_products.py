@@ -31,8 +31,8 @@ class Product:
 
     @property
     def name(self) -> str:
-        words = [self.operator, self.bias and "bias", self.residual and "residual", self.activation]
-        return " + ".join(str(word) for word in words if word)
+        parts = [self.operator, self.bias and "bias", self.residual and "residual", self.activation]
+        return " + ".join(str(part) for part in parts if part)
 
 
 def product_of(node: Node, reading: Reading) -> Product | None:

@@ -12,7 +12,7 @@ from codegen.plan import generator as generator_module
 from codegen.plan.generator import generator
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
-from codegen.search.space import SearchSpace, Tunable, allowed_json, allowed_words
+from codegen.search.space import SearchSpace, Tunable, allowed_json, allowed_text
 from codegen.targets import target
 from tests.support.fixtures.compile import PROBE, probe_candidate
 
@@ -71,7 +71,7 @@ def test_an_unknown_tunable_is_distinguished_from_a_wrong_value() -> None:
 )
 def test_what_is_allowed_as_json_and_as_words(allowed: Any, json: Any, words: str) -> None:
     assert allowed_json(allowed) == json
-    assert allowed_words(allowed) == words
+    assert allowed_text(allowed) == words
 
 
 @pytest.mark.parametrize("allowed", [range(0, 8, 2), range(3, 3), range(9, 0, -1), ()])

@@ -15,7 +15,7 @@ from codegen.operators.matmul import tensor_space
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search, distinct
 from codegen.search.space import Linked, SearchSpace
-from codegen.search.space_bound import lists_in_words, require_bounded
+from codegen.search.space_bound import lists_text, require_bounded
 from codegen.targets import target, targets
 from storage.config.settings import Settings
 from tests.support.fixtures.codegen import matmul
@@ -44,10 +44,10 @@ def test_the_computed_size_is_that_of_the_enumeration(parts: list[tuple[dict[str
 
 def test_the_lists_are_named_the_longest_first_and_those_of_one_value_not_at_all() -> None:
     space = SearchSpace((("one", (7,)), ("b", (1, 2)), ("a", (1, 2)), ("long", tuple(range(9)))), (TOGETHER,))
-    assert lists_in_words(space) == "long 9 × way with count 3 × a 2 × b 2"
+    assert lists_text(space) == "long 9 × way with count 3 × a 2 × b 2"
     small = SearchSpace((("c", (1, 2)),))
-    assert lists_in_words(SearchSpace(parts=(small, space))) == f"most of them by {lists_in_words(space)}"
-    assert lists_in_words(SearchSpace(parts=(space,))) == lists_in_words(space)
+    assert lists_text(SearchSpace(parts=(small, space))) == f"most of them by {lists_text(space)}"
+    assert lists_text(SearchSpace(parts=(space,))) == lists_text(space)
 
 
 def test_a_search_over_too_much_is_refused_with_the_number_the_lists_and_what_to_do() -> None:

@@ -21,7 +21,7 @@ from cukiln.client import Client
 from cukiln.errors import BadRequest, UsageError
 from cukiln.kernels.load_kernel import choose
 from cukiln.types import Job, WinnerRecord
-from cukiln.vendor_words import vendor_of_record
+from cukiln.vendor_text import vendor_of_record
 from storage.config.settings import Settings, load_settings
 from tests.support.fixtures.elsewhere import REQUEST, results_in
 from tests.support.fixtures.service import Started
@@ -124,7 +124,7 @@ def test_the_page_of_a_job_shows_the_vendor_beside_the_winner_and_what_became_of
     page = urllib.request.urlopen(f"{client.url}/jobs/{job.job}").read().decode()
     cells = re.findall(r'<small class="vendor">vendor ([^<]*)</small>', page)
     vendors = [vendor for record in records.values() if (vendor := vendor_of_record(record))]
-    assert [cell.partition(": ")[2] for cell in cells] == [vendor.words for vendor in vendors]
+    assert [cell.partition(": ")[2] for cell in cells] == [vendor.text for vendor in vendors]
     assert f'<small class="vendor-missing">vendor not compared: {escape(MISSING)}</small>' in page
     assert len(cells) == 1 and all(re.fullmatch(r".* µs: .*NumPy \([0-9.]+–[0-9.]+\)", cell) for cell in cells)
     assert page.count('<small class="unsteady">unsteady: the clock went from 1980 to 1700 MHz</small>') == 1

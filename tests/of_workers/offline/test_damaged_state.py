@@ -155,7 +155,7 @@ LINES = [
 ]
 LINES += [b'{"of": "", "part": "check", "ended": {"status": 0}}\n', b'{"of": "", "part": "check", "ended": 5}\n']
 LINES += [b'{"part": "check"}\n', b'{"of": null, "part": "check", "ended": {"status": 0}}\n']
-LINES += [b'{"of": [""], "tells_of": "machine", "part": "check", "ended": {"status": 0}}\n']
+LINES += [b'{"of": [""], "depends_on": "machine", "part": "check", "ended": {"status": 0}}\n']
 
 
 def test_damaged_lines_of_what_was_begun_are_passed_over(tmp_path: Path) -> None:
@@ -168,7 +168,7 @@ def test_damaged_lines_of_what_was_begun_are_passed_over(tmp_path: Path) -> None
 
 def test_an_end_of_a_release_that_gave_no_reason_counts(tmp_path: Path) -> None:
     ended = {"status": 0, "seconds": 1.0, "limit": 2.0, "cut_off": False}
-    append_line(tmp_path / "parts.jsonl", {"of": [""], "tells_of": "machine", "part": "check", "ended": ended})
+    append_line(tmp_path / "parts.jsonl", {"of": [""], "depends_on": "machine", "part": "check", "ended": ended})
     assert Progress(tmp_path).ended == {"check": Ended(0, 1.0, 2.0, False)}
 
 

@@ -426,7 +426,7 @@ def test_another_card_is_noticed_named_and_kept_apart(
     monkeypatch.setenv(fake_gpu.VARIABLE, fake_gpu.configure(tmp_path / "gpu.json", devices=[{}, {"uuid": OTHER.uuid}]))
 
     def parts(installed: Path, into: Path, *, device: str, **_: Any) -> list[Part]:
-        return [Part("sees", ("sees", device), 60.0, tells_of="card")]
+        return [Part("sees", ("sees", device), 60.0, depends_on="card")]
 
     monkeypatch.setattr(there, "parts_of", parts)
     into, installed = tmp_path / "into", installed_for(tmp_path)
@@ -462,7 +462,7 @@ def test_a_part_that_this_machine_cannot_run_says_why_and_leaves_nothing_to_do(
 ) -> None:
     (tmp_path / "not_here.py").write_text(NOT_HERE)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    part = Part("primitives", ("not_here",), 60.0, tells_of="product")
+    part = Part("primitives", ("not_here",), 60.0, depends_on="product")
     monkeypatch.setattr(there, "parts_of", lambda *_, **__: [part])
     into = tmp_path / "into"
     assert there.main([str(installed_for(tmp_path)), "--into", str(into), "--gpu-module", FAKE_GPU]) == there.DONE
@@ -489,10 +489,10 @@ def test_the_parts_come_in_the_order_of_their_worth(tmp_path: Path) -> None:
 
 def test_every_part_whose_program_takes_a_device_has_the_chosen_one(tmp_path: Path) -> None:
     parts = parts_of(tmp_path, tmp_path, gpu_module="m", device="GPU-7", seconds=0.3)
-    programs = {part.name: Path(ROOT, *part.words[0].split(".")).with_suffix(".py").read_text() for part in parts}
+    programs = {part.name: Path(ROOT, *part.arguments[0].split(".")).with_suffix(".py").read_text() for part in parts}
     takes = {name for name, text in programs.items() if '"--device"' in text and '"--gpu-module"' in text}
     assert takes == programs.keys() - {"libraries"}
-    assert takes == {part.name for part in parts if "--gpu-module m --device GPU-7" in " ".join(part.words)}
+    assert takes == {part.name for part in parts if "--gpu-module m --device GPU-7" in " ".join(part.arguments)}
 
 
 def test_in_a_checkout_the_carried_modules_run_and_not_those_of_the_folder(tmp_path: Path) -> None:

@@ -92,7 +92,7 @@ def test_what_is_not_fused_is_left_to_the_kernel_after_it() -> None:
     assert [node.op for node in nothing.rest] == ["bias", "gelu", "residual"]
     assert nothing.rest_operands == ("bias", "residual")
     assert most.epilogue == cublaslt.CUBLASLT_EPILOGUE_BIAS and nothing.epilogue == cublaslt.CUBLASLT_EPILOGUE_DEFAULT
-    assert most.words() == "bias in its kernel; gelu, residual in a kernel after it"
+    assert most.text() == "bias in its kernel; gelu, residual in a kernel after it"
 
 
 @pytest.mark.parametrize(

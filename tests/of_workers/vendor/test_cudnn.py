@@ -122,10 +122,10 @@ def test_over_a_ring_the_library_has_nothing() -> None:
 
 def test_words_say_what_is_done_where() -> None:
     most, _, nothing = plans(*small(dtype="float16", epilogue=[BIAS, RELU, MASK]))
-    assert most.words() == "bias, relu in its graph; mask in a kernel after it"
+    assert most.text() == "bias, relu in its graph; mask in a kernel after it"
     assert most.rest_operands == ("mask",) and nothing.rest_operands == ("bias", "mask")
-    assert nothing.words() == "bias, relu, mask in a kernel after it"
-    assert plans(*small(epilogue=[BIAS]))[0].words() == "bias in its graph"
+    assert nothing.text() == "bias, relu, mask in a kernel after it"
+    assert plans(*small(epilogue=[BIAS]))[0].text() == "bias in its graph"
 
 
 @pytest.mark.parametrize(

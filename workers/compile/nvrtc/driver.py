@@ -1,7 +1,7 @@
 """A compiler that is run as nvcc is, where there is no nvcc: NVRTC makes PTX of a file, ptxas makes a cubin of that.
 
 Run as a program, by its path and with Python's own library alone (`python -I -S driver.py …`). Errors go to stderr in
-the words of NVRTC and ptxas, which are nvcc's; the exit status is 0, 1 where the file is refused, 128 + signal where
+the messages of NVRTC and ptxas, which are nvcc's; the exit status is 0, 1 where the file is refused, 128 + signal where
 ptxas was ended by one. Where NVRTC fails of itself, this process aborts, as a compiler that crashes does.
 
 NVRTC's own cubins are not used: it writes each `static constexpr` member of a class as a variable of the file, used or
@@ -72,14 +72,14 @@ def to_ptx(library: Path, name: str, text: str, target: str) -> str:
         sys.stderr.write(_text(nvrtc, "ProgramLog", program))
     if status == SUCCESS:
         return _text(nvrtc, "PTX", program)
-    words = ctypes.cast(nvrtc.nvrtcGetErrorString, ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int))(status).decode()
+    message = ctypes.cast(nvrtc.nvrtcGetErrorString, ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_int))(status).decode()
     if status == COMPILATION:
         raise Refused("")  # the log says all
     if status == OUT_OF_MEMORY:
-        raise Refused(f"NVRTC: out of memory ({words})")
+        raise Refused(f"NVRTC: out of memory ({message})")
     if status == BUILTINS:
-        raise Refused(f"error while loading shared libraries: the builtins beside {library} ({words})")
-    sys.stderr.write(f"NVRTC failed of itself: {words}\n")
+        raise Refused(f"error while loading shared libraries: the builtins beside {library} ({message})")
+    sys.stderr.write(f"NVRTC failed of itself: {message}\n")
     sys.stderr.flush()
     os.abort()
 

@@ -23,7 +23,7 @@ class Vendor:
         return self.ratio is not None and self.ratio.tie and not self.off
 
     @property
-    def words(self) -> str:
+    def text(self) -> str:
         """Of its result that is off, what is; no ratio then."""
         if self.off:
             return f"its result {self.off}"
