@@ -38,7 +38,10 @@ GEMM = (
     "gemm/limb_planes.cuh", "gemm/multiply.cuh", "gemm/launch.cuh",
 )  # fmt: skip
 # Convolutions: an image gathered on the way, sums without a product, launch code. After GEMM, of which they are made.
-CONV = ("conv/gather.cuh", "conv/channel_planes.cuh", "conv/direct.cuh", "conv/window.cuh", "conv/launch.cuh")
+CONV = (
+    "conv/gather.cuh", "conv/feed.cuh", "conv/channel_planes.cuh", "conv/direct.cuh", "conv/window.cuh",
+    "conv/launch.cuh",
+)  # fmt: skip
 
 # Attention: tiles of queries, keys and values; partial results that are merged.
 ATTENTION = ("attention/tile.cuh", "attention/merge_rows.cuh")

@@ -65,7 +65,7 @@ ARGUMENTS = (
     Argument("gemm/launch.cuh", "epilogue.tensors[i] = tensors[i];", "comparison: < -> <=", UNUSED),
     Argument("gemm/tile.cuh", "if constexpr (C::split == split_none) return Share{0, k};", "case: .* -> false", SLOWER),
     Argument("conv2d/gather.cuh", "return groups == batch ? matrix : matrix % groups;", "(extent|case): .*", SLOWER),
-    Argument("conv2d/gather.cuh", "if (k_left > 0) {", "case: .* -> true", EMPTY),
+    Argument("conv/feed.cuh", "if (k_left > 0) {", "case: .* -> true", EMPTY),
     Argument("conv2d_dgrad/phases.cuh", "if (!strided) return Part{along.extent,", "case: .* -> false", SLOWER),
     # Filters behind the last one, which are not written.
     Argument("conv/direct.cuh", "filter < arguments.filters ? filter : arguments.filters - 1;", "constant: .*", UNUSED),

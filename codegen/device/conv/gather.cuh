@@ -103,7 +103,7 @@ struct RowsOfPixels {
   using T = typename C::Input;
   using V = gemm::Vectors<C, C::tile_m, C::tile_k, C::align_a>;
   static constexpr int tile_outer = C::tile_m, align = C::align_a;
-  static constexpr bool along_k = true;
+  static constexpr bool gathered = true, along_k = true;
   static_assert(V::whole_rows, "a thread's vectors of the image must be of one tap");
 
   const Arguments& arguments;
@@ -148,7 +148,7 @@ struct ColumnsOfPixels {
   using T = typename C::Input;
   using V = gemm::Vectors<C, C::tile_k, C::tile_n, 1>;
   static constexpr int tile_outer = C::tile_n, align = 1;
-  static constexpr bool along_k = false;
+  static constexpr bool gathered = true, along_k = false;
   static_assert(V::whole_rows && V::even, "a thread's vectors of the image must be of one pixel, in all steps alike");
 
   const Arguments& arguments;
@@ -172,64 +172,6 @@ struct ColumnsOfPixels {
   __device__ __forceinline__ void next_vector() { count(at, arguments.step, arguments); }
   __device__ __forceinline__ void next_step() {}
 };
-
-template <bool condition, class A, class B> struct Choose { using type = A; };
-template <class A, class B> struct Choose<false, A, B> { using type = B; };
-
-namespace simt {
-
-// `Operand` says where the elements of a tile are: RowsOfPixels is one.
-template <class C, class Operand>
-struct Loader : gemm::simt::Loader<C, Operand::tile_outer, !Operand::along_k, Operand::align> {
-  using V = typename Operand::V;
-
-  __device__ __forceinline__ void load(Operand& operand, int k_left) {
-#pragma unroll
-    for (int i = 0; i < V::per_thread; ++i) {
-      // No bounds check: a vector behind the tile is in bounds or zero, and never stored. Not loading it saves bandwidth.
-      const bool in_tile = V::even || V::index(i) < V::count;
-      this->held[i] = Vector<typename C::Input, Operand::align>{};
-      if (in_tile && operand.wanted(i, k_left)) this->held[i] = load_global<Operand::align>(operand.address(i));
-      operand.next_vector();
-    }
-  }
-};
-
-}  // namespace simt
-
-namespace tensor {
-
-template <class C, class Operand>
-using SharedTile = gemm::tensor::SharedTile<C, Operand::tile_outer, Operand::along_k>;
-
-template <class C, class Operand>
-struct Copier : gemm::tensor::Copier<C, SharedTile<C, Operand>, Operand::tile_outer, Operand::along_k, Operand::align> {
-  using V = typename Operand::V;
-  using T = typename C::Input;
-  static constexpr int align = Operand::align;
-
-  static __device__ __forceinline__ void start(char* tile, Operand& operand, int k_left) {
-#pragma unroll
-    for (int i = 0; i < V::per_thread; ++i) {
-      const bool in_tile = V::even || in_bounds(V::index(i), V::count);  // bounds: gather vector
-      if (in_tile) cp_async<align * static_cast<int>(sizeof(T))>(tile + Copier::target(i), operand.address(i), operand.wanted(i, k_left));
-      operand.next_vector();
-    }
-  }
-
-  __device__ __forceinline__ void fetch(Operand& operand, int k_left) {
-#pragma unroll
-    for (int i = 0; i < V::per_thread; ++i) {
-      // A vector behind the tile is in bounds or not loaded, and never deposited: not loading it saves bandwidth.
-      const bool in_tile = V::even || V::index(i) < V::count;
-      this->held[i] = Vector<T, align>{};
-      if (in_tile && operand.wanted(i, k_left)) this->held[i] = load_global<align>(operand.address(i));
-      operand.next_vector();
-    }
-  }
-};
-
-}  // namespace tensor
 
 #endif  // CUKILN_DEVICE
 

@@ -66,113 +66,32 @@ struct Filters {
   using T = typename C::Input;
   static constexpr int tile_outer = C::channels_last ? C::tile_n : C::tile_m;
   static constexpr int align = C::channels_last ? C::align_b : C::align_a;
+  static constexpr bool gathered = false, along_k = true;
 
-  const T* first;  // of the tile
-  int64_t pitch;
-  int left;  // how many there are from there
+  const T* at;  // the tile's first element
+  int64_t filter_pitch;
+  int left;  // how many filters there are from there
 
   __device__ __forceinline__ Filters(const Arguments& arguments, const Tile& tile, const Share& share)
-      : pitch(C::channels_last ? arguments.ldb : arguments.lda) {
+      : filter_pitch(C::channels_last ? arguments.ldb : arguments.lda) {
     const int row = (C::channels_last ? tile.column : tile.row) * tile_outer;
     const int64_t stride = C::channels_last ? arguments.stride_b : arguments.stride_a;
     left = (C::channels_last ? arguments.n : arguments.m) - row;
-    first = static_cast<const T*>(C::channels_last ? arguments.b : arguments.a) + arguments.group_of(tile.matrix) * stride +
-        row * pitch + share.first;
+    at = static_cast<const T*>(C::channels_last ? arguments.b : arguments.a) + arguments.group_of(tile.matrix) * stride +
+        row * filter_pitch + share.first;
   }
 
-  __device__ __forceinline__ void next_step() { first += C::tile_k; }
+  __device__ __forceinline__ const T* first() const { return at; }
+  __device__ __forceinline__ int64_t pitch() const { return filter_pitch; }
+  __device__ __forceinline__ void next_step() { at += C::tile_k; }
 };
 
 namespace simt {
-
-// The image and the filters for gemm::simt::run.
-template <class C>
-struct Feed {
-  using ImageLoader = conv::simt::Loader<C, Image<C>>;
-  using FilterLoader = gemm::simt::Loader<C, Filters<C>::tile_outer, false, Filters<C>::align>;
-  using LoaderA = typename conv::Choose<C::channels_last, ImageLoader, FilterLoader>::type;
-  using LoaderB = typename conv::Choose<C::channels_last, FilterLoader, ImageLoader>::type;
-
-  Image<C> image;
-  Filters<C> filters;
-
-  __device__ __forceinline__ Feed(const Arguments& arguments, const Tile& tile, const Share& share)
-      : image(arguments, tile, share), filters(arguments, tile, share) {}
-
-  __device__ __forceinline__ void load(LoaderA& a, LoaderB& b, int k_left) {
-    if constexpr (C::channels_last) {
-      load_both(a, b, k_left);
-    } else {
-      load_both(b, a, k_left);
-    }
-  }
-
-  __device__ __forceinline__ void load_both(ImageLoader& of_image, FilterLoader& of_filters, int k_left) {
-    of_image.load(image, k_left);
-    of_filters.load(filters.first, filters.pitch, filters.left, k_left);
-  }
-
-  __device__ __forceinline__ void advance() {
-    image.next_step();
-    filters.next_step();
-  }
-};
-
-}  // namespace simt
-
+template <class C> using Feed = conv::simt::Feed<C, Image<C>, Filters<C>, C::channels_last>;
+}
 namespace tensor {
-
-// The image and the filters for gemm::tensor::run.
-template <class C>
-struct Feed {
-  using ImageTile = conv::tensor::SharedTile<C, Image<C>>;
-  using ImageCopier = conv::tensor::Copier<C, Image<C>>;
-  using FilterTile = gemm::tensor::SharedTile<C, Filters<C>::tile_outer, true>;
-  using FilterCopier = gemm::tensor::Copier<C, FilterTile, Filters<C>::tile_outer, true, Filters<C>::align>;
-  using TileA = typename conv::Choose<C::channels_last, ImageTile, FilterTile>::type;
-  using TileB = typename conv::Choose<C::channels_last, FilterTile, ImageTile>::type;
-  static constexpr int stage_bytes = TileA::bytes + TileB::bytes;
-  // Where the two lie in a stage.
-  static constexpr int image_bytes = C::channels_last ? 0 : TileA::bytes, filter_bytes = C::channels_last ? TileA::bytes : 0;
-
-  Image<C> image;
-  Filters<C> filters;
-  int k_left;
-  ImageCopier image_copier;
-  FilterCopier filter_copier;
-
-  __device__ __forceinline__ Feed(const Arguments& arguments, const Tile& tile, const Share& share)
-      : image(arguments, tile, share), filters(arguments, tile, share), k_left(share.end - share.first) {}
-
-  __device__ __forceinline__ void advance() {
-    image.next_step();
-    filters.next_step();
-    k_left -= C::tile_k;
-  }
-
-  // Every step commits a group, an empty one behind the end of k: so a wait can count steps.
-  __device__ __forceinline__ void start(char* stage) {
-    if (k_left > 0) {
-      ImageCopier::start(stage + image_bytes, image, k_left);
-      FilterCopier::start(stage + filter_bytes, filters.first, filters.pitch, filters.left, k_left);
-      advance();
-    }
-    cp_async_commit();
-  }
-
-  __device__ __forceinline__ void fetch() {
-    image_copier.fetch(image, k_left);
-    filter_copier.fetch(filters.first, filters.pitch, filters.left, k_left);
-    advance();
-  }
-
-  __device__ __forceinline__ void deposit(char* stage) const {
-    image_copier.deposit(stage + image_bytes);
-    filter_copier.deposit(stage + filter_bytes);
-  }
-};
-
-}  // namespace tensor
+template <class C> using Feed = conv::tensor::Feed<C, Image<C>, Filters<C>, C::channels_last>;
+}
 
 #endif  // CUKILN_DEVICE
 

@@ -17,7 +17,7 @@ struct RowsOfTaps {
   using T = typename C::Input;
   using V = gemm::Vectors<C, C::tile_k, C::tile_n, C::align_b>;
   static constexpr int tile_outer = C::tile_n, align = C::align_b;
-  static constexpr bool along_k = false;
+  static constexpr bool gathered = true, along_k = false;
   static_assert(V::whole_rows && (V::even || V::per_thread == 1), "a thread's vectors of the filters must be of the same channels");
 
   const Phase<C>& phase;
@@ -47,7 +47,7 @@ struct ColumnsOfTaps {
   using T = typename C::Input;
   using V = gemm::Vectors<C, C::tile_m, C::tile_k, 1>;
   static constexpr int tile_outer = C::tile_m, align = 1;
-  static constexpr bool along_k = true;
+  static constexpr bool gathered = true, along_k = true;
   static_assert(V::whole_rows, "a thread's elements of the filters must be of one tap");
 
   const Phase<C>& phase;
@@ -80,83 +80,11 @@ template <class C>
 using OperandB = typename conv::Choose<C::channels_last, RowsOfTaps<C>, conv::ColumnsOfPixels<C, Phase<C>>>::type;
 
 namespace simt {
-
-// Both operands for gemm::simt::run.
-template <class C>
-struct Feed {
-  using LoaderA = conv::simt::Loader<C, OperandA<C>>;
-  using LoaderB = conv::simt::Loader<C, OperandB<C>>;
-
-  OperandA<C> a;
-  OperandB<C> b;
-
-  template <class Arguments>
-  __device__ __forceinline__ Feed(const Arguments& arguments, const gemm::Tile& tile, const gemm::Share& share)
-      : a(arguments, tile, share), b(arguments, tile, share) {}
-
-  __device__ __forceinline__ void load(LoaderA& loader_a, LoaderB& loader_b, int k_left) {
-    loader_a.load(a, k_left);
-    loader_b.load(b, k_left);
-  }
-
-  __device__ __forceinline__ void advance() {
-    a.next_step();
-    b.next_step();
-  }
-};
-
-}  // namespace simt
-
+template <class C> using Feed = conv::simt::Feed<C, OperandA<C>, OperandB<C>, true>;
+}
 namespace tensor {
-
-// Both operands for gemm::tensor::run.
-template <class C>
-struct Feed {
-  using TileA = conv::tensor::SharedTile<C, OperandA<C>>;
-  using TileB = conv::tensor::SharedTile<C, OperandB<C>>;
-  using CopierA = conv::tensor::Copier<C, OperandA<C>>;
-  using CopierB = conv::tensor::Copier<C, OperandB<C>>;
-  static constexpr int stage_bytes = TileA::bytes + TileB::bytes;
-
-  OperandA<C> a;
-  OperandB<C> b;
-  int k_left;
-  CopierA copier_a;
-  CopierB copier_b;
-
-  template <class Arguments>
-  __device__ __forceinline__ Feed(const Arguments& arguments, const gemm::Tile& tile, const gemm::Share& share)
-      : a(arguments, tile, share), b(arguments, tile, share), k_left(share.end - share.first) {}
-
-  __device__ __forceinline__ void advance() {
-    a.next_step();
-    b.next_step();
-    k_left -= C::tile_k;
-  }
-
-  // Every step commits a group, an empty one behind the end of k: so a wait can count steps.
-  __device__ __forceinline__ void start(char* stage) {
-    if (k_left > 0) {
-      CopierA::start(stage, a, k_left);
-      CopierB::start(stage + TileA::bytes, b, k_left);
-      advance();
-    }
-    cp_async_commit();
-  }
-
-  __device__ __forceinline__ void fetch() {
-    copier_a.fetch(a, k_left);
-    copier_b.fetch(b, k_left);
-    advance();
-  }
-
-  __device__ __forceinline__ void deposit(char* stage) const {
-    copier_a.deposit(stage);
-    copier_b.deposit(stage + TileA::bytes);
-  }
-};
-
-}  // namespace tensor
+template <class C> using Feed = conv::tensor::Feed<C, OperandA<C>, OperandB<C>, true>;
+}
 
 #endif  // CUKILN_DEVICE
 

@@ -41,7 +41,7 @@ class Conv2dWgrad(ConvolutionOperator):
     problem_type = Conv2dWgradProblem
     tunables = every_tunable(direct.TUNABLES)
     folder = packaged_files("codegen.operators.conv2d_wgrad")
-    shared = (*GEMM, "conv/launch.cuh")
+    shared = (*GEMM, "conv/feed.cuh", "conv/launch.cuh")
     files = ("gather.cuh", "direct.cuh", "kernel.cuh")
     align_names = ("align_dy", "align_x", "align_dw")
     turned = False

@@ -117,6 +117,8 @@ template <class C>
 struct Image {
   using T = typename C::Input;
   using V = gemm::Vectors<C, C::tile_k, C::tile_n, C::align_b>;
+  static constexpr int tile_outer = C::tile_n, align = C::align_b;
+  static constexpr bool gathered = true, along_k = false;
   static_assert(V::whole_rows && (V::even || V::per_thread == 1), "a thread's vectors of the image must be of one tap");
 
   const Arguments& arguments;
@@ -130,11 +132,13 @@ struct Image {
         tap_exists(tile.column * C::tile_n + V::column(0) < given.n),  // sums of others are unused, but have no address
         at(given, tap_of<C::channels_last>(given, tile.column * C::tile_n + V::column(0)), share.first + V::row(0)) {}
 
-  __device__ __forceinline__ const T* address() const { return image + static_cast<int>(at.offset); }
+  __device__ __forceinline__ const T* address(int) const { return image + static_cast<int>(at.offset); }
   __device__ __forceinline__ bool wanted(int i, int k_left) const {
     const bool pixel_exists = in_bounds(V::row(i), k_left);  // bounds: gather pixel
     return tap_exists & pixel_exists & inside(arguments, at.h, at.w);
   }
+  __device__ __forceinline__ void next_vector() { at.next(arguments.walk); }
+  __device__ __forceinline__ void next_step() {}
 };
 
 // Where dy has a pixel's filters, one step of tile_k pixels after the other.
@@ -173,7 +177,8 @@ struct GradientPixel {
 template <class C>
 struct Gradient {
   using T = typename C::Input;
-  static constexpr bool along_k = !C::channels_last;
+  static constexpr int tile_outer = C::tile_m, align = C::align_a;
+  static constexpr bool gathered = false, along_k = !C::channels_last;
   using V = gemm::Vectors<C, along_k ? C::tile_m : C::tile_k, along_k ? C::tile_k : C::tile_m, C::align_a>;
   static_assert(!along_k || V::whole_rows, "a thread's vectors of dy must be of the same pixels");
 
@@ -193,119 +198,11 @@ struct Gradient {
 };
 
 namespace simt {
-
-template <class C>
-struct ImageLoader : gemm::simt::Loader<C, C::tile_n, true, C::align_b> {
-  using V = typename Image<C>::V;
-
-  __device__ __forceinline__ void load(Image<C>& image, int k_left) {
-#pragma unroll
-    for (int i = 0; i < V::per_thread; ++i) {
-      // No bounds check: a vector behind the tile is in bounds or zero, and never stored. Not loading it saves bandwidth.
-      const bool in_tile = V::even || V::index(i) < V::count;
-      this->held[i] = Vector<typename C::Input, C::align_b>{};
-      if (in_tile && image.wanted(i, k_left)) this->held[i] = load_global<C::align_b>(image.address());
-      image.at.next(image.arguments.walk);
-    }
-  }
-};
-
-// dy and the image for gemm::simt::run.
-template <class C>
-struct Feed {
-  using LoaderA = gemm::simt::Loader<C, C::tile_m, !Gradient<C>::along_k, C::align_a>;
-  using LoaderB = ImageLoader<C>;
-
-  Gradient<C> gradient;
-  Image<C> image;
-
-  __device__ __forceinline__ Feed(const Arguments& arguments, const Tile& tile, const Share& share)
-      : gradient(arguments, tile, share), image(arguments, tile, share) {}
-
-  __device__ __forceinline__ void load(LoaderA& a, LoaderB& b, int k_left) {
-    a.load(gradient.first(), gradient.pitch(), gradient.left, k_left);
-    b.load(image, k_left);
-  }
-
-  __device__ __forceinline__ void advance() { gradient.next_step(); }
-};
-
-}  // namespace simt
-
+template <class C> using Feed = conv::simt::Feed<C, Gradient<C>, Image<C>, true>;
+}
 namespace tensor {
-
-template <class C>
-struct ImageCopier : gemm::tensor::Copier<C, gemm::tensor::SharedTile<C, C::tile_n, false>, C::tile_n, false, C::align_b> {
-  using V = typename Image<C>::V;
-  using T = typename C::Input;
-
-  static __device__ __forceinline__ void start(char* tile, Image<C>& image, int k_left) {
-#pragma unroll
-    for (int i = 0; i < V::per_thread; ++i) {
-      const bool in_tile = V::even || in_bounds(V::index(i), V::count);  // bounds: gather vector
-      if (in_tile)
-        cp_async<C::align_b * static_cast<int>(sizeof(T))>(tile + ImageCopier::target(i), image.address(), image.wanted(i, k_left));
-      image.at.next(image.arguments.walk);
-    }
-  }
-
-  __device__ __forceinline__ void fetch(Image<C>& image, int k_left) {
-#pragma unroll
-    for (int i = 0; i < V::per_thread; ++i) {
-      // A vector behind the tile is in bounds or not loaded, and never deposited: not loading it saves bandwidth.
-      const bool in_tile = V::even || V::index(i) < V::count;
-      this->held[i] = Vector<T, C::align_b>{};
-      if (in_tile && image.wanted(i, k_left)) this->held[i] = load_global<C::align_b>(image.address());
-      image.at.next(image.arguments.walk);
-    }
-  }
-};
-
-// dy and the image for gemm::tensor::run.
-template <class C>
-struct Feed {
-  using TileA = gemm::tensor::SharedTile<C, C::tile_m, Gradient<C>::along_k>;
-  using TileB = gemm::tensor::SharedTile<C, C::tile_n, false>;
-  using CopierA = gemm::tensor::Copier<C, TileA, C::tile_m, Gradient<C>::along_k, C::align_a>;
-  static constexpr int stage_bytes = TileA::bytes + TileB::bytes;
-
-  Gradient<C> gradient;
-  Image<C> image;
-  int k_left;
-  CopierA copier_a;
-  ImageCopier<C> copier_b;
-
-  __device__ __forceinline__ Feed(const Arguments& arguments, const Tile& tile, const Share& share)
-      : gradient(arguments, tile, share), image(arguments, tile, share), k_left(share.end - share.first) {}
-
-  __device__ __forceinline__ void advance() {
-    gradient.next_step();
-    k_left -= C::tile_k;
-  }
-
-  // Every step commits a group, an empty one behind the end of k: so a wait can count steps.
-  __device__ __forceinline__ void start(char* stage) {
-    if (k_left > 0) {
-      CopierA::start(stage, gradient.first(), gradient.pitch(), gradient.left, k_left);
-      ImageCopier<C>::start(stage + TileA::bytes, image, k_left);
-      advance();
-    }
-    cp_async_commit();
-  }
-
-  __device__ __forceinline__ void fetch() {
-    copier_a.fetch(gradient.first(), gradient.pitch(), gradient.left, k_left);
-    copier_b.fetch(image, k_left);
-    advance();
-  }
-
-  __device__ __forceinline__ void deposit(char* stage) const {
-    copier_a.deposit(stage);
-    copier_b.deposit(stage + TileA::bytes);
-  }
-};
-
-}  // namespace tensor
+template <class C> using Feed = conv::tensor::Feed<C, Gradient<C>, Image<C>, true>;
+}
 
 #endif  // CUKILN_DEVICE
 
