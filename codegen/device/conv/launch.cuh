@@ -127,24 +127,28 @@ bool check_window(const Shape& shape, Complaint complaint) {
   return true;
 }
 
-// The three tensors of a convolution as a call names them: the image, the filters and the output, or gradients of them.
+// The three tensors of a convolution in the order of a call, which writes the last: what each is, or the gradient of, and
+// elements of an access to it.
 struct Tensors {
-  const char *image_name, *filters_name, *output_name;
-  const TensorView &image, &filters, &output;
+  enum Role { image, filters, output };
+  const char* names[3];
+  Role roles[3];
+  int aligns[3];
 };
 
-// Reads the extents of tensors that are packed; false and a sentence where they do not fit each other.
-inline bool read_extents(const Tensors& tensors, bool channels_last, int64_t* extents, Complaint complaint) {
-  const int64_t *x = tensors.image.shape, *w = tensors.filters.shape, *out = tensors.output.shape;
+// Reads the extents of tensors that are packed, by role; false and a sentence where they do not fit each other.
+inline bool read_extents(const char* const (&names)[3], const int64_t* const (&shapes)[3], bool channels_last, int64_t* extents,
+                         Complaint complaint) {
+  const int64_t *x = shapes[Tensors::image], *w = shapes[Tensors::filters], *out = shapes[Tensors::output];
   const int channel = channels_last ? 3 : 1, row = channels_last ? 1 : 2, column = row + 1;
   char what[96];
-  snprintf(what, sizeof(what), "n differs between %s and %s", tensors.image_name, tensors.output_name);
+  snprintf(what, sizeof(what), "n differs between %s and %s", names[Tensors::image], names[Tensors::output]);
   if (!agree(what, x[0], out[0], complaint)) return false;
-  snprintf(what, sizeof(what), "k differs between %s and %s", tensors.filters_name, tensors.output_name);
+  snprintf(what, sizeof(what), "k differs between %s and %s", names[Tensors::filters], names[Tensors::output]);
   if (!agree(what, w[0], out[channel], complaint)) return false;
   if (x[channel] % w[channel])
     CUKILN_REFUSE(complaint, "ValueError: %s has %lld channels and %s %lld for each group, which do not divide them",
-                  tensors.image_name, static_cast<long long>(x[channel]), tensors.filters_name, static_cast<long long>(w[channel]));
+                  names[Tensors::image], static_cast<long long>(x[channel]), names[Tensors::filters], static_cast<long long>(w[channel]));
   const int64_t groups = x[channel] / w[channel];
   if (w[0] % groups)
     CUKILN_REFUSE(complaint, "ValueError: %lld filters cannot be divided among %lld groups", static_cast<long long>(w[0]),
@@ -152,6 +156,28 @@ inline bool read_extents(const Tensors& tensors, bool channels_last, int64_t* ex
   const int64_t values[] = {x[0], x[row], x[column], x[channel], w[0], w[row], w[column], out[row], out[column], groups};
   for (int i = 0; i < shape_extents; ++i) extents[i] = values[i];
   return true;
+}
+
+// Reads the tensors of a call into `extents`, all but the epilogue's; false and a sentence where one of them cannot be right.
+template <class C>
+bool check_tensors(const Tensors& call, const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
+  constexpr int more = C::Epilogue::tensors;
+  if (count != 3 + more)
+    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: %s, %s, %d of the epilogue and %s", count, 3 + more,
+                  call.names[0], call.names[1], more, call.names[2]);
+  const char* const axes[][2] = {{"n, c, h, w", "n, h, w, c"}, {"k, c / groups, r, s", "k, r, s, c / groups"}, {"n, k, p, q", "n, p, q, k"}};
+  const char* names[3];
+  const int64_t* shapes[3];
+  for (int i = 0; i < 3; ++i) {
+    const TensorView& tensor = tensors[i < 2 ? i : 2 + more];
+    const ElementType type = i < 2 ? element_type<typename C::Input> : element_type<typename C::Output>;
+    const int size = i < 2 ? sizeof(typename C::Input) : sizeof(typename C::Output), role = call.roles[i];
+    if (!check_pointer(call.names[i], tensor, type, tensors[0].device, size * call.aligns[i], complaint, call.names[0])) return false;
+    if (!check_packed(call.names[i], tensor, axes[role][C::channels_last], complaint)) return false;
+    names[role] = call.names[i];
+    shapes[role] = tensor.shape;
+  }
+  return read_extents(names, shapes, C::channels_last, extents, complaint);
 }
 
 // The epilogue's tensors: a bias has a number for each filter, all others have the shape of out, which is called `name`.
@@ -179,6 +205,17 @@ bool check_epilogue(const TensorView* tensors, const TensorView& out, const char
       return false;
   }
   return true;
+}
+
+// Of a call whose extents are right: whether what is written lies apart from what is read, and the epilogue's tensors.
+template <class C>
+bool check_written(const Tensors& call, const TensorView* tensors, int64_t filters, Complaint complaint) {
+  const TensorView& out = tensors[2 + C::Epilogue::tensors];
+  for (int i = 0; i < 2; ++i)
+    if (!check_apart(call.names[i], tensors[i], as_row(tensors[i]), sizeof(typename C::Input), out, as_row(out), sizeof(typename C::Output),
+                     complaint, call.names[2]))
+      return false;
+  return check_epilogue<C>(tensors + 2, out, call.names[2], filters, complaint);
 }
 
 #endif  // CUKILN_HOST

@@ -318,25 +318,11 @@ int plan(const Arguments& arguments, Launch* out) {
 // Reads x, w, the epilogue's tensors and out into `extents`; false and a sentence where a call cannot be right.
 template <class C>
 bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
-  if (count != 3 + C::Epilogue::tensors)
-    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: x, w, %d of the epilogue and out", count,
-                  3 + C::Epilogue::tensors, C::Epilogue::tensors);
-  const char* const names[] = {"x", "w", "out"};
-  const char* const last[] = {"n, h, w, c", "k, r, s, c / groups", "n, p, q, k"};
-  const char* const first[] = {"n, c, h, w", "k, c / groups, r, s", "n, k, p, q"};
+  using conv::Tensors;
   using Stored = conv::winograd::Stored<C>;
   constexpr int align_x = Stored::align_x, align_w = Stored::align_w;
-  constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
-  constexpr int aligns[] = {align_x, align_w, Stored::align_c};
-  const TensorView* const given[] = {&tensors[0], &tensors[1], &tensors[count - 1]};
-  for (int i = 0; i < 3; ++i) {
-    constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
-    if (!check_pointer(names[i], *given[i], i < 2 ? input : output, given[0]->device, sizes[i] * aligns[i], complaint, names[0]))
-      return false;
-    if (!conv::check_packed(names[i], *given[i], C::channels_last ? last[i] : first[i], complaint)) return false;
-  }
-  const conv::Tensors named = {"x", "w", "out", *given[0], *given[1], *given[2]};
-  if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
+  const Tensors call = {{"x", "w", "out"}, {Tensors::image, Tensors::filters, Tensors::output}, {align_x, align_w, Stored::align_c}};
+  if (!conv::check_tensors<C>(call, tensors, count, extents, complaint)) return false;
   const Shape shape(extents);
   if (!conv::check_window<C>(shape, complaint) || !conv::winograd::check_filters<C>(shape, complaint)) return false;
   const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
@@ -352,10 +338,7 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
     if (!conv::check_multiple("p * q", shape.out_height * shape.out_width, Stored::align_c, complaint)) return false;
   }
   if (!conv::check_multiple("r * s * c / groups", shape.filter_height * shape.filter_width * channels, align_w, complaint)) return false;
-  for (int i = 0; i < 2; ++i)
-    if (!check_apart(names[i], *given[i], conv::as_row(*given[i]), sizes[i], *given[2], conv::as_row(*given[2]), sizes[2], complaint))
-      return false;
-  return conv::check_epilogue<Stored>(tensors + 2, *given[2], "out", shape.filters, complaint);
+  return conv::check_written<Stored>(call, tensors, shape.filters, complaint);
 }
 
 #endif  // CUKILN_HOST

@@ -351,25 +351,11 @@ int plan(const Arguments& arguments, Launch* out) {
 // Reads dy, w, the epilogue's tensors and dx into `extents`; false and a sentence where a call cannot be right.
 template <class C>
 bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
-  if (count != 3 + C::Epilogue::tensors)
-    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: dy, w, %d of the epilogue and dx", count,
-                  3 + C::Epilogue::tensors, C::Epilogue::tensors);
-  const char* const names[] = {"dy", "w", "dx"};
-  const char* const last[] = {"n, p, q, k", "k, r, s, c / groups", "n, h, w, c"};
-  const char* const first[] = {"n, k, p, q", "k, c / groups, r, s", "n, c, h, w"};
-  constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
+  using conv::Tensors;
   using Stored = conv::winograd::Stored<C>;
   constexpr int align_dy = Stored::align_x, align_w = Stored::align_w;
-  constexpr int aligns[] = {align_dy, align_w, Stored::align_c};
-  const TensorView* const given[] = {&tensors[0], &tensors[1], &tensors[count - 1]};
-  for (int i = 0; i < 3; ++i) {
-    constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
-    if (!check_pointer(names[i], *given[i], i < 2 ? input : output, given[0]->device, sizes[i] * aligns[i], complaint, names[0]))
-      return false;
-    if (!conv::check_packed(names[i], *given[i], C::channels_last ? last[i] : first[i], complaint)) return false;
-  }
-  const conv::Tensors named = {"dx", "w", "dy", *given[2], *given[1], *given[0]};
-  if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
+  const Tensors call = {{"dy", "w", "dx"}, {Tensors::output, Tensors::filters, Tensors::image}, {align_dy, align_w, Stored::align_c}};
+  if (!conv::check_tensors<C>(call, tensors, count, extents, complaint)) return false;
   const Shape shape(extents);
   if (!conv::check_window<C>(shape, complaint) || !conv::winograd::check_filters<C>(shape, complaint)) return false;
   if (C::channels_last) {
@@ -381,11 +367,7 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
     if (!conv::check_multiple("h * w", shape.height * shape.width, Stored::align_c, complaint)) return false;
   }
   if (!conv::check_multiple("c / groups", shape.channels / shape.groups, align_w, complaint)) return false;
-  for (int i = 0; i < 2; ++i)
-    if (!check_apart(names[i], *given[i], conv::as_row(*given[i]), sizes[i], *given[2], conv::as_row(*given[2]), sizes[2], complaint,
-                     names[2]))
-      return false;
-  return conv::check_epilogue<Stored>(tensors + 2, *given[2], "dx", shape.channels, complaint);
+  return conv::check_written<Stored>(call, tensors, shape.channels, complaint);
 }
 
 #endif  // CUKILN_HOST

@@ -169,23 +169,9 @@ int plan(const Arguments& arguments, Launch* out) {
 // Reads dy, x, the epilogue's tensors and dw into `extents`; false and a sentence where a call cannot be right.
 template <class C>
 bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
-  if (count != 3 + C::Epilogue::tensors)
-    CUKILN_REFUSE(complaint, "TypeError: %d tensors were given; this kernel takes %d: dy, x, %d of the epilogue and dw", count,
-                  3 + C::Epilogue::tensors, C::Epilogue::tensors);
-  const char* const names[] = {"dy", "x", "dw"};
-  const char* const last[] = {"n, p, q, k", "n, h, w, c", "k, r, s, c / groups"};
-  const char* const first[] = {"n, k, p, q", "n, c, h, w", "k, c / groups, r, s"};
-  constexpr int sizes[] = {sizeof(typename C::Input), sizeof(typename C::Input), sizeof(typename C::Output)};
-  constexpr int aligns[] = {C::align_a, C::align_b, C::align_c};
-  const TensorView* const given[] = {&tensors[0], &tensors[1], &tensors[count - 1]};
-  for (int i = 0; i < 3; ++i) {
-    constexpr ElementType input = element_type<typename C::Input>, output = element_type<typename C::Output>;
-    if (!check_pointer(names[i], *given[i], i < 2 ? input : output, given[0]->device, sizes[i] * aligns[i], complaint, names[0]))
-      return false;
-    if (!conv::check_packed(names[i], *given[i], C::channels_last ? last[i] : first[i], complaint)) return false;
-  }
-  const conv::Tensors named = {"x", "dw", "dy", *given[1], *given[2], *given[0]};
-  if (!conv::read_extents(named, C::channels_last, extents, complaint)) return false;
+  using conv::Tensors;
+  const Tensors call = {{"dy", "x", "dw"}, {Tensors::output, Tensors::image, Tensors::filters}, {C::align_a, C::align_b, C::align_c}};
+  if (!conv::check_tensors<C>(call, tensors, count, extents, complaint)) return false;
   const Shape shape(extents);
   const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
   if (!conv::check_sums(plan_of<C>.product, shape.product(C::direct).k, complaint)) return false;
@@ -197,11 +183,7 @@ bool check(const TensorView* tensors, int count, int64_t* extents, Complaint com
     return false;
   }
   if (!conv::check_multiple("r * s * c / groups", shape.filter_height * shape.filter_width * channels, C::align_c, complaint)) return false;
-  for (int i = 0; i < 2; ++i)
-    if (!check_apart(names[i], *given[i], conv::as_row(*given[i]), sizes[i], *given[2], conv::as_row(*given[2]), sizes[2], complaint,
-                     names[2]))
-      return false;
-  return conv::check_epilogue<C>(tensors + 2, *given[2], "dw", shape.filters, complaint);
+  return conv::check_written<C>(call, tensors, shape.filters, complaint);
 }
 
 #endif  // CUKILN_HOST
