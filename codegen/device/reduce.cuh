@@ -231,12 +231,9 @@ __device__ __forceinline__ typename F::State of_lanes(typename F::State own) {
   return own;
 }
 
-// Words of shared memory that `of_threads` needs.
-template <class F, int lanes, int threads>
-constexpr int shared_words = lanes > 32 ? threads / 32 * words<F> : 0;
-
 // The state of `lanes` consecutive threads of a block of `threads`, both powers of two, whole warps. Each gets it, as
-// above. Every thread of the block calls it; a barrier must come before `shared` is used again.
+// above. Every thread of the block calls it; a barrier must come before `shared` is used again: threads / 32 words<F> of it
+// where there are more than 32 lanes.
 template <class F, int lanes, int threads>
 __device__ __forceinline__ typename F::State of_threads(typename F::State own, unsigned* shared) {
   own = of_lanes<F, (lanes < 32 ? lanes : 32)>(own);

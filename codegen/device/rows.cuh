@@ -294,6 +294,21 @@ inline bool check(const Plan& kernel, const Types& types, const TensorView* tens
   return true;
 }
 
+template <class C>
+int64_t workspace_bytes(const int64_t*, const int32_t*) {
+  return 0;
+}
+
+template <class C>
+int plan(const Arguments& arguments, Launch* out) {
+  return plan(plan_of<C>, arguments, out);
+}
+
+template <class C>
+bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
+  return check(plan_of<C>, types_of<C>, tensors, count, extents, complaint);
+}
+
 #endif  // CUKILN_HOST
 
 }  // namespace rows

@@ -202,7 +202,7 @@ class _Scanner:
             return self._class(tokens, head, end, inside)
         if first == "static_assert" and ends_with == ";":
             return end + 1
-        if first == "using" and len(head) > 2 and head[2].text == "=" and ends_with == ";":
+        if ends_with == ";" and self._is_name(head, inside):
             return end + 1
         if self._is_function(head):
             return self._function(tokens, head, end, inside)
@@ -283,6 +283,12 @@ class _Scanner:
         if close + 1 == len(tokens) or tokens[close + 1].text != ";":
             raise Unclassified(f"line {tokens[close].line}: text between {head[0].text} and its semicolon")
         return close + 2
+
+    def _is_name(self, head: list[Token], inside: tuple[str, ...]) -> bool:
+        """`using T = int;`, and in shared headers `using a::b;`: another name of what is defined elsewhere."""
+        if len(head) < 3 or head[0].text != "using":
+            return False
+        return head[2].text == "=" or (inside[:1] == (SHARED,) and head[1].text != "namespace")
 
     def _is_function(self, head: list[Token]) -> bool:
         return _parameters(head) is not None and "=" not in [t.text for t in head[: _parameters(head) or 0]]

@@ -6,6 +6,9 @@ namespace conv2d {
 
 #if defined(CUKILN_DEVICE)
 
+using gemm::clear, gemm::reduce;
+using conv::winograd::inverse, conv::winograd::transform_filters, conv::winograd::transform_image;
+
 // A 1 x 1 filter that meets every pixel of the image is a product of stored matrices.
 template <class C>
 __device__ __forceinline__ void multiply(const Arguments& arguments) {
@@ -32,31 +35,6 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 template <class C>
 __device__ __forceinline__ void split_limbs(const Arguments& arguments) {
   conv::split_channels<C, conv::Channels<C>>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void reduce(const Arguments& arguments) {
-  gemm::reduce<C>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void clear(const Arguments& arguments) {
-  gemm::clear<C>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void transform_filters(const Arguments& arguments) {
-  conv::winograd::transform_filters<C>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void transform_image(const Arguments& arguments) {
-  conv::winograd::transform_image<C>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void inverse(const Arguments& arguments) {
-  conv::winograd::inverse<C>(arguments);
 }
 
 // The nodes of a separate epilogue, by their places in the chain.

@@ -7,6 +7,9 @@ namespace conv2d_dgrad {
 
 #if defined(CUKILN_DEVICE)
 
+using gemm::clear, gemm::reduce;
+using conv::winograd::inverse, conv::winograd::transform_filters, conv::winograd::transform_image;
+
 // Of a phase without taps.
 template <class C>
 __device__ __forceinline__ void write_zeros(const Phase<C>& phase, const Tile& tile) {
@@ -71,31 +74,6 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
 template <class C>
 __device__ __forceinline__ void split_limbs(const Arguments& arguments) {
   conv::split_channels<C, TurnedFilters<C>>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void reduce(const Arguments& arguments) {
-  gemm::reduce<C>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void clear(const Arguments& arguments) {
-  gemm::clear<C>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void transform_filters(const Arguments& arguments) {
-  conv::winograd::transform_filters<C>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void transform_image(const Arguments& arguments) {
-  conv::winograd::transform_image<C>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void inverse(const Arguments& arguments) {
-  conv::winograd::inverse<C>(arguments);
 }
 
 #endif  // CUKILN_DEVICE

@@ -6,6 +6,8 @@ namespace conv2d_wgrad {
 
 #if defined(CUKILN_DEVICE)
 
+using gemm::clear, gemm::reduce;
+
 // With channels last a 1 x 1 filter that meets every pixel of the image is a product of stored matrices.
 template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
@@ -16,16 +18,6 @@ __device__ __forceinline__ void run(const Arguments& arguments) {
   } else {
     gemm::multiply<C, tensor::Feed<C>, simt::Feed<C>>(arguments);
   }
-}
-
-template <class C>
-__device__ __forceinline__ void reduce(const Arguments& arguments) {
-  gemm::reduce<C>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void clear(const Arguments& arguments) {
-  gemm::clear<C>(arguments);
 }
 
 #endif  // CUKILN_DEVICE

@@ -102,20 +102,7 @@ Arguments bind(void* const* pointers, const int64_t* extents, const int32_t*, co
   return Arguments{rows::bind(rows::plan_of<C>, pointers, extents, scalars)};
 }
 
-template <class C>
-int64_t workspace_bytes(const int64_t*, const int32_t*) {
-  return 0;
-}
-
-template <class C>
-int plan(const Arguments& arguments, Launch* out) {
-  return rows::plan(rows::plan_of<C>, arguments, out);
-}
-
-template <class C>
-bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {
-  return rows::check(rows::plan_of<C>, rows::types_of<C>, tensors, count, extents, complaint);
-}
+using rows::check, rows::plan, rows::workspace_bytes;
 
 #endif  // CUKILN_HOST
 

@@ -24,24 +24,11 @@ struct Arguments {
 
 #if defined(CUKILN_DEVICE)
 
-template <class C>
-__device__ __forceinline__ void split_limbs(const Arguments& arguments) {
-  gemm::split_limbs<C>(arguments);
-}
+using gemm::clear, gemm::reduce, gemm::split_limbs;
 
 template <class C>
 __device__ __forceinline__ void run(const Arguments& arguments) {
   gemm::multiply_stored<C>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void reduce(const Arguments& arguments) {
-  gemm::reduce<C>(arguments);
-}
-
-template <class C>
-__device__ __forceinline__ void clear(const Arguments& arguments) {
-  gemm::clear<C>(arguments);
 }
 
 #endif  // CUKILN_DEVICE

@@ -125,6 +125,8 @@ def test_functions_that_are_not_exactly_the_expected_ones_are_refused(broken: st
         "asm(\"helper:\");" + KERNEL,
         KERNEL.replace("{\n  cukiln", "{ asm(\"helper:\"); cukiln"),
         "using namespace cukiln;" + KERNEL,
+        "using cukiln::matmul::run;" + KERNEL,
+        "namespace cukiln { using namespace matmul; }" + KERNEL,
         "typedef int number;" + KERNEL,
         "int counter = 3;" + KERNEL,
         "void helper() try { } catch (...) { }" + KERNEL,
@@ -204,6 +206,7 @@ inline int size(int a) { return LARGER(a, 1); }
 inline int size(float a) { return a < 1 ? 0 : 1; }
 static int counter = 0;
 namespace detail::deep { template <class... T> constexpr int count() noexcept { return sizeof...(T); } }
+namespace other { using detail::deep::count, cukiln::size; }
 }
 """
     functions = scan(
