@@ -216,20 +216,29 @@ __device__ __forceinline__ void run(const Arguments& arguments, int place) {
 
 #if defined(CUKILN_HOST)
 
-// Neighbouring pixels of a thread.
-template <class C>
-constexpr int strip() {
-  return C::window > 0 ? C::pixels : 1;
-}
-
-// Blocks along the pixels of an output, which lie in rows: a strip is of one row.
-inline int64_t blocks_along(int64_t pixels, int64_t out_width, int strip, int tile_p) {
-  return ceil_div(pixels / out_width * ceil_div(out_width, strip), tile_p / strip);
-}
+// What launches depend on, as values, as in gemm/launch.cuh.
+struct Plan {
+  int threads, tile_p, tile_k;  // of a block
+  int filters, strip;           // of a thread; its neighbouring pixels
+  int window;                   // columns of the filters; 0: any
+  uint32_t shared_bytes;
+};
 
 template <class C>
-constexpr uint32_t shared_bytes() {
-  return C::taps * (C::threads_k * C::filters + tap_padding) * sizeof(float);
+constexpr Plan plan_of = {C::threads, C::threads / C::threads_k * C::pixels, C::threads_k * C::filters, C::filters,
+                          C::window > 0 ? C::pixels : 1, C::window,
+                          C::taps * (C::threads_k * C::filters + tap_padding) * static_cast<uint32_t>(sizeof(float))};
+
+// Writes the launch for `phases` outputs with rows of `columns` pixels, in one of which a strip lies, and returns 1; 0 where the
+// extents are beyond what it can index.
+template <class Arguments>
+int plan(const Plan& kernel, const Arguments& a, int64_t columns, int64_t phases, Launch* out) {
+  const int64_t strips = a.m / columns * ceil_div(columns, kernel.strip);
+  const int64_t across = ceil_div(strips, kernel.tile_p / kernel.strip), down = ceil_div(a.filters, kernel.tile_k);
+  if (down > 65535 || across > INT32_MAX / phases || across * kernel.tile_p > INT32_MAX || down * kernel.tile_k > INT32_MAX) return 0;
+  out[0] = Launch{0, {static_cast<uint32_t>(across * phases), static_cast<uint32_t>(down), 1},
+                  {static_cast<uint32_t>(kernel.threads), 1, 1}, kernel.shared_bytes};
+  return 1;
 }
 
 #endif  // CUKILN_HOST

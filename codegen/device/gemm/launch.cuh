@@ -87,6 +87,19 @@ inline int stream_blocks(const Plan& kernel, const Extents& extents, int64_t ask
   return static_cast<int>(asked < 1 ? 1 : asked < most ? asked : most);
 }
 
+// The product's members of an operator's Arguments; null `launch`: of a kernel that has none of its launch values.
+template <class Arguments>
+void bind_product(const Plan& kernel, const Extents& extents, const int32_t* launch, Arguments& arguments) {
+  arguments.batch = as_extent(extents.batch);
+  arguments.m = as_extent(extents.m);
+  arguments.n = as_extent(extents.n);
+  arguments.k = as_extent(extents.k);
+  if (!launch) return;
+  arguments.raster = launch[0];
+  arguments.slices = slices(kernel, arguments.k, launch[1]);
+  arguments.stream_blocks = stream_blocks(kernel, extents, launch[2]);
+}
+
 // Partial sums of every slice; of one where slices add to the same; two tiles for each block of stream-K. Launch values:
 // raster, slices of k, blocks of stream-K.
 inline int64_t workspace_bytes(const Plan& kernel, const Extents& extents, const int32_t* launch) {

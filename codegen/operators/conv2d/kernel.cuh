@@ -108,9 +108,7 @@ struct Plan {
   bool in_workspace;       // where the sums of a separate epilogue are
   int separate_nodes;      // launches after `run`; 0 of a fused epilogue
   int taps_of_step;  // from one of a thread's taps to its next: of a step of the product, of its next vector, or each
-  int threads, tile_p, tile_k, filters, strip;  // of a direct kernel: of a block; filters and neighbouring pixels of a thread
-  int window;  // columns of the filters; 0: any
-  uint32_t shared_bytes;
+  conv::direct::Plan block;  // of a direct kernel
   conv::winograd::Plan winograd;
   int planes;  // limbs of an element, of an image and filters that are split ahead
 };
@@ -132,13 +130,7 @@ constexpr Plan make_plan() {
     plan.taps_of_step = 1;
   } else if constexpr (C::direct) {
     plan.taps_of_step = 1;
-    plan.threads = C::threads;
-    plan.tile_p = C::threads / C::threads_k * C::pixels;
-    plan.tile_k = C::threads_k * C::filters;
-    plan.filters = C::filters;
-    plan.strip = conv::direct::strip<C>();
-    plan.window = C::window;
-    plan.shared_bytes = conv::direct::shared_bytes<C>();
+    plan.block = conv::direct::plan_of<C>;
   } else {
     plan.product = gemm::plan_of<typename separate::RunOf<C>::type>;
     plan.planes = plan.product.planes;
@@ -158,22 +150,19 @@ constexpr Plan plan_of = make_plan<C>();
 // slices of k, blocks of stream-K. Scalars: those of the epilogue.
 inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* extents, const int32_t* launch, const double* scalars, void* workspace) {
   const Shape shape(extents);
-  const gemm::Extents product = shape.product(kernel.channels_last, kernel.planes > 0);
   const int64_t pixels = shape.height * shape.width, out_pixels = shape.out_height * shape.out_width;
   const bool image_is_a = kernel.channels_last || kernel.direct;
+  const gemm::Extents product = shape.product(image_is_a, kernel.planes > 0);
   Arguments arguments = {};
   arguments.a = pointers[image_is_a ? 0 : 1];
   arguments.b = pointers[image_is_a ? 1 : 0];
   arguments.out = kernel.in_workspace ? workspace : pointers[2 + kernel.product.epilogue_tensors];
   arguments.workspace = workspace;
   arguments.result = pointers[2 + kernel.product.epilogue_tensors];
-  arguments.batch = gemm::as_extent(product.batch);
-  arguments.m = gemm::as_extent(kernel.direct ? shape.images * out_pixels : product.m);
-  arguments.n = gemm::as_extent(product.n);
-  arguments.k = gemm::as_extent(product.k);
+  gemm::bind_product(kernel.product, product, kernel.direct ? nullptr : launch, arguments);
   const int64_t group_channels = shape.channels / shape.groups, group_filters = shape.filters / shape.groups;
   const int64_t filter_stride = group_filters * product.k;
-  if (kernel.channels_last || kernel.direct) {
+  if (image_is_a) {
     arguments.lda = shape.channels;
     arguments.stride_a = group_channels;
     arguments.ldb = product.k;
@@ -187,11 +176,6 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
     arguments.stride_b = group_channels * pixels;
     arguments.ldc = out_pixels;
     arguments.stride_c = group_filters * out_pixels;
-  }
-  if (!kernel.direct) {
-    arguments.raster = launch[0];
-    arguments.slices = gemm::slices(kernel.product, arguments.k, launch[1]);
-    arguments.stream_blocks = gemm::stream_blocks(kernel.product, product, launch[2]);
   }
   gemm::bind_epilogue(kernel.product, pointers + 2, scalars, arguments.epilogue);
   conv::bind_geometry(extents, arguments);
@@ -260,19 +244,9 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
   if (!conv::makes_its_output(a)) return false;
   if (kernel.pointwise && !(conv::one_by_one(a) && (kernel.channels_last || a.groups == 1))) return false;
   if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
-  if (kernel.window && (a.filter_width != kernel.window || a.stride_w != 1 || a.dilation_w != 1)) return false;
-  if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.filters) return false;
+  if (kernel.block.window && (a.filter_width != kernel.block.window || a.stride_w != 1 || a.dilation_w != 1)) return false;
+  if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.block.filters) return false;
   return (kernel.pointwise && !kernel.direct && !kernel.planes) || reached(kernel, a) <= INT32_MAX;
-}
-
-// Writes the launch of a direct kernel and returns 1; 0 where the extents are beyond what it can index.
-inline int plan_direct(const Plan& kernel, const Arguments& arguments, Launch* out) {
-  const int64_t across = conv::direct::blocks_along(arguments.m, arguments.out_width, kernel.strip, kernel.tile_p);
-  const int64_t down = ceil_div(arguments.filters, kernel.tile_k);
-  if (down > 65535 || across * kernel.tile_p > INT32_MAX || down * kernel.tile_k > INT32_MAX) return 0;
-  const uint32_t threads = static_cast<uint32_t>(kernel.threads);
-  out[0] = Launch{0, {static_cast<uint32_t>(across), static_cast<uint32_t>(down), 1}, {threads, 1, 1}, kernel.shared_bytes};
-  return 1;
 }
 
 // Writes the launches of one call and returns how many they are; 0 where the kernel cannot compute it.
@@ -280,7 +254,8 @@ inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
   if (!takes(kernel, arguments)) return 0;
   if (kernel.winograd.outputs) return conv::winograd::plan(kernel.winograd, kernel.product, kernel.channels_last, arguments, out);
   if (kernel.planes) return conv::plan_planes(kernel.product, plane_vectors(arguments, arguments.channels), arguments, out);
-  int count = kernel.direct ? plan_direct(kernel, arguments, out) : gemm::plan(kernel.product, arguments, out);
+  int count = kernel.direct ? conv::direct::plan(kernel.block, arguments, arguments.out_width, 1, out)
+                            : gemm::plan(kernel.product, arguments, out);
   if (count == 0) return 0;
   const int64_t outputs = int64_t(arguments.images) * arguments.out_height * arguments.out_width * arguments.filters;
   for (int node = 0; node < kernel.separate_nodes; ++node)

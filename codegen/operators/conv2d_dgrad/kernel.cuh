@@ -93,9 +93,7 @@ inline Shape layer_shape(const Shape& s) {
 struct Plan {
   gemm::Plan product;
   bool channels_last, direct, pointwise, depthwise, strided;
-  int threads, tile_p, tile_k, filters, strip;  // of a direct kernel: of a block; channels and neighbouring pixels of a thread
-  int window;  // columns of the filters; 0: any
-  uint32_t shared_bytes;
+  conv::direct::Plan block;  // of a direct kernel
   conv::winograd::Plan winograd;
   int planes;  // limbs of an element, of dy and filters that are split ahead
 };
@@ -114,13 +112,7 @@ constexpr Plan make_plan() {
   } else if constexpr (conv::winograd::outputs_of<C> > 0) {
     plan.product = gemm::plan_of<conv::winograd::Product<C>>;
   } else if constexpr (C::direct) {
-    plan.threads = C::threads;
-    plan.tile_p = C::threads / C::threads_k * C::pixels;
-    plan.tile_k = C::threads_k * C::filters;
-    plan.filters = C::filters;
-    plan.strip = conv::direct::strip<C>();
-    plan.window = C::window;
-    plan.shared_bytes = conv::direct::shared_bytes<C>();
+    plan.block = conv::direct::plan_of<C>;
   } else {
     plan.product = gemm::plan_of<C>;
     plan.planes = plan.product.planes;
@@ -180,10 +172,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.w = along_of(shape.width, shape.filter_width, extents[conv::stride_w], extents[conv::left], extents[conv::right],
                          extents[conv::dilation_w]);
   const gemm::Extents extent = product(kernel, shape, arguments.h, arguments.w);
-  arguments.batch = gemm::as_extent(extent.batch);
-  arguments.m = gemm::as_extent(extent.m);
-  arguments.n = gemm::as_extent(extent.n);
-  arguments.k = gemm::as_extent(extent.k);
+  gemm::bind_product(kernel.product, extent, kernel.direct ? nullptr : launch, arguments);
   const int64_t channels = shape.channels / shape.groups, filters = shape.filters / shape.groups;
   const int64_t taps = shape.filter_height * shape.filter_width, pixels = shape.height * shape.width;
   const int64_t dy_pixels = shape.out_height * shape.out_width, stride_dy = filters * (last ? 1 : dy_pixels);
@@ -196,11 +185,6 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.ldc = last ? shape.channels : pixels;
   if (kernel.pointwise && !dy_is_a) arguments.stride_a = 0;  // every image has the same filters
   gemm::bind_epilogue(kernel.product, pointers + 2, scalars, arguments.epilogue);
-  if (!kernel.direct) {
-    arguments.raster = launch[0];
-    arguments.slices = gemm::slices(kernel.product, arguments.k, launch[1]);
-    arguments.stream_blocks = gemm::stream_blocks(kernel.product, extent, launch[2]);
-  }
 
   arguments.images = gemm::as_extent(shape.images);
   arguments.height = gemm::as_extent(shape.out_height);
@@ -294,9 +278,9 @@ inline bool takes(const Plan& kernel, const Arguments& a) {
   const bool one_by_one = h.taps == 1 && w.taps == 1 && h.stride == 1 && w.stride == 1 && h.padded == h.extent && w.padded == w.extent;
   if (kernel.pointwise && !(one_by_one && (kernel.channels_last || a.groups == 1))) return false;
   if (kernel.depthwise && (a.channels != 1 || a.filters != a.groups)) return false;
-  if (kernel.window && (w.taps != kernel.window || w.stride != 1 || w.dilation != 1)) return false;
+  if (kernel.block.window && (w.taps != kernel.block.window || w.stride != 1 || w.dilation != 1)) return false;
   if (!kernel.strided && (h.stride > 1 || w.stride > 1)) return false;
-  if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.filters) return false;
+  if (kernel.direct && !kernel.depthwise && a.groups > 1 && a.filters / a.groups % kernel.block.filters) return false;
   return (kernel.pointwise && !kernel.direct && !kernel.planes) || reached(kernel, a) <= INT32_MAX;
 }
 
@@ -312,13 +296,7 @@ inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
   }
   if (!kernel.direct) return gemm::plan(kernel.product, arguments, out);
   const int64_t columns = ceil_div(arguments.w.extent, arguments.w.stride);
-  const int64_t across = conv::direct::blocks_along(arguments.m, columns, kernel.strip, kernel.tile_p);
-  const int64_t down = ceil_div(arguments.filters, kernel.tile_k);
-  const int64_t phases = int64_t(arguments.h.phases) * arguments.w.phases;
-  if (down > 65535 || across > INT32_MAX / phases || across * kernel.tile_p > INT32_MAX || down * kernel.tile_k > INT32_MAX) return 0;
-  const uint32_t threads = static_cast<uint32_t>(kernel.threads);
-  out[0] = Launch{0, {static_cast<uint32_t>(across * phases), static_cast<uint32_t>(down), 1}, {threads, 1, 1}, kernel.shared_bytes};
-  return 1;
+  return conv::direct::plan(kernel.block, arguments, columns, int64_t(arguments.h.phases) * arguments.w.phases, out);
 }
 
 template <class C>

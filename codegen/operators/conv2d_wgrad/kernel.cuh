@@ -91,19 +91,13 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.b = pointers[1];
   arguments.out = pointers[2 + kernel.product.epilogue_tensors];
   arguments.workspace = workspace;
-  arguments.batch = gemm::as_extent(product.batch);
-  arguments.m = gemm::as_extent(product.m);
-  arguments.n = gemm::as_extent(product.n);
-  arguments.k = gemm::as_extent(product.k);
+  gemm::bind_product(kernel.product, product, launch, arguments);
   arguments.lda = kernel.channels_last ? shape.filters : pixels;
   arguments.ldb = shape.channels;
   arguments.ldc = product.n;
   arguments.stride_a = product.m * (kernel.channels_last ? 1 : pixels);
   arguments.stride_b = shape.channels / shape.groups * (kernel.channels_last ? 1 : in_pixels);
   arguments.stride_c = product.m * product.n;
-  arguments.raster = launch[0];
-  arguments.slices = gemm::slices(kernel.product, arguments.k, launch[1]);
-  arguments.stream_blocks = gemm::stream_blocks(kernel.product, product, launch[2]);
   gemm::bind_epilogue(kernel.product, pointers + 2, scalars, arguments.epilogue);
   conv::bind_geometry(extents, arguments);
 

@@ -46,19 +46,13 @@ inline Arguments bind(const gemm::Plan& kernel, void* const* pointers, const int
   arguments.b = pointers[1];
   arguments.out = pointers[2 + kernel.epilogue_tensors];
   arguments.workspace = workspace;
-  arguments.batch = gemm::as_extent(extents[0]);
-  arguments.m = gemm::as_extent(extents[1]);
-  arguments.n = gemm::as_extent(extents[2]);
-  arguments.k = gemm::as_extent(extents[3]);
+  gemm::bind_product(kernel, read_extents(extents), launch, arguments);
   arguments.lda = extents[4];
   arguments.ldb = extents[5];
   arguments.ldc = extents[6];
   arguments.stride_a = extents[7];
   arguments.stride_b = extents[8];
   arguments.stride_c = extents[9];
-  arguments.raster = launch[0];
-  arguments.slices = gemm::slices(kernel, arguments.k, launch[1]);
-  arguments.stream_blocks = gemm::stream_blocks(kernel, read_extents(extents), launch[2]);
   gemm::bind_epilogue(kernel, pointers + 2, scalars, arguments.epilogue);
   return arguments;
 }

@@ -58,9 +58,7 @@ constexpr int shared_bytes = q_bytes<C> + C::stages * stage_bytes<C> + weights_b
 
 #if defined(CUKILN_DEVICE)
 
-__device__ __forceinline__ constexpr bool in_bounds(int index, int extent) { return index < extent; }
-__device__ __forceinline__ constexpr bool in_bounds(int64_t index, int64_t extent) { return index < extent; }
-__device__ __forceinline__ int lane() { return attention::lane(); }
+using attention::entry, attention::in_bounds, attention::lane, attention::next_of, attention::stage_at;
 
 template <class C> using Ckv = attention::Tile<C, columns_ckv>;
 template <class C> using Kpe = attention::Tile<C, columns_kpe>;
@@ -69,8 +67,6 @@ template <class C>
 struct Keys {
   static constexpr int bytes = stage_bytes<C>, at_kpe = C::tile_kv * Ckv<C>::row_bytes;
 };
-
-__device__ __forceinline__ int entry(const int* table, int index) { return attention::entry(table, index); }
 
 // What a row's sums are multiplied by: of a query that sees nothing they are zeros.
 __device__ __forceinline__ float share_of(float total) { return total == 0.0f ? 0.0f : 1.0f / total; }

@@ -104,7 +104,7 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
   copy_rows<C, C::tile_q>(q, q_nope, arguments.of_q_nope, q_pe, arguments.of_q_pe, sequence.first, left);
   __syncthreads();  // all numbers of the first tiles are there
 #pragma unroll
-  for (int i = 0; i + 1 < C::stages; ++i) feed.start(arguments, attention::stage_at<K>(ring, i), i, i);  // stage: first keys
+  for (int i = 0; i + 1 < C::stages; ++i) feed.start(arguments, stage_at<K>(ring, i), i, i);  // stage: first keys
 
   Warp<C> warp(arguments, sequence);
   int reading = 0, filling = C::stages - 1;
@@ -112,9 +112,9 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
   for (int tile = 0; tile < own.count; ++tile) {
     cp_async_wait<C::stages - 2>();
     __syncthreads();  // this tile has landed, and all warps have left the one before
-    feed.start(arguments, attention::stage_at<K>(ring, filling), filling, tile + C::stages - 1);  // stage: next keys
+    feed.start(arguments, stage_at<K>(ring, filling), filling, tile + C::stages - 1);  // stage: next keys
     feed.read(tile + C::stages);
-    warp.score(q, attention::stage_at<K>(ring, reading));  // stage: scored keys
+    warp.score(q, stage_at<K>(ring, reading));  // stage: scored keys
     const int begin = (own.first + tile) * C::tile_kv;
     if (warp.needs_mask(begin)) warp.mask(begin);
     warp.tell_greatest(exchange);
@@ -122,9 +122,9 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
     __syncthreads();  // all warps have written their greatest scores
     warp.weigh(arguments, exchange, weights);
     __syncthreads();  // all weights are there
-    warp.add_values(weights, attention::stage_at<K>(ring, reading));  // stage: added values
+    warp.add_values(weights, stage_at<K>(ring, reading));  // stage: added values
     filling = reading;
-    reading = attention::next_of(reading, C::stages);
+    reading = next_of(reading, C::stages);
   }
   warp.tell_total(exchange);
   if constexpr (!splits_keys<C>) cp_async_wait<C::stages - 2>();

@@ -475,7 +475,7 @@ MUTATIONS = declare.Mutations(
     files=(BLOCK, OWN),
     wrong=WRONG,
     counts={"barrier": 5, "warp barrier": 1, "commit": 1, "wait": 4},
-    definitions={"bounds": 2},
+    definitions={"stage": 1},
 )
 
 # ---- winners
