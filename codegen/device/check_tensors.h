@@ -78,6 +78,8 @@ inline int64_t merged_extent(const TensorView& tensor, int first, int last) {
   return extent;
 }
 
+inline Matrix as_row(int64_t elements) { return Matrix{1, 1, elements, elements, 0}; }
+
 inline bool check_same_shape(const char* name, const TensorView& tensor, const char* of, const TensorView& other, Complaint complaint) {
   bool same = tensor.rank == other.rank;
   for (int axis = 0; same && axis < tensor.rank; ++axis) same = tensor.shape[axis] == other.shape[axis];

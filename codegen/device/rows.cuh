@@ -243,8 +243,6 @@ inline int plan(const Plan& kernel, const Arguments& arguments, Launch* out) {
   return 1;
 }
 
-inline Matrix as_row(int64_t elements) { return Matrix{1, 1, elements, elements, 0}; }
-
 // What a kernel's element types are, as values.
 struct Types {
   ElementType input, output;

@@ -20,7 +20,7 @@ __device__ __forceinline__ int entry(const int* table, int index) { return load_
 // One thread per vector of out. The sums of all splits are brought to the greatest score of any of them, added in the order
 // of the splits, divided, and rounded once. A split in which a row sees no key has a greatest of -infinity and adds zeros.
 template <class C, class Arguments>
-__device__ __forceinline__ void merge_rows(const Arguments& arguments) {
+__device__ __forceinline__ void merge(const Arguments& arguments) {
   using T = typename C::Input;
   constexpr int width = C::align_out, part = width < 4 ? width : 4;
   const int per_row = arguments.head_dim_vo / width, pitch = workspace_pitch(arguments.head_dim_vo);

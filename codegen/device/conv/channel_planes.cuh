@@ -1,7 +1,7 @@
 // A convolution over a ring whose image and filters are split into limbs once, ahead of the implicit product
 // (Config::limb_split): `split_limbs` writes a matrix of bytes for each limb of both, its planes, with channels last whatever the
-// layout is. A group's channels fill channel_pitch bytes, 0 behind the last, so that 16 channels of a tap are one copy: the sum is
-// over filter_height x filter_width x channel_pitch products.
+// layout is. A group's channels fill plane_pitch bytes, 0 behind the last, so that 16 channels of a tap are one copy: the sum is
+// over filter_height x filter_width x plane_pitch products.
 //
 // Planes lie in the workspace behind the partial sums: those of the filters, then those of the image, limb by limb. `Arguments`
 // is what conv/gather.cuh asks for, of the image's planes as an image with channels last, whose elements are bytes.
@@ -9,11 +9,6 @@
 
 namespace cukiln {
 namespace conv {
-
-#if defined(CUKILN_DEVICE)
-__device__ __forceinline__
-#endif
-constexpr int64_t channel_pitch(int64_t channels) { return gemm::plane_pitch(channels); }
 
 #if defined(CUKILN_DEVICE)
 
@@ -35,7 +30,7 @@ struct Channels {
     return of(C::channels_last ? a.b : a.a, a.filters, a.filter_height * a.filter_width, 1, a.channels);
   }
   static __device__ __forceinline__ Channels of(const void* source, int outer, int inner, int groups, int channels) {
-    const int vectors = static_cast<int>(channel_pitch(channels)) / gemm::plane_vector;
+    const int vectors = static_cast<int>(gemm::plane_pitch(channels)) / gemm::plane_vector;
     return Channels{static_cast<const T*>(source), outer, inner, groups, channels, vectors};
   }
 
@@ -196,7 +191,7 @@ struct PlaneFeed {
 
 // Vectors of a plane of the image and of one of the filters; `channels` are those of a group.
 inline int64_t plane_vectors(int64_t pixels, int64_t groups, int64_t taps, int64_t channels) {
-  return (pixels * groups + taps) * (channel_pitch(channels) / gemm::plane_vector);
+  return (pixels * groups + taps) * (gemm::plane_pitch(channels) / gemm::plane_vector);
 }
 
 // The launches of a product whose planes have so many vectors.

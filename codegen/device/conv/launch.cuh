@@ -95,11 +95,7 @@ inline bool check_packed(const char* name, const TensorView& tensor, const char*
   return true;
 }
 
-inline Matrix as_row(const TensorView& tensor) {
-  int64_t elements = 1;
-  for (int axis = 0; axis < tensor.rank; ++axis) elements *= tensor.shape[axis];
-  return Matrix{1, 1, elements, elements, 0};
-}
+inline Matrix as_row(const TensorView& tensor) { return cukiln::as_row(merged_extent(tensor, 0, tensor.rank)); }
 
 inline bool check_multiple(const char* what, int64_t value, int unit, Complaint complaint) {
   if (value % unit)
@@ -197,9 +193,7 @@ bool check_epilogue(const TensorView* tensors, const TensorView& out, const char
       char axes[32];
       snprintf(axes, sizeof(axes), "as %s", out_name);
       if (!check_packed(name, tensors[i], axes, complaint)) return false;
-      for (int axis = 0; axis < 4; ++axis)
-        if (tensors[i].shape[axis] != out.shape[axis])
-          CUKILN_REFUSE(complaint, "ValueError: %s must have the shape of %s", name, out_name);
+      if (!check_same_shape(name, tensors[i], out_name, out, complaint)) return false;
     }
     if (!check_apart(name, tensors[i], as_row(tensors[i]), size, out, as_row(out), sizeof(typename C::Output), complaint, out_name))
       return false;

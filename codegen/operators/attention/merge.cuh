@@ -38,11 +38,6 @@ __device__ __forceinline__ void write_partial(const ArgumentsOf<C>& arguments, c
     }
 }
 
-template <class C>
-__device__ __forceinline__ void merge(const ArgumentsOf<C>& arguments) {
-  merge_rows<C>(arguments);
-}
-
 #endif  // CUKILN_DEVICE
 
 }  // namespace attention

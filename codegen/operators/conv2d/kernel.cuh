@@ -87,7 +87,7 @@ struct Shape : conv::Shape {
 
   // The implicit product; `planes`: of limbs that are split ahead.
   gemm::Extents product(bool channels_last, bool planes = false) const {
-    const int64_t of_tap = planes ? conv::channel_pitch(channels / groups) : channels / groups;
+    const int64_t of_tap = planes ? gemm::plane_pitch(channels / groups) : channels / groups;
     const int64_t k = filter_height * filter_width * of_tap, pixels = out_height * out_width;
     if (channels_last) return {groups, images * pixels, filters / groups, k};
     return {images * groups, filters / groups, pixels, k};
@@ -188,7 +188,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.radix_inner = kernel.channels_last ? arguments.channels : arguments.filter_width;
   arguments.radix_middle = kernel.channels_last ? arguments.filter_width : arguments.filter_height;
   if (kernel.planes) {
-    arguments.radix_inner = static_cast<int>(conv::channel_pitch(group_channels));
+    arguments.radix_inner = static_cast<int>(gemm::plane_pitch(group_channels));
     arguments.radix_middle = arguments.filter_width;
     arguments.pixel_pitch = static_cast<int>(shape.groups * arguments.radix_inner);
     arguments.row_pitch = static_cast<int>(shape.width * arguments.pixel_pitch);
@@ -224,16 +224,13 @@ int64_t transformed_bytes(const int64_t* extents) {
   return conv::winograd::transformed_bytes(plan_of<C>.winograd, Shape(extents));
 }
 
-template <class C>
-void use_transformed(Arguments& arguments, void* filters) {
-  conv::winograd::use_transformed<C>(arguments, filters);
-}
+using conv::winograd::use_transformed;
 
 // Elements between which a kernel reaches with 32 bits: of all images where their pixels are rows, else of one product's; and
 // padding counts as if it were there.
 inline int64_t reached(const Plan& kernel, const Arguments& a) {
   const int64_t rows = a.padded_height, columns = a.padded_width;
-  const int64_t of_group = kernel.planes ? conv::channel_pitch(a.channels) : a.channels;
+  const int64_t of_group = kernel.planes ? gemm::plane_pitch(a.channels) : a.channels;
   const int64_t of_image = kernel.planes ? a.groups * of_group : of_group;
   const int64_t channels = kernel.channels_last || kernel.direct ? int64_t(a.images) * a.groups * of_group : of_image;
   return rows > INT32_MAX / columns || rows * columns > INT32_MAX / channels ? INT64_MAX : rows * columns * channels;

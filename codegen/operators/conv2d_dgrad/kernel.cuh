@@ -149,7 +149,7 @@ inline gemm::Extents product(const Plan& kernel, const Shape& shape, const Along
   const int64_t phases = int64_t(h.phases) * w.phases;
   if (phases == 0) return {0, 0, 0, 0};
   const int64_t pixels = ceil_div(shape.height, h.stride) * ceil_div(shape.width, w.stride);
-  const int64_t filters = shape.filters / shape.groups, of_tap = kernel.planes ? conv::channel_pitch(filters) : filters;
+  const int64_t filters = shape.filters / shape.groups, of_tap = kernel.planes ? gemm::plane_pitch(filters) : filters;
   const int64_t k = ceil_div(shape.filter_height, h.tap_step) * ceil_div(shape.filter_width, w.tap_step) * of_tap;
   const int64_t channels = shape.channels / shape.groups;
   if (kernel.direct) return {1, shape.images * pixels, channels, k};
@@ -202,7 +202,7 @@ inline Arguments bind(const Plan& kernel, void* const* pointers, const int64_t* 
   arguments.weight_row = static_cast<int>(shape.filter_width * arguments.weight_column);
   arguments.weight_channel = static_cast<int>(last ? 1 : taps);
   if (kernel.planes) {
-    const int64_t of_tap = conv::channel_pitch(filters);
+    const int64_t of_tap = gemm::plane_pitch(filters);
     arguments.pixel_pitch = static_cast<int>(shape.groups * of_tap);
     arguments.row_pitch = static_cast<int>(shape.out_width * arguments.pixel_pitch);
     arguments.image_pitch = static_cast<int>(shape.out_height * arguments.row_pitch);
@@ -243,10 +243,7 @@ int64_t transformed_bytes(const int64_t* extents) {
   return conv::winograd::transformed_bytes(plan_of<C>.winograd, layer_shape(Shape(extents)));
 }
 
-template <class C>
-void use_transformed(Arguments& arguments, void* filters) {
-  conv::winograd::use_transformed<C>(arguments, filters);
-}
+using conv::winograd::use_transformed;
 
 // Rows of dy between which a phase reaches: of its windows the first begin, and the last end, outside of it.
 inline int64_t rows_reached(int64_t extent, const Along& along) {
@@ -259,7 +256,7 @@ inline int64_t reached(const Plan& kernel, const Arguments& a) {
   const int64_t weights = kernel.channels_last || kernel.direct ? a.stride_b : a.stride_a;
   if (weights > INT32_MAX) return weights;
   const int64_t rows = rows_reached(a.height, a.h), columns = rows_reached(a.width, a.w);
-  const int64_t of_group = kernel.planes ? conv::channel_pitch(a.channels) : a.channels;
+  const int64_t of_group = kernel.planes ? gemm::plane_pitch(a.channels) : a.channels;
   const int64_t of_image = kernel.planes ? a.groups * of_group : of_group;
   const int64_t channels = kernel.channels_last || kernel.direct ? int64_t(a.images) * a.groups * of_group : of_image;
   return rows > INT32_MAX / columns || rows * columns > INT32_MAX / channels ? INT64_MAX : rows * columns * channels;

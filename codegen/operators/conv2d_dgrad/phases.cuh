@@ -145,7 +145,7 @@ struct Phase : Arguments {
 
   // Of a group.
   __device__ __forceinline__ int channels_of_tap() const {
-    if constexpr (gemm::splits_ahead<C>) return static_cast<int>(conv::channel_pitch(channels));
+    if constexpr (gemm::splits_ahead<C>) return static_cast<int>(gemm::plane_pitch(channels));
     return channels;
   }
 

@@ -15,7 +15,7 @@ struct TurnedFilters {
   int groups, rows, taps, channels, vectors;  // rows, channels of dx, and channels of dy of a group
 
   static __device__ __forceinline__ TurnedFilters of_filters(const Arguments& a) {
-    const int vectors = static_cast<int>(conv::channel_pitch(a.channels)) / gemm::plane_vector;
+    const int vectors = static_cast<int>(gemm::plane_pitch(a.channels)) / gemm::plane_vector;
     return TurnedFilters{static_cast<const T*>(C::channels_last ? a.b : a.a), a.groups, a.filters / a.groups,
                          a.h.taps * a.w.taps, a.channels, vectors};
   }

@@ -246,8 +246,6 @@ int plan(const Arguments& arguments, Launch* out) {
   return plan(plan_of<C>, arguments, out);
 }
 
-inline Matrix as_row(int64_t elements) { return Matrix{1, 1, elements, elements, 0}; }
-
 // Reads x, mask and out into `extents`; false and a sentence where a call cannot be right.
 template <class C>
 bool check(const TensorView* tensors, int count, int64_t* extents, Complaint complaint) {

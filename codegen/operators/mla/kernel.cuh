@@ -136,7 +136,7 @@ __device__ __forceinline__ void run(const ArgumentsOf<C>& arguments) {
   }
 }
 
-// Of attention with a query of each token: what `merge_rows` takes of its arguments, and of a Config.
+// Of attention with a query of each token: what its `merge` takes of its arguments, and of a Config.
 struct MergeArguments {
   float* workspace;
   void* out;
@@ -159,8 +159,8 @@ __device__ __forceinline__ void merge(const SplitArguments& arguments) {
     if (row >= int64_t(entry(arguments.qo_indptr, arguments.batch)) * arguments.heads) return;  // of no sequence
   }
   const int pitch = columns_ckv, of_token = arguments.heads * columns_ckv;
-  attention::merge_rows<MergeConfig<C>>(MergeArguments{arguments.workspace, arguments.out, arguments.lse, {of_token, 0, pitch},
-                                                       arguments.tokens, 1, arguments.heads, columns_ckv, arguments.splits});
+  attention::merge<MergeConfig<C>>(MergeArguments{arguments.workspace, arguments.out, arguments.lse, {of_token, 0, pitch},
+                                                  arguments.tokens, 1, arguments.heads, columns_ckv, arguments.splits});
 }
 
 #endif  // CUKILN_DEVICE
