@@ -229,9 +229,9 @@ class SearchSpace:
         there are: the layers of a model, whose spaces often differ in the latter alone, try the same kernels, and each
         of those is compiled once.
         """
-        spaces = [part._kernel_axes() for part in self.parts] or [self._kernel_axes()]
-        kernels = [math.prod(map(len, axes)) for axes in spaces]
-        most = max(math.prod(max(len(choices) for _, choices in axis) for axis in axes) for axes in spaces)
+        spaces = [(part, part._kernel_axes()) for part in self.parts or (self,)]
+        kernels = [math.prod(map(len, axes)) for _, axes in spaces]
+        most = max(math.prod(max(len(choices) for _, choices in axis) for axis in axes) for _, axes in spaces)
         for turn in range(most):
             for number in permuted(sum(kernels), self.seed):
                 step()
@@ -241,7 +241,8 @@ class SearchSpace:
                 while left >= kernels[which]:
                     left -= kernels[which]
                     which += 1
-                for axis in spaces[which]:
+                space, axes = spaces[which]
+                for axis in axes:
                     left, digit = divmod(left, len(axis))
                     taken.append(axis[digit])
                 count = math.prod(len(choices) for _, choices in taken)
@@ -252,7 +253,7 @@ class SearchSpace:
                 for made, choices in taken:
                     left, digit = divmod(left, len(choices))
                     chosen += [*made, *choices[digit]]
-                yield self._schedule(sorted(chosen))
+                yield space._schedule(sorted(chosen))
 
     def _schedule(self, pairs: Iterable[tuple[str, Value]]) -> Schedule:
         return Schedule(tuple(pair for pair in pairs if pair not in self.unnamed) if self.unnamed else tuple(pairs))

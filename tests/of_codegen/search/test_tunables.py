@@ -151,6 +151,23 @@ def test_a_space_finds_a_schedule_that_names_no_later_tunable() -> None:
     assert set(sampled) == set(schedules)
 
 
+@pytest.mark.parametrize(
+    ("name", "fields"),
+    [
+        ("matmul", {"m": 64, "n": 64, "k": 64}),
+        ("conv2d", {"n": 1, "h": 8, "w": 8, "c": 64, "k": 64, "r": 3, "s": 3, "padding": 1}),
+    ],
+)
+def test_a_sample_of_several_kinds_has_the_schedules_of_the_level(name: str, fields: dict[str, int]) -> None:
+    op = operator(name)
+    problem = op.parse({"operator": name, "dtype": "int64", "fraction_bits": 18, **fields})
+    space = op.space(problem, SM_90A, Search(level=1))
+    sampled = list(replace(space, limit=1, seed=3))
+    assert len(sampled) == len(set(sampled))
+    assert set(sampled) == set(space)
+    assert any(("limb_split", "fused") in part.unnamed for part in space.parts)
+
+
 def test_a_level_without_a_list_takes_the_default() -> None:
     tunables = [Tunable("tile", (1, 2), False, "", 1), Tunable("depth", (4, 8), False, "", 8)]
     space = build_space(Search(level=1), tunables, {1: {"tile": (1, 2)}, 2: {}}, Schedule.of({"tile": 1, "depth": 8}))
