@@ -100,8 +100,8 @@ def test_five_thousand_random_cases_are_right(declared: Declarations, tmp_path: 
     cases = [case for part in range(20) for case in of(declared).cases(250, seed + part)]
     cases.sort(key=lambda case: case[1].kernel.id)  # g++ compiles a kernel once for all its problems in a file
     for first in range(0, len(cases), 250):
-        cases = verify_cases(cases[first : first + 250], tmp_path / str(first), seed=seed)
-        require_right(cases, of(declared).extents)
+        verified = verify_cases(cases[first : first + 250], tmp_path / str(first), seed=seed)
+        require_right(verified, of(declared).extents)
     counts = properties_of(declared, cases)
     assert too_seldom(counts, of(declared).spread, len(cases)) == {}, "fewer than wanted"
     assert all(counts[name] >= least for name, least in of(declared).in_5000.items()), counts
