@@ -286,6 +286,16 @@ def test_names_of_a_request_are_text_on_the_page(api: Api, open_page: Open) -> N
 
 
 @needs_chromium
+def test_a_long_name_leaves_room_for_the_other_columns(api: Api, open_page: Open) -> None:
+    job = api.submit({**MATMUL, "name": "x" * 256}).json()["job"]
+    page = drawn(open_page(f"{api.url}/jobs/{job}", viewport={"width": 1280, "height": 800}))
+    shown, wide = page.evaluate(
+        "(({clientWidth, scrollWidth}) => [clientWidth, scrollWidth])(document.querySelector('#problems'))"
+    )
+    assert wide == shown
+
+
+@needs_chromium
 def test_a_named_job_is_shown_by_its_name_and_found_by_its_label(api: Api, open_page: Open) -> None:
     label = {"team": 'a & b="c"' + HOSTILE}
     job = api.submit(name=HOSTILE, labels=label).json()["job"]
