@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cukiln.errors import UsageError
+from cukiln.local_cache import write_atomically
 from cukiln.printable import printable
 
 _PLAIN_WIDTH = 100  # columns of a table in a file or a pipe
@@ -140,6 +141,14 @@ def given(text: str) -> str:
 def given_path(text: str) -> Path:
     """Raises `typer.BadParameter`."""
     return Path(given(text))
+
+
+def write_output(path: Path, data: bytes) -> None:
+    """A file that a command was asked for, complete or absent. Raises `UsageError`."""
+    try:
+        write_atomically(path, data)
+    except OSError as error:
+        raise UsageError(f"cannot write {path}: {error.strerror}") from error
 
 
 RequestFile = Annotated[

@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cukiln.cli.console import AsJson, OfTarget, Url, given, given_path, make_console
+from cukiln.cli.console import AsJson, OfTarget, Url, given, given_path, make_console, write_output
 from cukiln.cli.exit_codes import OF_STATE
 from cukiln.cli.server import find_client, own_client, server_module
 from cukiln.cli.table import print_job
@@ -24,7 +24,6 @@ from cukiln.counted import counted
 from cukiln.errors import UnexpectedAnswer, UsageError, WaitTimeout
 from cukiln.job_request import read_request
 from cukiln.json_file import read_json_object
-from cukiln.local_cache import write_atomically
 from cukiln.printable import printable
 from cukiln.types import Job
 
@@ -80,7 +79,7 @@ def export_job(
             path, bundle = compile_bundle(client, request, folder, seconds=seconds, progress=progress)
             if pack:
                 name, beside = pack.beside(bundle["problems"][0]["target"])
-                write_atomically(folder / name, winner_library(client, beside))
+                write_output(folder / name, winner_library(client, beside))
     typer.echo(printable(f"{path}: {described(bundle)}"))
     if pack:
         typer.echo(printable(pack.pack(folder)))
@@ -129,9 +128,9 @@ def export_bundle(client: Client, job_id: str, folder: Path) -> tuple[Path, dict
             "cache; export the job that compiled it"
         )
     for digest in libraries:
-        write_atomically(folder / LIBRARIES / f"{digest}.so", client.blob(digest, "so"))
+        write_output(folder / LIBRARIES / f"{digest}.so", client.blob(digest, "so"))
     path = folder / BUNDLE_FILE
-    write_atomically(path, (json.dumps(bundle, indent=1) + "\n").encode())
+    write_output(path, (json.dumps(bundle, indent=1) + "\n").encode())
     return path, bundle
 
 
@@ -150,7 +149,7 @@ def compile_bundle(
         job = client.job(stored["job"])
     else:
         job = client.submit(request)
-        write_atomically(path, json.dumps({"request": digest, "job": job.job}).encode())
+        write_output(path, json.dumps({"request": digest, "job": job.job}).encode())
     with suppress(WaitTimeout):
         client.wait(job, progress=progress, timeout=seconds)
     return export_bundle(client, job.job, folder)

@@ -10,11 +10,10 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from cukiln.cli.console import AsJson, JobId, Url, day, duration, given_path, make_console, plain_table
+from cukiln.cli.console import AsJson, JobId, Url, day, duration, given_path, make_console, plain_table, write_output
 from cukiln.cli.server import find_client
 from cukiln.counted import counted
 from cukiln.errors import UsageError
-from cukiln.local_cache import write_atomically
 from cukiln.printable import printable
 from cukiln.types import ENDED, JobState, JobSummary, OperatorReport, Targets
 
@@ -100,10 +99,7 @@ def trace(
     with find_client(url) as client:
         events = client.trace(job)
     path = out or Path(f"{job}-trace.json")
-    try:
-        write_atomically(path, json.dumps(events).encode())
-    except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror}") from error
+    write_output(path, json.dumps(events).encode())
     typer.echo(f"{path}: {counted(len(events.get('traceEvents', [])), 'event')}; open it in ui.perfetto.dev")
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cukiln.cli.console import AsJson, OfTarget, RequestFile, Url, given, given_path, is_id, make_console
+from cukiln.cli.console import AsJson, OfTarget, RequestFile, Url, given, given_path, is_id, make_console, write_output
 from cukiln.cli.exit_codes import PARTIAL
 from cukiln.cli.server import find_client
 from cukiln.cli.table import print_lookups
@@ -16,7 +16,6 @@ from cukiln.counted import counted
 from cukiln.errors import UsageError
 from cukiln.job_request import read_request
 from cukiln.kernels.load_kernel import RECORD_FILE
-from cukiln.local_cache import write_atomically
 from cukiln.lock import LOCK_FILE, Lock, make_lock
 from cukiln.printable import printable
 from cukiln.types import LookedUp, OnMiss, WinnerRecord
@@ -137,9 +136,9 @@ def fetch_record(client: Client, record: WinnerRecord, folder: Path) -> Path:
     for entry in record.front:
         for kind, digest in entry.files.items():
             path = folder / f"{digest}.{kind}"
-            write_atomically(path, client.blob(digest, kind))
+            write_output(path, client.blob(digest, kind))
     path = folder / RECORD_FILE
-    write_atomically(path, (record.model_dump_json(indent=2) + "\n").encode())
+    write_output(path, (record.model_dump_json(indent=2) + "\n").encode())
     return path
 
 

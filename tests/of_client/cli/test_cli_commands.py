@@ -449,6 +449,13 @@ def test_an_interrupted_fetch_leaves_the_old_record_whole(cukiln: Run, with_winn
     assert not any(path.name.startswith(("9", ".")) for path in folder.iterdir())
 
 
+def test_a_folder_that_cannot_be_written_is_one_line(cukiln: Run, with_winner: ScriptedService) -> None:
+    Path("out").touch()
+    code, out, err = cukiln("fetch", "a" * 64, "--out", "out", "--url", with_winner.url)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"cukiln: cannot write out/{'a' * 16}/") and err.endswith(": Not a directory\n")
+
+
 def test_an_unknown_key_is_one_line(cukiln: Run, scripted: ScriptedService) -> None:
     scripted.on("GET", f"/v1/kernels/{'a' * 64}", problem_json(404, "kernel-not-found", "There is no winner record"))
     code, _, err = cukiln("fetch", "a" * 64, "--out", "out", "--url", scripted.url)
