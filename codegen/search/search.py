@@ -19,7 +19,14 @@ MAX_VALUES = 64
 MAX_TUNABLES = 64
 
 
-SearchValue = Annotated[StrictInt | StrictStr, BeforeValidator(as_integer)]
+def _as_value(value: Any) -> Any:
+    """One error where the union would have one for each type."""
+    if type(as_integer(value)) not in (int, str):
+        raise refuse("search_value", "Input should be an integer or a string")
+    return as_integer(value)
+
+
+SearchValue = Annotated[StrictInt | StrictStr, BeforeValidator(_as_value)]
 Name = Annotated[StrictStr, Field(min_length=1, max_length=64)]
 
 

@@ -233,8 +233,8 @@ def test_a_schedule_with_a_forbidden_value_is_refused() -> None:
         ({"level": 1, "seed": -1}, "seed"),
         ({"level": 1, "seed": 2**53}, "seed"), ({"tunables": {"tile_m": []}}, "tunables.tile_m"),
         ({"tunables": {}}, "tunables"),
-        ({"schedules": []}, "schedules"), ({"tunables": {"tile_m": [1.5]}}, "tunables.tile_m.0.int"),
-        ({"tunables": {"tile_m": [True]}}, "tunables.tile_m.0.int"), ({"level": 1, "tunables": {"tile_m": [64]}}, ""),
+        ({"schedules": []}, "schedules"), ({"tunables": {"tile_m": [1.5]}}, "tunables.tile_m.0"),
+        ({"tunables": {"tile_m": [True]}}, "tunables.tile_m.0"), ({"level": 1, "tunables": {"tile_m": [64]}}, ""),
     ],
 )  # fmt: skip
 def test_a_malformed_search_is_refused_at_its_field(search: Any, field: str) -> None:

@@ -165,6 +165,17 @@ def test_targets_that_are_allowed_are_listed(shared_api: Api) -> None:
     assert detail.allowed == sorted(listed)
 
 
+@pytest.mark.parametrize("value", [True, None, 1.5, [64], {"tile_m": 64}])
+@pytest.mark.parametrize("kind", ["schedules", "tunables"])
+def test_a_tunables_value_of_a_wrong_type_is_one_error(shared_api: Api, kind: str, value: Any) -> None:
+    search = {"schedules": [{"tile_m": value}]} if kind == "schedules" else {"tunables": {"tile_m": [value]}}
+    detail = problem(shared_api.submit(search=search))
+    where = "search.schedules[0].tile_m" if kind == "schedules" else "search.tunables.tile_m[0]"
+    assert (detail.field, detail.errors) == (where, None)
+    assert detail.detail == f"{where} should be an integer or a string."
+    assert detail.allowed == [{"type": "integer"}, {"type": "string"}]
+
+
 def test_all_errors_are_listed_up_to_a_limit(shared_api: Api) -> None:
     two = problem(shared_api.submit({**MATMUL, "m": 0, "zeta": 1}))
     assert two.errors is not None
