@@ -342,11 +342,14 @@ class Processes:
             server.stop()
         self._warm = self._server = None
         with self._lock:
-            cleaner, self._cleaner, self._root = self._cleaner, None, None
-            if cleaner is None or self._owner != os.getpid():
+            cleaner, root = self._cleaner, self._root
+            self._cleaner = self._root = None
+            if cleaner is None or root is None or self._owner != os.getpid():
                 return
         with contextlib.suppress(BrokenPipeError):  # it was killed
             cleaner.communicate(b"\n")  # a line and not the pipe's end alone: a fork of ours may hold that for long
+        if cleaner.wait() != 0:
+            shutil.rmtree(root, ignore_errors=True)
 
     def _private_root(self) -> Path:
         with self._lock:

@@ -219,6 +219,15 @@ def test_a_folder_that_cannot_be_made_is_the_machines_failure(tmp_path: Path) ->
         pass
 
 
+def test_closing_removes_the_folder_of_a_cleaner_that_was_killed(tmp_path: Path) -> None:
+    processes = Processes(root=tmp_path)
+    with processes.private_folder() as folder:
+        (cleaner,) = running_with(f"cleaner\0{folder.parent}")
+        cleaner.kill()
+    processes.close()
+    assert not any(tmp_path.iterdir())
+
+
 def test_closing_removes_the_folder_and_later_runs_make_a_new_one(tmp_path: Path) -> None:
     processes = Processes(root=tmp_path)
     with processes.private_folder() as folder:
