@@ -182,7 +182,8 @@ def test_everything_is_started_kept_running_where_it_is_killed_or_stopped_and_en
 
     [ref] = world.add("forever")
     wait_for(lambda: world.journal("start", ref), what=serving.said())
-    serving.process.send_signal(signal.SIGINT)
+    for number in (signal.SIGINT, signal.SIGTERM):  # at once, as where make sends on what its whole group got
+        serving.process.send_signal(number)
     assert serving.process.wait(240) == 0, serving.said()
     assert serving.said().endswith("stopped\n")
     assert "was killed" not in serving.said().partition("stopping;")[2]
@@ -221,6 +222,7 @@ def test_an_api_that_does_not_answer_is_started_again_and_a_second_signal_stops_
 
         serving.process.send_signal(signal.SIGTERM)
         wait_for(lambda: "stopping;" in serving.said())
+        time.sleep(serve.SAME_SIGNAL_SECONDS)
         serving.process.send_signal(signal.SIGTERM)
         assert serving.process.wait(240) == 0
         assert "api did not end in time and was killed" in serving.said()

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 READY_SECONDS = 60.0
 WATCH_SECONDS = 0.1
+SAME_SIGNAL_SECONDS = 0.5
 FORK_SERVER = "fork server"
 API = "api"
 
@@ -93,6 +94,7 @@ class Supervisor:
         self.gpus: Sequence[Device] = ()  # those that are measured on, once it has started
         self._lock_file = -1
         self._stop = False
+        self._asked_at = 0.0  # to stop, by `time.monotonic()`
         self._force = False
         self._umask: int | None = None  # of this process before
         self._api: ApiWatch | None = None
@@ -125,9 +127,13 @@ class Supervisor:
             time.sleep(WATCH_SECONDS)
 
     def ask_to_stop(self) -> None:
-        """End `watch` soon; the second call makes `stop` stop waiting."""
-        self._force = self._stop
-        self._stop = True
+        """End `watch` soon; a later call makes `stop` stop waiting. One right behind the first does not: of a signal to
+        the group of `make serve` it gets a second one, which make sends on."""
+        now = time.monotonic()
+        if not self._stop:
+            self._stop, self._asked_at = True, now
+        elif now - self._asked_at > SAME_SIGNAL_SECONDS:
+            self._force = True
 
     def stop(self) -> None:
         """In order: no new jobs, then workers hand back what they hold, then the queue."""

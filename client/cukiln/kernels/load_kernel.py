@@ -85,11 +85,11 @@ class Kernel:
         `tensors`: anything with DLPack (PyTorch, CuPy, JAX), in the record's operand order (inputs, then
         outputs; matmul: a, b, the epilogue's tensors, out) and of its dtypes: float32, float16, bfloat16, int8, int32,
         int64, uint8 (a mask; bool is as good). `attributes` (stride, padding) and `scalars` (the epilogue's numbers):
-        default those of the record. `workspace`: a GPU tensor of at least `workspace_bytes` bytes; by default a
-        buffer that all calls on the stream share (`cukiln.kernels.workspace_pool`), where that is not 0. `transformed`:
-        what `transform` has written of one operand, of which the call then reads nothing but the shape. `stream`: a raw
-        CUDA stream handle; default: PyTorch's or CuPy's current stream for their tensors, else the default stream. A
-        kernel of target `cpu` takes CPU tensors, has no stream, and returns when it is done.
+        default those of the record. `workspace`: a GPU tensor of at least `workspace_bytes` bytes, not used where
+        that is 0; by default a buffer that all calls on the stream share (`cukiln.kernels.workspace_pool`).
+        `transformed`: what `transform` has written of one operand, of which the call then reads nothing but the shape.
+        `stream`: a raw CUDA stream handle; default: PyTorch's or CuPy's current stream for their tensors, else the
+        default stream. A kernel of target `cpu` takes CPU tensors, has no stream, and returns when it is done.
         Raises `TypeError` or `ValueError` for wrong dtypes, shapes, strides, alignment or devices and for negated views
         of PyTorch, `UsageError` for tensors without memory, and `DeviceError`.
         """
@@ -102,10 +102,10 @@ class Kernel:
             if stream is not None:
                 # tvm-ffi would take the stream of the tensors' framework; tensors of its own have none.
                 tensors = tuple(map(_own_tensor, tensors))
-            needed = 0 if workspace is not None else int(self._module.get_function("workspace_bytes")(*tensors))
-            if needed == 0:
+            needed = int(self._module.get_function("workspace_bytes")(*tensors))
+            if needed == 0 or workspace is not None:
                 with self._loading(like), _on_stream(tensors, stream):
-                    run(*tensors, *(() if workspace is None else (workspace,)), *more, *numbers)
+                    run(*tensors, *((workspace,) if needed else ()), *more, *numbers)
                 return
             with _lent(tensors, stream, needed, like) as address, self._loading(like), _on_stream(tensors, stream):
                 run(*tensors, address, *more, *numbers)

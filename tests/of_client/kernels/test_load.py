@@ -77,6 +77,8 @@ def test_the_records_extents_and_scalars_are_the_defaults(library: bytes, digest
     assert seen() == 3 + 0.5 / 100
     kernel(tensor, scalars=(2.0,))
     assert seen() == 2 + 2.0 / 100
+    kernel(tensor, workspace=tensor)  # needs none
+    assert seen() == 2 + 0.5 / 100
 
 
 @pytest.mark.parametrize("source", ["bytes", "file", "folder", "cache"])
