@@ -1,14 +1,16 @@
 """The body of a job request: problems, with what holds for all of them."""
 
+import re
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StrictStr
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictStr
 
 from codegen.canonical import LARGEST_INTEGER
 from codegen.operator import Operator
 from codegen.operators import operator
-from codegen.problem import Problem
+from codegen.problem import Problem, refuse
 from codegen.search.search import Search
 from codegen.targets import Target as TargetSheet
 from codegen.targets import target as find_target
@@ -16,9 +18,20 @@ from codegen.targets import target as find_target
 LONGEST_BUDGET_SECONDS = 7 * 24 * 3600
 
 
+_LINE = r"^[^\x00-\x1f\x7f-\x9f]{1,%d}$"
+
+
+def _line(most: int, value: str) -> str:
+    if re.fullmatch(_LINE % most, value) is None:
+        raise refuse("line", f"Input should be 1 to {most} characters without control characters")
+    return value
+
+
 Target = Annotated[StrictStr, Field(min_length=1, max_length=16)]
-DeviceClass = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,128}$")]
-Name = Annotated[StrictStr, Field(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,256}$")]
+DeviceClass = Annotated[
+    StrictStr, AfterValidator(partial(_line, 128)), Field(json_schema_extra={"pattern": _LINE % 128})
+]
+Name = Annotated[StrictStr, AfterValidator(partial(_line, 256)), Field(json_schema_extra={"pattern": _LINE % 256})]
 LabelKey = Annotated[StrictStr, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]{0,62}$")]
 Labels = Annotated[dict[LabelKey, Name], Field(max_length=16, json_schema_extra={"additionalProperties": False})]
 

@@ -378,7 +378,7 @@ def require_allowed(name: str, values: Sequence[Value], allowed: Allowed, where:
     for value in values:
         if value not in allowed:
             raise InvalidSearch(
-                f"{name} = {value!r} is not allowed; allowed: {allowed_text(allowed)}",
+                f"{name} = {value!r:.60} is not allowed; allowed: {allowed_text(allowed)}",
                 field=where,
                 allowed=allowed_json(allowed),
             )

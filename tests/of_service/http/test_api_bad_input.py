@@ -153,6 +153,18 @@ def test_an_unknown_operator_is_refused_with_all_that_there_are(shared_api: Api)
     assert "matmul" in detail.allowed
 
 
+@pytest.mark.parametrize("name", ["", "a\nb", "a\n", "\x85", "x" * 257])
+def test_a_name_is_one_line(shared_api: Api, name: str) -> None:
+    detail = problem(shared_api.submit({**MATMUL, "name": name}))
+    assert detail.detail == f"{FIRST}.name should be 1 to 256 characters without control characters."
+
+
+def test_a_refused_value_is_shown_in_part(shared_api: Api) -> None:
+    for value in ("x" * 10_000, 10**300):
+        detail = problem(shared_api.submit({**MATMUL, "search": {"tunables": {"tile_m": [value]}}}))
+        assert str(value)[:50] in detail.detail and len(detail.detail) < 300
+
+
 def test_bounds_of_a_number_are_what_is_allowed(shared_api: Api) -> None:
     detail = problem(shared_api.submit({**MATMUL, "m": 0}))
     assert detail.allowed is not None
