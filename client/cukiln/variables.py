@@ -3,6 +3,7 @@
 import logging
 import re
 from collections.abc import Collection
+from functools import cache
 
 from cukiln.printable import printable
 
@@ -23,22 +24,24 @@ _NAMES = (*_OF_CLIENT.split(), *_OF_SERVICE.split())
 VARIABLES = frozenset(_PREFIX + name for name in _NAMES)
 # What Kubernetes sets in every container for a service whose name begins as cukiln's (docs: "Environment variables").
 _OF_KUBERNETES = re.compile(r"CUKILN_(.+_)?(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)")
-_SAID: set[str] = set()  # in this process
 
 
 def warn_of_misspelt(environment: Collection[str]) -> None:
     """Name each variable that has no effect, with the setting that it is nearest to."""
     for name in environment:
-        if not name.startswith(_PREFIX) or name in VARIABLES or name in _SAID:
+        if not name.startswith(_PREFIX) or name in VARIABLES:
             continue
-        if name.startswith(_OF_TESTS) or _is_of_kubernetes(name, environment):
-            continue
-        from difflib import get_close_matches  # a program without misspelt variables does not pay for it
+        if not name.startswith(_OF_TESTS) and not _is_of_kubernetes(name, environment):
+            _warn(name)
 
-        _SAID.add(name)
-        nearest = get_close_matches(name.removeprefix(_PREFIX).upper(), _NAMES, 1)
-        hint = f"the nearest one is {_PREFIX}{nearest[0]}" if nearest else "none is called nearly so"
-        LOG.warning("%s is set, and is no setting of cukiln, so that it has no effect: %s", printable(name), hint)
+
+@cache  # once in a process
+def _warn(name: str) -> None:
+    from difflib import get_close_matches  # a program without misspelt variables does not pay for it
+
+    nearest = get_close_matches(name.removeprefix(_PREFIX).upper(), _NAMES, 1)
+    hint = f"the nearest one is {_PREFIX}{nearest[0]}" if nearest else "none is called nearly so"
+    LOG.warning("%s is set, and is no setting of cukiln, so that it has no effect: %s", printable(name), hint)
 
 
 def _is_of_kubernetes(name: str, environment: Collection[str]) -> bool:

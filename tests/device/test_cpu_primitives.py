@@ -35,16 +35,21 @@ def kernels() -> Iterator[tuple[Kernel, ...]]:
 
 
 @pytest.fixture(scope="module")
-def library(kernels: tuple[Kernel, ...], tmp_path_factory: pytest.TempPathFactory) -> CpuLibrary:
+def built(kernels: tuple[Kernel, ...], tmp_path_factory: pytest.TempPathFactory) -> Path:
     build = build_cpu(kernels, toolchain(), processes(), LIMITS, folder=tmp_path_factory.mktemp("cpu"))
     ((path, _),) = build.libraries
-    return CpuLibrary(path)
+    return path
 
 
-def rounded(library: CpuLibrary, values: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+@pytest.fixture(scope="module")
+def library(built: Path) -> CpuLibrary:
+    return CpuLibrary(built)
+
+
+def rounded(built: Path, values: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     half, bfloat16 = np.empty_like(values), np.empty_like(values)
     pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (values, half, bfloat16)]
-    library._library.cukiln_round(*pointers, ctypes.c_int64(values.size))
+    ctypes.CDLL(str(built)).cukiln_round(*pointers, ctypes.c_int64(values.size))
     return half, bfloat16
 
 
@@ -61,20 +66,20 @@ def float32_values() -> NDArray[np.float32]:
         )
 
 
-def test_half_rounds_to_nearest_even_like_numpy(library: CpuLibrary) -> None:
+def test_half_rounds_to_nearest_even_like_numpy(built: Path) -> None:
     values = float32_values()
     with np.errstate(over="ignore", invalid="ignore"):
         expected = values.astype(np.float16).astype(np.float32)
-    halves, _ = rounded(library, values)
+    halves, _ = rounded(built, values)
     numbers = ~np.isnan(values)
     assert np.isnan(halves[~numbers]).all()
     np.testing.assert_array_equal(halves[numbers].view(np.uint32), expected[numbers].view(np.uint32))
 
 
-def test_bfloat16_rounds_to_the_nearer_neighbour_and_ties_to_even(library: CpuLibrary) -> None:
+def test_bfloat16_rounds_to_the_nearer_neighbour_and_ties_to_even(built: Path) -> None:
     values = float32_values()
     values = values[np.abs(values) < 3.38e38]  # beyond, the neighbour above is infinity, tested below
-    _, rounded_ = rounded(library, values)
+    _, rounded_ = rounded(built, values)
     below = (values.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)  # towards zero
     above = (below.view(np.uint32) + np.uint32(0x10000)).view(np.float32)
     distance_below = np.abs(values.astype(np.float64) - below)
@@ -84,8 +89,8 @@ def test_bfloat16_rounds_to_the_nearer_neighbour_and_ties_to_even(library: CpuLi
     np.testing.assert_array_equal(rounded_.view(np.uint32), np.where(take_below, below, above).view(np.uint32))
 
 
-def test_bfloat16_keeps_what_is_no_number_and_overflows_to_infinity(library: CpuLibrary) -> None:
-    _, rounded_ = rounded(library, np.float32([np.nan, np.inf, -np.inf, 3.4e38, -3.4e38]))
+def test_bfloat16_keeps_what_is_no_number_and_overflows_to_infinity(built: Path) -> None:
+    _, rounded_ = rounded(built, np.float32([np.nan, np.inf, -np.inf, 3.4e38, -3.4e38]))
     assert np.isnan(rounded_[0])
     np.testing.assert_array_equal(rounded_[1:], np.float32([np.inf, -np.inf, np.inf, -np.inf]))
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from codegen.primitives import HOPPER_SUMS, TURING_SUMS, tensor_sums
 from codegen.targets import architectures
-from tests.gpu.run_primitives import CPU_FLAGS, CPU_HEADERS, _compile, _texts
+from tests.gpu.run_primitives import CPU_FLAGS, CPU_HEADERS, compile_in, texts_of
 from tests.support.run.each_run import some_each_run
 
 torch = pytest.importorskip("torch")
@@ -103,8 +103,8 @@ def _built(folder: Path, sums: int) -> ctypes.CDLL:
     defines = (
         f"#define CUKILN_TENSOR_SUMS {sums}\n#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n"
     )
-    (folder / f"{sums}.cpp").write_text(defines + _texts(headers) + _ENTRY.format(entries=entries), encoding="utf-8")
-    _compile(["g++", *CPU_FLAGS, f"{sums}.cpp", "-o", f"{sums}.so"], folder)
+    (folder / f"{sums}.cpp").write_text(defines + texts_of(headers) + _ENTRY.format(entries=entries), encoding="utf-8")
+    compile_in(["g++", *CPU_FLAGS, f"{sums}.cpp", "-o", f"{sums}.so"], folder)
     return ctypes.CDLL(str(folder / f"{sums}.so"))
 
 

@@ -110,13 +110,13 @@ def check_all(module: str, device: Device, sheet: Target, toolchain: Toolchain) 
     """How many are wrong; says what each came to. Raises GpuMissing."""
     wrong = 0
     for name in PROBLEMS:
-        in_process = partial(_in_a_process, module, device.uuid, name, sheet.name, toolchain)
+        in_process = partial(in_a_process, module, device.uuid, name, sheet.name, toolchain)
         error = failure_of(name, in_process, sentences=_SENTENCES, raises=(GpuMissing,))
         wrong += error is not None
     return wrong
 
 
-def _in_a_process(*arguments: Any) -> str:
+def in_a_process(*arguments: Any) -> str:
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
         return process.submit(check_here, *arguments).result()
 

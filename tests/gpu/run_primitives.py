@@ -103,7 +103,7 @@ def _header(name: str, text: str) -> str:
     return f'#line 1 "{name}"\n' + "\n".join(lines) + "\n"
 
 
-def _texts(headers: Sequence[str]) -> str:
+def texts_of(headers: Sequence[str]) -> str:
     return "".join(_header(name, (DEVICE / name).read_text(encoding="utf-8")) for name in headers)
 
 
@@ -118,7 +118,7 @@ def cpu_text(checks: Sequence[Check], kernels: Path = KERNELS, sums: int = TURIN
         f"{sums_of}#define CUKILN_DEVICE 1\n#define CUKILN_HOST 1\n#define CUKILN_CPU 1\n#define CUKILN_RUNTIME 1\n"
     )
     entry = _CPU_ENTRY.format(wrappers=wrappers, entries=entries, count=len(checks))
-    return defines + _texts(CPU_HEADERS) + _header(kernels.name, kernels.read_text(encoding="utf-8")) + entry
+    return defines + texts_of(CPU_HEADERS) + _header(kernels.name, kernels.read_text(encoding="utf-8")) + entry
 
 
 def device_text(checks: Sequence[Check]) -> str:
@@ -130,13 +130,13 @@ def device_text(checks: Sequence[Check]) -> str:
     )
     text = (
         "#define CUKILN_DEVICE 1\n"
-        + _texts(DEVICE_HEADERS)
+        + texts_of(DEVICE_HEADERS)
         + _header(KERNELS.name, KERNELS.read_text(encoding="utf-8"))
     )
     return f"{text}namespace cukiln {{\nnamespace confirm {{\n{wrappers}}}\n}}\n"
 
 
-def _compile(command: Sequence[str], folder: Path) -> None:
+def compile_in(command: Sequence[str], folder: Path) -> None:
     try:
         finished = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
     except OSError as error:
@@ -153,7 +153,7 @@ class CpuEmulations:
 
     def __init__(self, checks: Sequence[Check], folder: Path, kernels: Path = KERNELS, sums: int = TURING_SUMS) -> None:
         (folder / "primitives.cpp").write_text(cpu_text(checks, kernels, sums), encoding="utf-8")
-        _compile([os.environ.get("CUKILN_CXX", "g++"), *CPU_FLAGS, "primitives.cpp", "-o", "primitives.so"], folder)
+        compile_in([os.environ.get("CUKILN_CXX", "g++"), *CPU_FLAGS, "primitives.cpp", "-o", "primitives.so"], folder)
         self._functions = {check.name: index for index, check in enumerate(checks)}
         self._library = ctypes.CDLL(str(folder / "primitives.so"))
         self._library.cukiln_allocate.restype = ctypes.c_void_p
@@ -229,7 +229,7 @@ def build_cubin(checks: Sequence[Check], arch: str, folder: Path) -> Path:
     """nvcc's code for one architecture. Raises BuildFailed."""
     source, cubin = folder / "primitives.cu", folder / f"primitives_{arch}.cubin"
     source.write_text(device_text(checks), encoding="utf-8")
-    _compile(device_command(arch, source.name, cubin.name), folder)
+    compile_in(device_command(arch, source.name, cubin.name), folder)
     return cubin
 
 

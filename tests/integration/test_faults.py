@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -211,10 +212,18 @@ def test_an_answer_that_cannot_be_checked_is_counted(monkeypatch: pytest.MonkeyP
     assert "KeyError('type')" in asking.wrong[0]
 
 
-def test_an_asker_that_has_ended_by_itself_is_not_taken_for_one_that_found_nothing() -> None:
-    asking = asker.Asker("no address", seed=0)
-    asking._over.set()
-    asking._thread.join()
+def test_an_asker_that_has_ended_by_itself_is_not_taken_for_one_that_found_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def end(*_: object) -> httpx.Response:
+        raise SystemExit
+
+    monkeypatch.setattr(asker, "ASKS", [end])
+    monkeypatch.setattr(asker, "LOOKS", 0)
+    before = set(threading.enumerate())
+    asking = asker.Asker("http://127.0.0.1:1", seed=0)
+    for thread in set(threading.enumerate()) - before:
+        thread.join(30.0)
     with pytest.raises(AssertionError, match="ended before"):
         asking.stop()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import json
 import pickle
 import socket
 import threading
@@ -276,7 +275,7 @@ def test_cancelling_an_ended_job_answers_the_job(scripted: ScriptedService, clie
 
 
 def lookup_answer(request: Request) -> Response:
-    problems = json.loads(request._body)["problems"]
+    problems = request.state.seen.json["problems"]
     records = {64: record_json()}
     results = [{"name": p.get("name"), "key": f"{p['m']:064x}", "record": records.get(p["m"])} for p in problems]
     return JSONResponse({"results": results, "hits": 0, "misses": 0})
@@ -339,7 +338,7 @@ def test_a_client_keeps_what_was_most_recently_used_in_memory(
     scripted: ScriptedService, client_of: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def all_hits(request: Request) -> Response:
-        problems = json.loads(request._body)["problems"]
+        problems = request.state.seen.json["problems"]
         results = [{"name": None, "key": f"{p['m']:064x}", "record": record_json()} for p in problems]
         return JSONResponse({"results": results, "hits": len(results), "misses": 0})
 

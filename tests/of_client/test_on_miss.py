@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -26,7 +25,7 @@ TUNING = {"job": "f" * 32, "state": "queued"}
 
 def neighbours(revision: int = 0, tuned_for: dict[str, Any] | None = TUNED_FOR) -> Callable[[Request], Response]:
     def answer(request: Request) -> Response:
-        problems = json.loads(request._body)["problems"]
+        problems = request.state.seen.json["problems"]
         record = record_json(revision=revision, tuned_for=tuned_for)
         results = [{"name": None, "key": "a" * 64, "record": record, "tuning": TUNING} for _ in problems]
         return JSONResponse({"results": results, "hits": 0, "misses": len(results)})
@@ -122,7 +121,7 @@ def test_they_stay_while_the_service_is_away(scripted: ScriptedService, client_o
 
 def test_fields_of_records_come_as_the_service_sends_them(scripted: ScriptedService, client_of: Clients) -> None:
     def answer(request: Request) -> Response:
-        body = json.loads(request._body)
+        body = request.state.seen.json
         record = {"revision": 3, "front": [{"so_sha256": "d" * 64}]}
         keys = [str(problem["m"]) for problem in body["problems"]]
         results = [{"name": f"problem{n}", "key": key, "record": record} for n, key in enumerate(keys)]

@@ -9,11 +9,12 @@ import pytest
 from cukiln import variables
 from cukiln.cli.server import load_settings
 from cukiln.client import Client
+from tests.support.run.forget_caches import forget_caches
 
 
 @pytest.fixture(autouse=True)
-def _nothing_said_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(variables, "_SAID", set())
+def _nothing_said_before() -> None:
+    forget_caches(variables)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:

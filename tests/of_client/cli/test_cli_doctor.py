@@ -173,7 +173,7 @@ def test_each_means_of_the_fence_has_a_line(monkeypatch: pytest.MonkeyPatch) -> 
     assert [each.name for each in found.values() if each.state == "found"] == [
         name for name, is_there, _ in machine().in_force() if is_there
     ]
-    monkeypatch.setattr(Processes, "_find_means", lambda self: Means(landlock=4))
+    monkeypatch.setattr(Processes, "means", Means(landlock=4))
     found = {each.name: each for each in fence()}
     assert {name for name, each in found.items() if each.state == "found"} - {"pids limit"} == {"Landlock"}
     assert found["Landlock"].detail == "ABI 4"

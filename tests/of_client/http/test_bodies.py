@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 import socket
 import threading
 import tracemalloc
@@ -208,7 +207,7 @@ def test_many_problems_may_have_a_long_answer(scripted: ScriptedService, client_
     record["front"][0]["schedule"] = {"note": "x" * 200_000}
 
     def answer(request: Request) -> Response:
-        results = [{"name": None, "key": "a" * 64, "record": record}] * len(json.loads(request._body)["problems"])
+        results = [{"name": None, "key": "a" * 64, "record": record}] * len(request.state.seen.json["problems"])
         return JSONResponse({"results": results, "hits": len(results), "misses": 0})
 
     scripted.on("POST", "/v1/lookups", answer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -371,7 +373,6 @@ def test_each_event_loop_has_connections_of_its_own_and_closing_closes_all(scrip
 
     scripted.on("GET", "/v1/jobs/job1", answer)  # type: ignore[arg-type]
     client = AsyncClient(scripted.url)
-    transport = client._transport
     first, second = asyncio.new_event_loop(), asyncio.new_event_loop()
     for loop in (first, second, first, second):
         assert loop.run_until_complete(client.job("job1")).job == "job1"
@@ -380,8 +381,7 @@ def test_each_event_loop_has_connections_of_its_own_and_closing_closes_all(scrip
     third.run_until_complete(client.job("job1"))
     third.close()
     second.run_until_complete(client.job("job1"))
-    assert transport._clients.keys() >= {first, second}
-    of_loops = [transport._clients[loop] for loop in (first, second)]
+    of_loops = [client._transport._clients[loop] for loop in (first, second)]
     second.run_until_complete(client.close())
     first.run_until_complete(asyncio.sleep(0))
     assert all(of_loop.is_closed for of_loop in of_loops)
@@ -389,10 +389,16 @@ def test_each_event_loop_has_connections_of_its_own_and_closing_closes_all(scrip
         first.run_until_complete(client.job("job1"))
     first.close()
     second.close()
-    reused = AsyncTransport(scripted.url)
+    reused, loops = AsyncTransport(scripted.url), list[Any]()
+
+    async def send() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await reused.send(Call("GET", "/v1/jobs/job1"))
+
     for _ in range(3):
-        asyncio.run(reused.send(Call("GET", "/v1/jobs/job1")))
-    assert len(reused._clients) == 1  # of a loop that is closed none is left
+        asyncio.run(send())
+    gc.collect()
+    assert [loop() is None for loop in loops] == [True, True, False]  # of a loop that is closed none is left
     asyncio.run(reused.close())
 
 

@@ -7,12 +7,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import cukiln.torch as ck  # noqa: E402
+from cukiln.breaker import Breaker  # noqa: E402
 from cukiln.client import Client  # noqa: E402
 from cukiln.torch import dispatch  # noqa: E402
 from tests.support.fixtures.client import MATMUL, ScriptedService, hits  # noqa: E402
@@ -118,10 +120,10 @@ def test_without_a_thread_a_lookup_is_a_miss_and_a_stale_winner_is_answered(
 ) -> None:
     scripted.on("POST", "/v1/lookups", hits(), hits(2))
     with Client(scripted.url, fresh_seconds=0) as client:
-        with monkeypatch.context() as full:
+        with monkeypatch.context() as full, patch.object(Breaker, "failed", autospec=True) as failed:
             full.setattr(threading.Thread, "start", no_thread)
             assert "can't start new thread" in str(client.lookup([MATMUL])[0].unanswered)
-            assert client._transport.breaker._in_a_row == 1
+            failed.assert_called_once()
         assert client.lookup([MATMUL])[0].record is not None
         with monkeypatch.context() as full:
             full.setattr(threading.Thread, "start", no_thread)

@@ -69,7 +69,7 @@ def test_a_defect_is_a_500_that_tells_nothing_of_the_inside(api: Api, monkeypatc
     def broken(*_: object) -> None:
         raise RuntimeError("the secret of line 7")
 
-    monkeypatch.setattr(accept_job, "_new_job", broken)
+    monkeypatch.setattr(accept_job, "resolve_jobs", broken)
     answer = api.submit()
     assert (answer.status_code, answer.json()["type"]) == (500, PREFIX + "internal")
     assert answer.headers["content-type"] == "application/problem+json"

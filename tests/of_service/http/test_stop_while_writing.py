@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 import service.__main__
 from service.routes import accept_job
 from storage.entities.jobs import list_jobs
-from storage.transitions.accept import PROBLEMS_AT_ONCE
+from storage.transitions.accept import PROBLEMS_AT_ONCE, create_jobs, create_large_job
 from storage.transitions.end_jobs import cancel_job
 from tests.support.fixtures.api import MATMUL, serving
 
@@ -25,19 +26,22 @@ def test_a_job_that_is_written_while_the_service_stops_is_not_to_be_sent_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asks: str
 ) -> None:
     writes, stopped = threading.Event(), threading.Event()
-    write = accept_job._write
 
-    def late(*arguments: Any) -> Any:
-        writes.set()
-        assert stopped.wait(30)
-        return write(*arguments)
+    def late(write: Callable[..., Any]) -> Callable[..., Any]:
+        def begun(*arguments: Any) -> Any:
+            writes.set()
+            assert stopped.wait(30)
+            return write(*arguments)
+
+        return begun
 
     monkeypatch.setattr(service.__main__, "CLOSE_SECONDS", CLOSE_SECONDS)
     with serving(tmp_path) as api, ThreadPoolExecutor(1) as clients:
         before = api.submit().json()["job"]
         with api.database.write() as session:
             cancel_job(session, before)
-        monkeypatch.setattr(accept_job, "_write", late)
+        for write in (create_jobs, create_large_job):
+            monkeypatch.setattr(accept_job, write.__name__, late(write))
         if asks == "a retry":
             asked = clients.submit(api.client.post, f"/v1/jobs/{before}/retry")
         else:

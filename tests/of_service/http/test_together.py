@@ -10,6 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import httpx
 import pytest
@@ -113,22 +114,23 @@ def test_a_close_ends_what_is_not_begun_and_what_is_begun_has_its_result() -> No
 
 def hold(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The first batch of jobs is worked on once this is set."""
-    begin, real = threading.Event(), accept_job._new_jobs
+    begin, real = threading.Event(), accept_job.read_request
 
     def later(*arguments: Any) -> Any:
         assert begin.wait(30)
         return real(*arguments)
 
-    monkeypatch.setattr(accept_job, "_new_jobs", later)
+    monkeypatch.setattr(accept_job, "read_request", later)
     return begin
 
 
 def at_once(api: Api, begin: threading.Event, bodies: Sequence[dict[str, Any]]) -> list[httpx.Response]:
     """The answers to bodies, all but the first of which are one batch."""
     submissions = api.server.config.app.state.submissions  # type: ignore[union-attr]
-    with ThreadPoolExecutor(len(bodies)) as callers:
+    do = patch.object(submissions, "do", wraps=submissions.do)
+    with ThreadPoolExecutor(len(bodies)) as callers, do as asked_for:
         asked = [callers.submit(httpx.post, f"{api.url}/v1/jobs", json=body, timeout=240) for body in bodies]
-        while len(submissions._waiting) < len(bodies) - 1:
+        while asked_for.call_count < len(bodies):
             time.sleep(0.01)
         begin.set()
         return [each.result() for each in asked]

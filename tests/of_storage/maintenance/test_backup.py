@@ -315,7 +315,7 @@ def test_a_restore_that_was_interrupted_is_begun_again_and_no_service_starts_bef
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(backup, "_restore_database", interrupted)
+        patched.setattr(shutil, "copyfile", interrupted)
         with pytest.raises(KeyboardInterrupt):
             restored_to(tmp_path / "backup", tmp_path / "again")
     assert [path.name for path in (tmp_path / "again").iterdir()] == [RESTORING]

@@ -32,10 +32,15 @@ class Commands(Processes):
         return super().run(argv, cwd=cwd, limits=limits, **options)
 
 
+@pytest.fixture(autouse=True)
+def _another_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each test: this process has compiled it for none before."""
+    text = f"{cpu_build.render_runtime()}// {tmp_path}\n"
+    monkeypatch.setattr(cpu_build, "render_runtime", lambda: text)
+
+
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> Iterator[Commands]:
-    """Of a process that has compiled none."""
-    monkeypatch.setattr(cpu_build, "_runtimes", {})
+def commands() -> Iterator[Commands]:
     made = Commands()
     yield made
     made.close()
@@ -68,8 +73,7 @@ def test_where_it_is_refused_no_kernel_is_blamed(
         build_cpu([ONE], toolchain(), commands, LIMITS, folder=tmp_path)
 
 
-def test_a_limit_that_ends_it_is_one_of_each_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_build, "_runtimes", {})
+def test_a_limit_that_ends_it_is_one_of_each_kernel() -> None:
     verdicts = verify([ONE, OTHER], limits=replace(LIMITS, cpu_seconds=0.01), runner=processes())
     assert [verdict.verdict for verdict in verdicts] == ["compile_error"] * 2
     assert [verdict.details["limit"] for verdict in verdicts] == [{"cpu": 0.01}] * 2

@@ -169,7 +169,7 @@ def test_make_test_gpu_compares_them_and_names_what_is_broken(
         candidate = check_promises.candidates_of(target(sheet))[name]
         return check_promises.check(open_gpu(module, device), candidate, target(sheet), tools, caching_processes)
 
-    monkeypatch.setattr(check_promises, "_in_a_process", in_this_process)
+    monkeypatch.setattr(check_promises, "in_a_process", in_this_process)
     require_compared_and_named(gpu, monkeypatch, capsys)
 
 

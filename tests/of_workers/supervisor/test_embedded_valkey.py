@@ -280,12 +280,12 @@ def test_it_dies_with_an_owner_that_is_killed_and_its_folder_can_be_used_again(s
 def test_a_left_over_server_is_ended_before_its_folder_is_used(server: EmbeddedValkey) -> None:
     server.start()
     left_over = psutil.Process(server.pid)
-    process, server._process = server._process, None  # as if its owner were gone and the death signal not delivered
-    server.start()
-    assert client_of(server).ping()
+    another = EmbeddedValkey(server.folder)  # as if the owner were gone and the death signal not delivered
+    another.start()
+    assert client_of(another).ping()
     assert not still_runs(left_over)
-    assert process is not None
-    assert process.wait() == 0  # it was asked, not killed
+    assert left_over.wait() == 0  # it was asked, not killed
+    another.stop()
 
 
 def test_a_pid_file_that_names_a_stranger_harms_nothing(server: EmbeddedValkey) -> None:

@@ -26,6 +26,5 @@ NAMESPACES = bool(machine().namespaces)
 def processes_with(root: Path, secrets: tuple[Path, ...] = (), *, own_python: bool = True, **less: Any) -> Processes:
     """As on a machine whose means are ours but for `less`. `own_python`: a program may run the tests' Python; where
     that is closed to others, none has a user of its own without namespaces."""
-    made = Processes(root=root, secrets=secrets, reads=(Path(sys.base_prefix),) if own_python else ())
-    made._means = replace(machine(), **less)
-    return made
+    fenced: type[Processes] = type("Fenced", (Processes,), {"means": replace(machine(), **less)})
+    return fenced(root=root, secrets=secrets, reads=(Path(sys.base_prefix),) if own_python else ())
