@@ -63,7 +63,10 @@ def test_a_search_over_too_much_is_refused_with_the_number_the_lists_and_what_to
 
 
 def test_a_sample_of_any_space_is_allowed() -> None:
-    require_bounded(SearchSpace((("a", (1, 2, 3)),)), Search(level=2, limit=1), 2)
+    space = SearchSpace((("a", (1, 2, 3)),))
+    require_bounded(space, Search(level=2, limit=1), 2)
+    with pytest.raises(SpaceTooLarge):
+        require_bounded(space, Search(level=2), 2)
 
 
 def test_listed_schedules_count_too() -> None:

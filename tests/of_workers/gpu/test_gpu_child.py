@@ -43,7 +43,7 @@ from workers.gpu.measure import MeasureTask
 from workers.gpu.measure_on_gpu import INHERITED, child_environment
 from workers.gpu.run_on_gpu import run_task
 from workers.gpu.samplers import SAMPLE_US, alone
-from workers.gpu.task import CandidateResult, GpuTask, TaskKind
+from workers.gpu.task import VENDOR, CandidateResult, GpuTask, TaskKind
 from workers.gpu.tensors import DeviceTensor, Operands, on_device, workspace
 from workers.gpu.verify_and_time import set_count
 from workers.processes.child_protocol import Hearing, new_key
@@ -523,6 +523,10 @@ def test_a_cap_that_holds_throughout_is_named_and_nothing_is_compared_again(gpu:
         ({"vendor": "result raises"}, "the vendor's library failed: TypeError: no array"),
         ({"vendor": "first raises", "vendor_us": [9.0]}, "refuses all of its algorithms: NumPy failed: KeyError: 'q'"),
         ({"vendor": "crash"}, "did not survive: the process ended with signal 6"),
+        (
+            {"vendor": "first faults", "vendor_us": [9.0]},
+            "did not survive: the process ended with exit status 3: an illegal memory access",
+        ),
         ({"vendor": "fault"}, "did not survive: the process ended with exit status 3: an illegal memory access"),
     ],
 )
@@ -533,11 +537,22 @@ def test_a_vendor_that_fails_is_missing_and_says_why(gpu: Gpu, vendor: dict[str,
     assert len(comparison.contenders) == 2
 
 
-def test_an_algorithm_that_fails_is_named_beside_the_one_that_runs(gpu: Gpu) -> None:
-    gpu.configure(vendor="first raises")
+@pytest.mark.parametrize(
+    ("vendor", "words"),
+    [("first raises", "NumPy failed: KeyError: 'q'"), ("first refuses", "CUBLAS_STATUS_NOT_SUPPORTED")],
+)
+def test_an_algorithm_that_fails_is_named_beside_the_one_that_runs(gpu: Gpu, vendor: str, words: str) -> None:
+    gpu.configure(vendor=vendor)
     comparison = compare(gpu, FIRST)
     assert comparison.vendor is not None and comparison.vendor_missing is None
-    assert comparison.vendor.algorithm == "simulated algorithm 1; refused: NumPy failed: KeyError: 'q'"
+    assert comparison.vendor.algorithm == f"simulated algorithm 1; refused: {words}"
+
+
+def test_what_a_vendor_is_asked_for_is_heard_by_the_parent(gpu: Gpu) -> None:
+    said: list[dict[str, Any]] = []
+    run_task(gpu.task([(FIRST, control(gpu, FIRST))], kind="compare"), said.append)
+    asked = said.index({"start": VENDOR})
+    assert said[asked + 1] == {"beat": "what NumPy offers"}
 
 
 def test_a_wrong_vendor_is_shown_with_its_error(gpu: Gpu) -> None:

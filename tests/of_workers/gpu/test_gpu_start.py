@@ -1,12 +1,10 @@
-"""Before the first candidate: a GPU is warmed up, a library may have packed relocations, one refused algorithm is no
-refusal of all."""
+"""Before the first candidate: a GPU is warmed up, a library may have packed relocations."""
 
 from __future__ import annotations
 
 import struct
 import subprocess
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,10 +14,8 @@ from tests.support.gpu.gpu_tasks import Gpu, matmul_candidate, matmul_problem
 from workers.compile.toolchain import LINK_FLAGS
 from workers.gpu import run_on_gpu
 from workers.gpu.check_library import refusal
-from workers.gpu.compare import ComparisonTask
-from workers.gpu.interface import GpuFault, LaunchRefused, warm_up
+from workers.gpu.interface import GpuFault, warm_up
 from workers.gpu.leftovers import thread_names
-from workers.gpu.task import VENDOR
 
 CANDIDATE = matmul_candidate(matmul_problem())
 X86_64, AARCH64 = 62, 183
@@ -59,43 +55,6 @@ def test_a_gpu_that_fails_while_it_is_warmed_up_is_gone(gpu: Gpu, monkeypatch: p
 
 def test_a_gpu_may_have_nothing_to_warm_up() -> None:
     warm_up(object(), lambda what: None)  # type: ignore[arg-type]
-
-
-# --- the vendor's library
-
-
-def test_an_algorithm_that_is_refused_does_not_lose_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    waited: list[bool] = []
-    task = object.__new__(ComparisonTask)
-    monkeypatch.setattr(task, "gpu", SimpleNamespace(synchronize=lambda: waited.append(True)), raising=False)
-
-    def time_vendor(number: int, call: Any, sets: int) -> Any:
-        if call == "refuses":
-            raise LaunchRefused("CUBLAS_STATUS_NOT_SUPPORTED")
-        return number, call
-
-    monkeypatch.setattr(task, "_time_vendor", time_vendor)
-    offered: Any = ["runs", "refuses", "runs too"]
-    timed, refused = task._time_offers(offered, 3)
-    assert [each[0] for each in timed] == [0, 2] and "NOT_SUPPORTED" in refused and waited == [True]
-
-
-def test_what_a_vendor_is_asked_for_is_heard_by_the_parent(monkeypatch: pytest.MonkeyPatch) -> None:
-    said: list[dict[str, Any]] = []
-
-    def vendor(problem: Any, inputs: Any, sets: int, beat: Any) -> list[Any]:
-        beat("what PyTorch offers")
-        return []
-
-    task = object.__new__(ComparisonTask)
-    for name, value in {
-        "gpu": SimpleNamespace(vendor=vendor), "_task": SimpleNamespace(vendor=True), "_problem": None,
-        "_say": said.append,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(task, name, value, raising=False)
-    prepared: Any = SimpleNamespace(host={})
-    assert task._vendor(prepared, 1) == (None, "the vendor's library has nothing for this problem")
-    assert said == [{"start": VENDOR}, {"beat": "what PyTorch offers"}]
 
 
 # --- what a library may have

@@ -15,7 +15,8 @@ What it does is read from the JSON file that NVIDIA_SIMULATED_GPU names (variabl
     vendor_us     µs of each algorithm that the vendor offers; [] for none
     throttled     why the GPU is, each time that it is asked, and at last it is not
     vendor        "ok", "wrong" (an output of zeros), "fault", "crash"; an error of its Python: "raises",
-                  "first raises" (in a run of the first algorithm), "result raises"
+                  "first raises" (in a run of the first algorithm), "result raises"; of the first algorithm's runs,
+                  refused: "first refuses", "first faults"
     open          "ok", "missing", "fault", "silent", "crash", "bug": what opening the device comes to
     opens_well    how many times it opens well first; counted in FILE.opens
     load          what the driver answers when kernels are loaded, such as "out of memory (CUDA error 2)"; loads_well
@@ -233,6 +234,7 @@ class FakeGpu:
                 self.synchronize()
             case "raises":
                 raise IndexError("tuple index out of range")
+        beat("what NumPy offers")
         times = self.configuration.get("vendor_us", [12.0, 9.0])
         return [FakeVendor(self, problem, inputs, number, us) for number, us in enumerate(times)]
 
@@ -294,8 +296,12 @@ class FakeVendor:
         }  # fmt: skip
 
     def run(self, number: int) -> None:
-        if self._gpu.configuration.get("vendor") == "first raises" and self._number == 0:
-            raise KeyError("q")
+        match self._gpu.configuration.get("vendor"), self._number:
+            case "first raises", 0:
+                raise KeyError("q")
+            case ("first refuses" | "first faults") as how, 0:
+                self._gpu.lost = how == "first faults"
+                raise LaunchRefused("CUBLAS_STATUS_NOT_SUPPORTED")
         if self._gpu.recording is not None:
             self._gpu.recording.append(Recorded(self._us, (number,), lambda: None))
 
