@@ -15,8 +15,9 @@ from codegen.operators.matmul.ring_space import LACKING
 from tests.operators.conv2d.convolutions import LAYOUTS
 from tests.operators.conv2d.kernels import ALIGNS, Kernels
 from tests.operators.conv2d.ring_schedules import AHEAD, RINGS, SPLIT_AHEAD
-from tests.operators.matmul import test_ring as of_matmul
+from tests.operators.matmul.ring_kernels import ring_kernel
 from tests.support.kernels.cpu_helpers import verify
+from tests.support.kernels.random_cases import LAYOUTS as OF_MATMUL
 
 BITS = {"int32": 9, "int64": 18}
 # Of a way its algorithm, and where limbs are split.
@@ -39,13 +40,13 @@ def rounded(number: int, dtype: str) -> dict[str, Any]:
 
 
 def of_products(name: str, dtype: str) -> dict[str, Kernel]:
-    layouts = of_matmul.LAYOUTS if name == "matmul" else LAYOUTS
+    layouts = OF_MATMUL if name == "matmul" else LAYOUTS
     made = {}
     for number, (layout, (algorithm, split, place)) in enumerate(product(layouts, products(name))):
         tunables = {"truncate": place, **(AHEAD if split == "ahead" else {})}
         words = {"layout": layout, **rounded(number // 2, dtype)}
         if name == "matmul":
-            kernel = of_matmul.ring_kernel(**words, algorithm=algorithm, **tunables)
+            kernel = ring_kernel(**words, algorithm=algorithm, **tunables)
         else:
             kernel = getattr(Kernels(name), algorithm)(words, **tunables)
         made[f"{algorithm} {split} {place} {layout}"] = kernel

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from collections import Counter
 from functools import partial
 from itertools import product
 from typing import Any
@@ -11,38 +9,29 @@ from typing import Any
 import numpy as np
 import pytest
 
-from codegen.fixed_point import PLACES, bits_of, largest_error, truncated_numbers
+from codegen.fixed_point import PLACES, largest_error, truncated_numbers
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
-from codegen.operators import operator
 from codegen.operators.matmul import ring_space
 from codegen.operators.matmul.grid import k_steps
-from codegen.operators.matmul.limb_planes import LIMB_SPLIT
 from codegen.operators.matmul.problem import MatmulProblem
 from codegen.plan.verification_plan import Part
 from codegen.predict.predict_uncompiled import predict_uncompiled
-from codegen.search.rules import Accepted
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
-from codegen.search.space import completed
 from codegen.targets import target
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_1, LEVEL_2, SM_90A, Fields, Inputs, Rejection
+from tests.operators.matmul.ring_cases import OP, POLYNOMIAL, SPREAD, SQUARED, properties, random_cases, ring_problem
 from tests.operators.matmul.ring_kernels import RINGS, ring_kernel
 from tests.support.kernels.cpu_helpers import verify
-from tests.support.kernels.random_cases import LAYOUTS, MOST, TARGETS
+from tests.support.kernels.random_cases import LAYOUTS
 from tests.support.kernels.ring_integers import finished
 from tests.support.kernels.ring_runs import UNCHAINED_K
 from tests.support.run.each_run import some_each_run
 
-OP = operator("matmul")
 TOLERANT = {"fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 63}}
-SQUARED = {"op": "masked_activation", "mask": "bytes", "where_set": {"op": "square"}, "where_clear": {"op": "relu"}}
-POLYNOMIAL = {
-    "op": "masked_activation", "mask": "bytes",
-    "where_set": {"op": "polynomial", "coefficients": [-0.5, 3.25, 1.0, 2.0]},
-}  # fmt: skip
 CHAIN = [{"op": "bias"}, {"op": "residual"}, {"op": "relu"}]
 
 # ---- problems
@@ -223,13 +212,13 @@ SEARCHES = declare.Searches(
 ])  # fmt: skip
 def test_a_long_k_is_computed_by_what_of_a_search_can(tunables: dict[str, Any]) -> None:
     long = {**CUBE, "k": 20000, "fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 20000}}
-    lowered = lower(_problem(long), target("sm_80"), Search.model_validate({"tunables": tunables}))
+    lowered = lower(ring_problem(long), target("sm_80"), Search.model_validate({"tunables": tunables}))
     chains = {candidate.schedule.get("chain_k") for candidate in lowered.candidates}
     assert chains == ({0} if "truncate" in tunables else {512})
 
 
 def test_on_turing_only_the_cuda_cores_are_tried() -> None:
-    lowered = lower(_problem({**CUBE}), target("sm_75"), LEVEL_1)
+    lowered = lower(ring_problem({**CUBE}), target("sm_75"), LEVEL_1)
     assert {candidate.schedule.get("algorithm") for candidate in lowered.candidates} == {"imad"}
 
 
@@ -239,7 +228,7 @@ def test_limbs_are_predicted_faster_where_there_is_much_to_multiply(dtype: str, 
     """By the rates of the data sheets: 64 integer multiply-adds a clock, 4 for one of int64; 2,048 or more of bytes, of
     which it takes 36, and 10 for int32."""
     best: dict[object, float] = {}
-    for candidate in lower(_problem({**CUBE, "dtype": dtype}), target(arch), LEVEL_1).candidates:
+    for candidate in lower(ring_problem({**CUBE, "dtype": dtype}), target(arch), LEVEL_1).candidates:
         us, algorithm = predict_uncompiled(candidate, target(arch)).us, candidate.schedule.get("algorithm")
         best[algorithm] = min(us, best.get(algorithm, us))
     assert 1.5 < best["imad"] / best["limbs"] < 5.0
@@ -247,7 +236,7 @@ def test_limbs_are_predicted_faster_where_there_is_much_to_multiply(dtype: str, 
 
 def test_a_level_truncates_early_only_where_the_policy_allows_it() -> None:
     def places(fields: Fields) -> set[tuple[object, object]]:
-        candidates = lower(_problem({"m": 64, "n": 64, **fields}), SM_90A, LEVEL_2).candidates
+        candidates = lower(ring_problem({"m": 64, "n": 64, **fields}), SM_90A, LEVEL_2).candidates
         return {(candidate.schedule.get("algorithm"), candidate.schedule.get("truncate")) for candidate in candidates}
 
     once = {("imad", "once"), ("limbs", "once")}
@@ -261,18 +250,18 @@ def test_a_problem_has_no_more_candidates_at_level_2_than_may_be_asked_for(dtype
     """`CUKILN_MAX_CANDIDATES_PER_PROBLEM`, also where every place of truncation is allowed."""
     loose = {"dtype": dtype, "fraction_bits": 4, "truncation": {"policy": "tolerance", "ulp": 2**31 - 1}}
     for extents in (CUBE, {"m": 128, "n": 100, "k": 512}, FEW_TILES):
-        assert len(lower(_problem({**extents, **loose}), target("sm_80"), LEVEL_2).candidates) < 20_000
+        assert len(lower(ring_problem({**extents, **loose}), target("sm_80"), LEVEL_2).candidates) < 20_000
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_truncations_are_counted(place: str) -> None:
     """A run has those of whole tiles of 16 along k; numbers of the problem are fewer."""
-    problem, schedule = _problem({**CUBE, **TOLERANT, "k": 100}), Schedule.of({**IMAD, "truncate": place})
+    problem, schedule = ring_problem({**CUBE, **TOLERANT, "k": 100}), Schedule.of({**IMAD, "truncate": place})
     each, executed = {"once": (1, 1), "tile": (7, 7), "product": (100, 112)}[place]
     assert truncated_numbers(problem, schedule.as_dict()) == each * 1024 * 1024
     assert OP.cost(problem, schedule).truncations == executed * 1024 * 1024
-    assert truncated_numbers(_problem({**CUBE}), schedule.as_dict()) == 0
-    squared = _problem({**CUBE, "fraction_bits": 4, "epilogue": [SQUARED]})
+    assert truncated_numbers(ring_problem({**CUBE}), schedule.as_dict()) == 0
+    squared = ring_problem({**CUBE, "fraction_bits": 4, "epilogue": [SQUARED]})
     assert truncated_numbers(squared, IMAD) == 2 * 1024 * 1024
     assert (
         OP.cost(OP.parse({"operator": "matmul", **CUBE}), Schedule.of({"split": "none", "split_k": 1})).truncations == 0
@@ -311,7 +300,7 @@ REFERENCES = declare.References(
 
 
 def test_inputs_reach_every_limb_and_both_ends() -> None:
-    problem = _problem({"m": 64, "n": 64, "k": 64})
+    problem = ring_problem({"m": 64, "n": 64, "k": 64})
     a = OP.make_inputs(problem, "integer", np.random.default_rng(1))["a"]
     assert {-(2**63), 2**63 - 1, -1, 0} <= set(a.ravel().tolist())
     every_byte = a.view(np.uint8).reshape(-1, 8)
@@ -323,7 +312,7 @@ def test_inputs_reach_every_limb_and_both_ends() -> None:
 @pytest.mark.parametrize("f", [1, 12, 30])
 @pytest.mark.parametrize("k", [3, 5000])
 def test_under_a_tolerance_no_partial_sum_of_the_inputs_wraps_around(kind: Any, dtype: str, f: int, k: int) -> None:
-    problem = _problem({"m": 4, "n": 4, "k": k, "dtype": dtype, **TOLERANT, "fraction_bits": f})
+    problem = ring_problem({"m": 4, "n": 4, "k": k, "dtype": dtype, **TOLERANT, "fraction_bits": f})
     inputs = OP.make_inputs(problem, kind, np.random.default_rng(2))
     a, b = (np.abs(inputs[name].astype(object)) for name in ("a", "b"))
     assert 0 < np.matmul(a, b).max() < 2 ** (RINGS[dtype] - 1)
@@ -490,103 +479,6 @@ WRONG = {
 }
 
 
-# ---- random cases
-
-NUMBERS = {"align": (1, 2, 4, 1), "place": ("once", "once", "tile", "once", "product")}
-F = {"int32": (0, 1, 11, 18, 31), "int64": (0, 1, 18, 40, 63)}
-NODES = (
-    {"op": "bias"}, {"op": "bias", "axis": "m"}, {"op": "residual"}, {"op": "relu"}, {"op": "mask"},
-    {"op": "masked_activation", "where_set": {"op": "relu"}, "mask": "bytes"}, SQUARED, POLYNOMIAL,
-)  # fmt: skip
-
-
-def random_cases(count: int, seed: int) -> list[tuple[str, Candidate]]:
-    rng = random.Random(seed)
-    start = rng.randrange(10_000)
-    return [_case(start + number, random.Random(rng.getrandbits(64))) for number in range(count)]
-
-
-def _case(number: int, rng: random.Random) -> tuple[str, Candidate]:
-    dtype, arch = list(RINGS)[number % 2], TARGETS[number // 2 % 3]
-    algorithm = "imad" if arch == "sm_75" or number % 5 < 2 else "limbs"
-    place = NUMBERS["place"][number // 2 % 5]
-    if place == "product" and algorithm == "limbs":
-        place = "tile"
-    tunables = ring_space.IMAD if algorithm == "imad" else (*ring_space.LIMBS, LIMB_SPLIT)
-    while True:
-        problem = _random_problem(number, dtype, place, rng)
-        lists = dict(OP.space(problem, target(arch), Search(tunables={"algorithm": [algorithm]})).parts[0].tunables)
-        wide = OP.space(problem, target(arch), Search(level=2)).parts[algorithm == "limbs"].tunables
-        lists |= {name: wide[name] for name in wide if name not in ("split", "split_k")}
-        split = rng.choice(("none", "workspace"))
-        lists |= {"truncate": (place,), "split": (split,), "split_k": (2, 3, 5) if split == "workspace" else (1,)}
-        if algorithm == "limbs" and rng.random() < 0.3:
-            lists |= {"copy": ("registers",), "stages": (1, 2)}
-        for _ in range(300):
-            schedule = completed({name: rng.choice(values) for name, values in lists.items()}, tunables)
-            if isinstance(OP.rules(problem, schedule, target(arch)), Accepted):
-                return arch, OP.candidate(problem, schedule)
-
-
-def _random_problem(number: int, dtype: str, place: str, rng: random.Random) -> MatmulProblem:
-    grain = NUMBERS["align"][number // 3 % 4]
-
-    def extent() -> int:
-        return max(grain, rng.randint(1, rng.choice((20, 80, MOST))) // grain * grain)
-
-    m, n, k = extent(), extent(), extent()
-    f = F[dtype][number // 7 % 5]
-    fields: dict[str, Any] = {
-        "m": m, "n": n, "k": k, "batch": rng.choice((1, 1, 2)), "dtype": dtype, "layout": LAYOUTS[number // 4 % 4],
-        "fraction_bits": f, "rounding": rng.choice(("floor", "nearest")),
-        "epilogue": rng.sample(NODES, k=rng.choice((0, 0, 1, 2))),
-    }  # fmt: skip
-    if f not in (11, 18, 40):  # its coefficients are no numbers of the ring
-        fields["epilogue"] = [node for node in fields["epilogue"] if node != POLYNOMIAL]
-    if place != "once":
-        fields |= {"fraction_bits": min(f or 4, bits_of(dtype) - 2), "truncation": {"policy": "tolerance", "ulp": k}}
-        fields["epilogue"] = [node for node in fields["epilogue"] if node not in (SQUARED, POLYNOMIAL)]
-    if rng.random() < 0.4:
-        columns = m if fields["layout"][0] == "t" else k
-        fields["lda"] = columns + grain * rng.randint(1, 3)
-    if rng.random() < 0.3:
-        fields["ldc"] = n + grain * rng.randint(1, 3)
-    if fields["batch"] > 1 and rng.random() < 0.4:
-        fields[rng.choice(("stride_a", "stride_b"))] = 0
-    return _problem(fields)
-
-
-def _problem(fields: Fields) -> MatmulProblem:
-    problem = OP.parse({"operator": "matmul", "m": 64, "n": 64, "k": 64, "dtype": "int64", **fields})
-    assert isinstance(problem, MatmulProblem)
-    return problem
-
-
-def properties(arch: str, candidate: Candidate) -> Counter[str]:
-    p, t = candidate.problem, candidate.schedule.as_dict()
-    assert isinstance(p, MatmulProblem)
-    counts = Counter([f"target {arch}", f"layout {p.layout}", str(p.dtype), str(t["algorithm"]), f"split {t['split']}"])
-    counts.update(
-        [f"{t['algorithm']}, truncated by {t['truncate']}", f"{p.rounding}, {min(p.fraction_bits, 2)} bits or more"]
-    )
-    counts.update(["an epilogue" if p.epilogue else "no epilogue", "batch" if p.batch > 1 else "one matrix"])
-    counts.update(f"align_{name} {candidate.kernel.signature_dict[f'align_{name}']}" for name in "abc")
-    if t["algorithm"] == "limbs":
-        counts[f"copy {t['copy']}"] += 1
-        counts[f"split {t.get('limb_split', 'fused')}"] += 1
-    return counts
-
-
-SPREAD = {
-    "target sm_75": 20, "target sm_80": 20, "target sm_90a": 20, "layout nn": 15, "layout nt": 15, "layout tn": 15,
-    "layout tt": 15, "int32": 40, "int64": 40, "imad": 30, "limbs": 25, "split none": 20, "split workspace": 10,
-    "imad, truncated by once": 10, "imad, truncated by tile": 2, "imad, truncated by product": 2,
-    "limbs, truncated by once": 10, "limbs, truncated by tile": 4, "floor, 2 bits or more": 15,
-    "nearest, 2 bits or more": 15, "an epilogue": 20, "no epilogue": 20, "batch": 15, "one matrix": 30,
-    "align_a 1": 10, "align_b 1": 10, "align_c 1": 10, "align_a 2": 5, "align_b 4": 3, "align_c 2": 5,
-    "copy cp_async": 10, "copy registers": 4, "split fused": 10, "split ahead": 5,
-}  # fmt: skip
-
 # ---- what nvcc makes of it
 
 
@@ -626,7 +518,7 @@ MACHINE_CODE = declare.MachineCode(
 
 
 def planned(fields: Fields) -> list[Candidate]:
-    problem = _problem({**fields, "fraction_bits": 8})
+    problem = ring_problem({**fields, "fraction_bits": 8})
     ways: list[dict[str, Any]] = [{}, {"split": "workspace", "split_k": 5}, {"split": "workspace", "split_k": 64}]
     bases = (IMAD, LIMBS, {**LIMBS, **AHEAD})
     return [OP.candidate(problem, Schedule.of({**base, **way})) for base in bases for way in ways]
@@ -640,7 +532,7 @@ def bound(candidate: Candidate) -> Schedule:
 
 
 def refused_k() -> Candidate:
-    return OP.candidate(_problem({"m": 64, "n": 64, "k": 64, "layout": "nt"}), Schedule.of(LIMBS))
+    return OP.candidate(ring_problem({"m": 64, "n": 64, "k": 64, "layout": "nt"}), Schedule.of(LIMBS))
 
 
 LONG = UNCHAINED_K + 2

@@ -22,9 +22,10 @@ from codegen.search.search import Search
 from codegen.targets import target
 from tests.operators.attention import random_cases as attention
 from tests.operators.conv2d import random_cases as convolutions
-from tests.operators.conv2d import test_conv2d_ring, winograd_cases
-from tests.operators.masked_activation import test_masked_activation
-from tests.operators.matmul import test_ring
+from tests.operators.conv2d import ring_cases as ring_convolutions
+from tests.operators.conv2d import winograd_cases
+from tests.operators.masked_activation import random_cases as masked_activation
+from tests.operators.matmul import ring_cases as ring_matmul
 from tests.operators.mla import random_cases as mla
 from tests.operators.reduce import random_cases as reduce
 from tests.operators.rows import random_cases as rows
@@ -34,13 +35,13 @@ MakeCases = Callable[[int, int], list[tuple[str, Candidate]]]
 CONVOLUTIONS = ("conv2d", "conv2d_dgrad", "conv2d_wgrad")
 KINDS: Mapping[str, MakeCases] = {
     "matmul": matmul.random_cases,
-    "matmul over a ring": test_ring.random_cases,
+    "matmul over a ring": ring_matmul.random_cases,
     **{name: partial(convolutions.random_cases, name=name) for name in CONVOLUTIONS},
-    **{f"{name} over a ring": partial(test_conv2d_ring.random_cases, name=name) for name in CONVOLUTIONS},
+    **{f"{name} over a ring": partial(ring_convolutions.random_cases, name=name) for name in CONVOLUTIONS},
     **{f"{name} by winograd": partial(winograd_cases.random_cases, name=name) for name in CONVOLUTIONS[:2]},
     **{name: partial(rows.random_cases, name) for name in ("softmax", "layer_norm", "rms_norm")},
     "reduce": reduce.random_cases,
-    "masked_activation": test_masked_activation.random_cases,
+    "masked_activation": masked_activation.random_cases,
     **{
         f"attention, {lengths}": partial(attention.random_cases, lengths=lengths)
         for lengths in ("dense", "ragged", "paged")
