@@ -41,6 +41,14 @@ CLASSES: dict[str, dict[str, Any]] = {
     "speculative": {**DECODE, "seq_q": 8},
     "decode, bfloat16": {**DECODE, "batch": 2, "head_dim_qk": 64, "dtype": "bfloat16", "lse": True},
 }
+STRIDES = {"q_strides": [70 * 256, 256, 64], "k_strides": [90 * 128, 128, 64], "v_strides": [90 * 128, 128, 64],
+           "out_strides": [70 * 256, 256, 64]}  # fmt: skip
+EXPLICIT: dict[str, Any] = {
+    "batch": 1, **DEFAULT, "head_dim_vo": 64, "dtype": "float16", "layout": "bshd", "causal": False,
+    "window_left": None, "window_right": None, "softcap": None, "scale": 0.125, "lse": False,
+}  # fmt: skip
+USUAL = {"tile_q": 64, "tile_kv": 64, "warps": 4, "stages": 2, "q_in": "registers", "band": 0}
+ONE_QUERY = {**USUAL, "tile_q": 16, "warps": 1, "q_in": "shared", "split": "workspace", "split_kv": 8}
 
 
 def attention(**fields: Any) -> AttentionProblem:

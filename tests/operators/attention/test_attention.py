@@ -21,15 +21,21 @@ from codegen.search.schedule import Schedule
 from codegen.search.search import Search
 from codegen.search.space import completed
 from codegen.targets import target
-from tests.operators.attention.claims import reads_values_transposed, touches_no_local_memory
+from tests.operators.attention.claims import (
+    CLAIMS,
+)
 from tests.operators.attention.kernels import (
     CLASSES,
     DECODE,
     DEFAULT,
+    EXPLICIT,
     LLAMA,
     NAME,
+    ONE_QUERY,
     OP,
     SMALL,
+    STRIDES,
+    USUAL,
     attention,
     by_torch,
     definition,
@@ -41,17 +47,10 @@ from tests.operators.attention.random_cases import SPREAD, properties, random_ca
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
 from tests.operators.harness.declarations import LEVEL_0, LEVEL_1, SM_90A, Rejection
-from tests.operators.harness.machine_code import ALIGNED, Code
 from tests.support.run.each_run import some_each_run
 
 # ---- problems
 
-STRIDES = {"q_strides": [70 * 256, 256, 64], "k_strides": [90 * 128, 128, 64], "v_strides": [90 * 128, 128, 64],
-           "out_strides": [70 * 256, 256, 64]}  # fmt: skip
-EXPLICIT: dict[str, Any] = {
-    "batch": 1, **DEFAULT, "head_dim_vo": 64, "dtype": "float16", "layout": "bshd", "causal": False,
-    "window_left": None, "window_right": None, "softcap": None, "scale": 0.125, "lse": False,
-}  # fmt: skip
 ONE: dict[str, Any] = {"batch": 1, "seq_q": 70, "seq_kv": 70, "heads_q": 4, "heads_kv": 4}
 PACKED_QKV = [70 * 3 * 256, 3 * 256, 64]
 PROBLEMS = declare.Problems(
@@ -193,8 +192,6 @@ def test_sums_of_floors(seed: int) -> None:
 
 # ---- rules, levels and costs
 
-USUAL = {"tile_q": 64, "tile_kv": 64, "warps": 4, "stages": 2, "q_in": "registers", "band": 0}
-ONE_QUERY = {**USUAL, "tile_q": 16, "warps": 1, "q_in": "shared", "split": "workspace", "split_kv": 8}
 PACKED_QUERY = {**ONE_QUERY, "packing": "group"}
 HEADS_OF_256 = {"lengths": "paged", "head_dim_qk": 256}
 SEARCHES = declare.Searches(
@@ -863,39 +860,6 @@ def compiled() -> dict[str, Kernel]:
         candidates = lower(attention(**fields), SM_90A, LEVEL_1).candidates
         kernels[f"{name}, level 1"] = max((c.kernel for c in candidates), key=OP.estimated_registers)
     return kernels
-
-
-def weighs_by_approximate_powers(kernel: Kernel, code: Code) -> None:
-    """One for each score of a lane, and one for each row to rescale."""
-    t = kernel.tunables.as_dict()
-    pieces = int(t["tile_q"]) // int(t["warps"]) // 16
-    own = pieces * (int(t["tile_kv"]) // 2 + 2)
-    assert code.count("ex2.approx.ftz.f32") - own in range(
-        1 + 4 * int(t["tile_kv"]) * pieces * kernel.signature_dict["softcap"]
-    )
-
-
-def writes_16_bytes_at_once(kernel: Kernel, code: Code) -> None:
-    stores = {name for name in code.instructions if name.startswith("st.global")}
-    t = kernel.tunables.as_dict()
-    if t.get("split"):  # `merge` writes out
-        of_rows = 2 * int(t["tile_q"]) // int(t["warps"]) // 16
-        pairs = of_rows * kernel.signature_dict["columns_vo"] // 8
-        # nvcc makes one store of the greatest score and the total of a row, or two.
-        assert code.count("st.global.v2.f32") + code.count("st.global.f32") - pairs in (of_rows, 2 * of_rows)
-        assert code.count("st.global.v2.f32") >= pairs and stores <= {"st.global.v2.f32", "st.global.f32"}
-        return
-    lse = {name for name in stores if "v4" not in name}
-    assert stores - lse and bool(lse) == kernel.signature_dict["lse"]
-
-
-CLAIMS = (
-    *ALIGNED,
-    reads_values_transposed,
-    touches_no_local_memory,
-    weighs_by_approximate_powers,
-    writes_16_bytes_at_once,
-)
 
 
 def planned() -> list[Candidate]:

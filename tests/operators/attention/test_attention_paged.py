@@ -13,9 +13,9 @@ from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators.attention.problem import LONGEST, PAGE_SIZES, AttentionProblem
 from codegen.search.search import Search
-from tests.operators.attention import test_attention as dense
-from tests.operators.attention import test_attention_ragged as ragged
-from tests.operators.attention.kernels import LLAMA, NAME, OP, attention, kernel
+from tests.operators.attention import sequences as ragged
+from tests.operators.attention.claims import CLAIMS as CLAIMS_OF_DENSE
+from tests.operators.attention.kernels import EXPLICIT, LLAMA, NAME, OP, USUAL, attention, kernel
 from tests.operators.attention.random_cases import SPREAD_OF_PAGES, of_sequences, random_cases
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
@@ -52,7 +52,7 @@ PROBLEMS = declare.Problems(
     defaults=[
         (
             UNEVEN,
-            {**dense.EXPLICIT, **STRIDES, "batch": 3, "lengths": "paged", "page_size": 16, "q_lengths": [70, 0, 9],
+            {**EXPLICIT, **STRIDES, "batch": 3, "lengths": "paged", "page_size": 16, "q_lengths": [70, 0, 9],
              "kv_lengths": [90, 5, 40]},
         ),
     ],
@@ -89,7 +89,6 @@ def test_a_ragged_problem_has_no_page_size() -> None:
 
 # ---- rules, levels and costs
 
-USUAL = dense.USUAL
 PREFILL: dict[str, Any] = {**ragged.PREFILL, "lengths": "paged", "page_size": 16}
 DECODE: dict[str, Any] = {**LLAMA, "lengths": "paged", "page_size": 16, "batch": 64, "seq_q": 1, "seq_kv": 4096}
 SEARCHES = declare.Searches(
@@ -212,7 +211,7 @@ def reads_page_numbers_by_4_bytes(kernel: Kernel, code: Any) -> None:
     assert code.count("ld.global.nc") > 6 and code.count("ld.global.nc.v") == 0
 
 
-CLAIMS = (*dense.CLAIMS, reads_page_numbers_by_4_bytes, reads_tables_ahead_of_copies)
+CLAIMS = (*CLAIMS_OF_DENSE, reads_page_numbers_by_4_bytes, reads_tables_ahead_of_copies)
 
 
 # ---- winners

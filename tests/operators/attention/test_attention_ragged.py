@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 from typing import Any
@@ -13,20 +12,40 @@ import pytest
 from codegen.kernel import Candidate, Kernel
 from codegen.lower import lower
 from codegen.operators.attention.inputs import begins
-from codegen.operators.attention.problem import LONGEST, MOST_LENGTHS, AttentionProblem
+from codegen.operators.attention.problem import LONGEST, MOST_LENGTHS
 from codegen.operators.attention.seen import Seen, most_tiles, pairs, tiles
 from codegen.predict.predict_uncompiled import predict_uncompiled
 from codegen.search.schedule import Schedule
 from codegen.search.search import Search
-from tests.operators.attention import test_attention as dense
-from tests.operators.attention.kernels import DEFAULT, LLAMA, NAME, OP, attention, definition, in_fp32, kernel
+from tests.operators.attention.claims import CLAIMS as CLAIMS_OF_DENSE
+from tests.operators.attention.kernels import (
+    EXPLICIT,
+    LLAMA,
+    NAME,
+    ONE_QUERY,
+    OP,
+    SMALL,
+    USUAL,
+    attention,
+    definition,
+    kernel,
+)
+from tests.operators.attention.kernels import STRIDES as DENSE_STRIDES
 from tests.operators.attention.random_cases import SPREAD_OF_SEQUENCES, of_sequences, random_cases
+from tests.operators.attention.sequences import (
+    BOUNDED,
+    PREFILL,
+    RAGGED,
+    REFERENCED,
+    UNEVEN,
+    planned,
+    ragged_of,
+    references,
+    table,
+)
 from tests.operators.harness import declarations as declare
 from tests.operators.harness.checks import add_checks
-from tests.operators.harness.declarations import LEVEL_0, SM_90A, Array, Inputs, Rejection
-
-RAGGED: dict[str, Any] = {**DEFAULT, "lengths": "ragged", "batch": 3}
-UNEVEN: dict[str, Any] = {"q_lengths": [70, 0, 9], "kv_lengths": [90, 5, 40]}
+from tests.operators.harness.declarations import LEVEL_0, SM_90A, Rejection
 
 # ---- problems
 
@@ -52,12 +71,12 @@ PROBLEMS = declare.Problems(
     defaults=[
         (
             UNEVEN,
-            {**dense.EXPLICIT, **STRIDES, "batch": 3, "lengths": "ragged", "q_lengths": [70, 0, 9],
+            {**EXPLICIT, **STRIDES, "batch": 3, "lengths": "ragged", "q_lengths": [70, 0, 9],
              "kv_lengths": [90, 5, 40]},
         ),
         (
             {"batch": 1, "q_lengths": [70]},
-            {**dense.EXPLICIT, **dense.STRIDES, "lengths": "ragged", "q_lengths": None, "kv_lengths": None},
+            {**EXPLICIT, **DENSE_STRIDES, "lengths": "ragged", "q_lengths": None, "kv_lengths": None},
         ),
     ],
     alike=[
@@ -116,9 +135,6 @@ def test_pairs_and_tiles_are_those_of_the_sequences(mask: dict[str, Any]) -> Non
 
 # ---- rules, levels and costs
 
-USUAL = dense.USUAL
-PREFILL: dict[str, Any] = {**LLAMA, "lengths": "ragged", "batch": 8, "q_lengths": [2048, 100, 7, 900, 64, 1500, 0, 333],
-                           "kv_lengths": [2048, 100, 7, 900, 64, 1500, 0, 333]}  # fmt: skip
 LISTED: dict[str, Any] = {"walk": "longest_first", "walkers": 132}
 LIST = {**USUAL, "q_in": "shared", **LISTED}
 SEARCHES = declare.Searches(
@@ -129,7 +145,7 @@ SEARCHES = declare.Searches(
         Rejection(PREFILL, {**LIST, "q_in": "registers"}, "registers", "about 262 registers per thread"),
         Rejection({"lengths": "dense"}, LIST, "walk", "is for ragged batches and paged caches"),
         Rejection({**PREFILL, "seq_q": 1, "q_lengths": None, "head_dim_qk": 64},
-                  {**dense.ONE_QUERY, **LISTED, "split_kv": 2}, "walk", "walk = longest_first and split = workspace"),
+                  {**ONE_QUERY, **LISTED, "split_kv": 2}, "walk", "walk = longest_first and split = workspace"),
         Rejection(PREFILL, {**LIST, "band": 16}, "walk", "band = 16: heads of a tile lie side by side in the list"),
         Rejection({**RAGGED, "batch": 4097, "q_lengths": None, "kv_lengths": None}, LIST, "walk",
                   "a list of 4097 sequences; at most 4096 are compared with each other"),
@@ -188,42 +204,6 @@ def test_short_sequences_take_less_time_than_long_ones() -> None:
 
 
 # ---- the reference
-
-
-def sequences_of(p: AttentionProblem, inputs: Inputs) -> list[tuple[slice, AttentionProblem, Inputs]]:
-    """Of each sequence with queries and keys: its rows of out, and the dense problem and inputs that it is."""
-    of_q, of_kv = inputs["qo_indptr"].tolist(), inputs["kv_indptr"].tolist()
-    parts = []
-    for number in range(p.batch):
-        rows, keys = slice(*of_q[number : number + 2]), slice(*of_kv[number : number + 2])
-        if rows.stop > rows.start and keys.stop > keys.start:
-            own = p.sequence(rows.stop - rows.start, keys.stop - keys.start)
-            parts.append((rows, own, {"q": inputs["q"][None, rows], **{n: inputs[n][None, keys] for n in ("k", "v")}}))
-    return parts
-
-
-def ragged_of(compute: Any, p: AttentionProblem, inputs: Inputs, *more: Any) -> Array:
-    """Each sequence by itself, as `compute` has it."""
-    out = np.zeros((p.total_q, p.heads_q, p.head_dim_vo), np.longdouble)
-    lse = np.full((p.total_q, p.heads_q), -np.inf, np.longdouble)
-    for rows, own, given in sequences_of(p, inputs):
-        result = compute(own, given, *more).reshape(-1)
-        outs = own.seq_q * own.heads_q * own.head_dim_vo
-        out[rows] = result[:outs].reshape(own.seq_q, own.heads_q, own.head_dim_vo)
-        if p.lse:
-            lse[rows] = result[outs:].reshape(own.heads_q, own.seq_q).T
-    return np.concatenate([out.reshape(-1), lse.reshape(-1)]) if p.lse else out
-
-
-REFERENCED: dict[str, dict[str, Any]] = {
-    "uneven": {"q_lengths": [5, 0, 3], "kv_lengths": [9, 4, 1], "head_dim_qk": 16},
-    "causal": {"q_lengths": [6, 1, 4], "kv_lengths": [11, 7, 4], "head_dim_qk": 16, "causal": True},
-    "a window": {"q_lengths": [12, 3, 5], "kv_lengths": [7, 9, 0], "head_dim_qk": 8, "head_dim_vo": 12,
-                 "window_left": 6, "window_right": 1, "dtype": "bfloat16"},
-}  # fmt: skip
-BOUNDED: dict[str, dict[str, Any]] = {
-    "uneven": UNEVEN, "causal": {**UNEVEN, "causal": True, "lse": True, "dtype": "bfloat16"}
-}  # fmt: skip
 
 
 def test_exact_rows_are_the_definition_and_their_bound_is_0() -> None:
@@ -298,7 +278,7 @@ def compiled() -> dict[str, Kernel]:
         "prefill, level 1": max((c.kernel for c in candidates), key=OP.estimated_registers),
         "decode": lower(decode, SM_90A, LEVEL_0).candidates[0].kernel,
         "a list": OP.candidate(prefill, Schedule.of(LIST)).kernel,
-        "decode, heads apart": OP.candidate(decode, Schedule.of({**dense.ONE_QUERY, "split_kv": 2})).kernel,
+        "decode, heads apart": OP.candidate(decode, Schedule.of({**ONE_QUERY, "split_kv": 2})).kernel,
     }
 
 
@@ -308,15 +288,7 @@ def reads_tables_by_4_bytes(kernel: Kernel, code: Any) -> None:
     assert code.count("ld.global.nc") in (5, 6) and code.count("ld.global.nc.v") == listed
 
 
-CLAIMS = (*dense.CLAIMS, reads_tables_by_4_bytes)
-
-
-def planned(of: Mapping[str, Any] = RAGGED) -> list[Candidate]:
-    problem = attention(**{**of, **UNEVEN, "causal": True, "lse": True})
-    one, two = (
-        lower(problem, SM_90A, Search(level=level, limit=limit)).candidates for level, limit in ((1, 3), (2, 3))
-    )
-    return [*one, *two]
+CLAIMS = (*CLAIMS_OF_DENSE, reads_tables_by_4_bytes)
 
 
 # ---- winners
@@ -327,13 +299,9 @@ def winner() -> Candidate:
     return candidate
 
 
-def table(length: int, dtype: str = "int32", **where: Any) -> str:
-    return f"T(({length},), {dtype!r}, **{where!r})"
-
-
 def listed_winner() -> Candidate:
     problem = attention(**{**RAGGED, **UNEVEN, "causal": True, "lse": True})
-    return OP.candidate(problem, Schedule.of({**dense.SMALL, "band": 0, "walk": "longest_first", "walkers": 9}))
+    return OP.candidate(problem, Schedule.of({**SMALL, "band": 0, "walk": "longest_first", "walkers": 9}))
 
 
 CALLS = {
@@ -400,27 +368,6 @@ CALLS = {
         },
     ),
 }  # fmt: skip
-
-
-def references(
-    sequence_by_sequence: Callable[..., Array], defined: Mapping[str, Any], bounded: Mapping[str, Any]
-) -> declare.References:
-    """`sequence_by_sequence` has each computed by the reference of a dense problem."""
-    return declare.References(
-        definition=partial(sequence_by_sequence, definition),
-        defined=defined,
-        exact=False,
-        rtol=1e-10,
-        atol=1e-13,
-        in_fp32=partial(sequence_by_sequence, in_fp32),
-        bounded=bounded,
-        wrong=8,
-        on_device=[
-            (kind, {**fields, "lse": True})
-            for kind, fields in product(("integer", "normal", "special"), defined.values())
-        ],
-        on_device_rtol=1e-12,
-    )
 
 
 DECLARED = (
