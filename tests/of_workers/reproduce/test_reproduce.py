@@ -18,11 +18,11 @@ from typer.testing import CliRunner
 from codegen.kernel import Candidate
 from codegen.operators import operator
 from codegen.targets import target
-from codegen.text.render_group import slice_digest
 from cukiln.cli.main import app
 from cukiln.types import CandidateFacts
 from storage.config.own_modules import NotSelfContained, module_files
 from tests.support.fixtures.api import Api
+from tests.support.fixtures.candidate import facts as usual_facts
 from tests.support.fixtures.codegen import default_candidate, matmul
 from tests.support.kernels.cpu_helpers import LIMITS, processes, toolchain, verify
 from tests.support.run.places import ROOT
@@ -41,29 +41,13 @@ def facts_of(candidate: Candidate, tools: Toolchain | None = None, **changes: An
     built = outcome.outcomes[candidate.kernel.id]
     (verdict,) = verify([candidate.kernel], seed=7)
     assert (built.status, verdict.verdict) == ("ok", "ok")
-    fields: dict[str, Any] = {
-        "candidate": candidate.id,
+    known = {
         "job": "0" * 32,
-        "name": "one",
-        "operator": candidate.problem.operator,
-        "problem": candidate.problem.canonical(),
-        "target": ARCH,
-        "device_class": f"predicted:{ARCH}",
-        "schedule": candidate.schedule.as_dict(),
-        "kernel": candidate.kernel.id,
-        "slice": slice_digest(candidate.kernel),
         "code_digest": built.code_digest,
         "toolchain": (tools or toolchain()).describe(),
-        "verdict": "ok",
-        "message": None,
         "details": {"venue": "cpu", "plan_version": "x", **verdict.details},
-        "predicted_us": 3.0,
-        "measured_us": None,
-        "measurement": None,
-        "cubin_sha256": None,
-        "source_sha256": None,
     }
-    return CandidateFacts(**{**fields, **changes})
+    return usual_facts(candidate, ARCH, **{**known, **changes})
 
 
 @pytest.fixture(scope="module")
