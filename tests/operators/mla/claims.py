@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codegen.kernel import Kernel
+from tests.operators.attention.claims import reads_values_transposed
 from tests.operators.harness.machine_code import ALIGNED, Code, reads_tables_ahead_of_copies
 from tests.operators.mla.kernels import (
     DECODE,
@@ -12,11 +13,6 @@ from tests.operators.mla.kernels import (
 )
 
 CLASSES = {"decode": DECODE, "decode of 128 heads": {**WIDE_DECODE, "page_size": 16}, "prefill": PREFILL}
-
-
-def reads_a_tile_both_ways(kernel: Kernel, code: Code) -> None:
-    assert code.count("ldmatrix.sync.aligned.m8n8.x4.trans") > 0
-    assert code.count("ldmatrix.sync.aligned.m8n8.x4.shared") > 0
 
 
 def touches_no_local_memory(kernel: Kernel, code: Code) -> None:
@@ -37,7 +33,7 @@ def has_its_estimate_of_registers(kernel: Kernel, code: Code) -> None:
 
 CLAIMS = (
     *ALIGNED,
-    reads_a_tile_both_ways,
+    reads_values_transposed,
     touches_no_local_memory,
     weighs_by_approximate_powers,
     reads_tables_ahead_of_copies,
