@@ -27,7 +27,6 @@ from cukiln import (
     load,
 )
 from cukiln.client import Client
-from cukiln.kernels import open_library
 from tests.support.fixtures.client import ScriptedService, record_json
 
 

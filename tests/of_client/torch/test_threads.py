@@ -14,8 +14,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import cukiln.torch as ck  # noqa: E402
-from cukiln.breaker import Breaker  # noqa: E402
 from cukiln.client import Client  # noqa: E402
+from cukiln.http.breaker import Breaker  # noqa: E402
 from cukiln.torch import dispatch  # noqa: E402
 from tests.support.fixtures.client import MATMUL, ScriptedService, hits  # noqa: E402
 from tests.support.fixtures.queue import wait_for  # noqa: E402
