@@ -136,7 +136,7 @@ def wrong_rows(tmp_path_factory: pytest.TempPathFactory) -> CpuEmulations:
 
 
 @pytest.mark.parametrize(
-    ("lane", "offset", "words"),
+    ("lane", "offset", "message"),
     [
         (3, 8, "misaligned in its 64 bytes"),
         (15, 64, "outside of its 64 bytes"),
@@ -145,9 +145,9 @@ def wrong_rows(tmp_path_factory: pytest.TempPathFactory) -> CpuEmulations:
     ],
 )
 def test_ldmatrix_refuses_an_address_that_is_no_row(
-    lane: int, offset: int, words: str, wrong_rows: CpuEmulations
+    lane: int, offset: int, message: str, wrong_rows: CpuEmulations
 ) -> None:
-    with pytest.raises(RunFailed, match=rf"wrong_row.cuh:11: ldmatrix .*{words}.*thread {lane},0,0"):
+    with pytest.raises(RunFailed, match=rf"wrong_row.cuh:11: ldmatrix .*{message}.*thread {lane},0,0"):
         wrong_rows.run(WRONG, np.array([[lane, offset]], np.uint32))
 
 

@@ -165,7 +165,7 @@ def test_votes_count_all_lanes(snippets: Snippets) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words"),
+    ("name", "message"),
     [
         ("some_lanes", "a mask of members 0x0000ffff"),
         ("a_branch", "divergent collective in warp 0"),
@@ -184,10 +184,10 @@ def test_votes_count_all_lanes(snippets: Snippets) -> None:
         ("read_only_cache", "reads through the read-only cache"),
     ],
 )
-def test_what_no_gpu_promises_ends_the_run(snippets: Snippets, name: str, words: str) -> None:
+def test_what_no_gpu_promises_ends_the_run(snippets: Snippets, name: str, message: str) -> None:
     ran = snippets.run(name, threads=64, inputs=())
     assert ran.outcome.status == "runtime_error"
-    assert words in ran.message
+    assert message in ran.message
     assert "kernel.ptx:" in ran.message or name.startswith("a_")
 
 

@@ -40,7 +40,7 @@ def run(*argv: str, url: str, folder: Path) -> str:
 
 # In `make test` a convolution's, and the page's lines below.
 @pytest.mark.parametrize(
-    "words, graph, calls",
+    "arguments, graph, calls",
     [
         pytest.param(
             "bert_layer.py",
@@ -55,9 +55,9 @@ def run(*argv: str, url: str, folder: Path) -> str:
 )
 @one_each_run("programs with PyTorch", 0)
 def test_every_call_of_an_example_runs_a_kernel_and_the_result_is_that_of_eager(
-    words: str, graph: str, calls: int, url: str, tmp_path: Path
+    arguments: str, graph: str, calls: int, url: str, tmp_path: Path
 ) -> None:
-    name, *options = words.split()
+    name, *options = arguments.split()
     out = run(str(ROOT / "examples" / name), "--target", "cpu", *options, url=url, folder=tmp_path)
     assert graph in out
     ((kernels, total),) = re.findall(r"(\d+) of (\d+) calls ran a kernel of ours", out)

@@ -95,7 +95,7 @@ def test_each_fault_gets_its_own_verdict_and_the_right_candidate_wins(client: Cl
 
 
 @pytest.mark.parametrize(
-    ("fault", "verdict", "words"),
+    ("fault", "verdict", "message"),
     [
         (UNWRITTEN, "incorrect", "elements are wrong"),
         (SPLIT_BARRIER, "runtime_error", "barrier"),
@@ -104,7 +104,7 @@ def test_each_fault_gets_its_own_verdict_and_the_right_candidate_wins(client: Cl
         (HANGS_NVCC, "compile_timeout", f"used more than {COMPILE_CPU_SECONDS:g} CPU seconds"),
     ],
 )
-def test_a_verdict_says_why(client: Client, job: Job, fault: int, verdict: str, words: str) -> None:
+def test_a_verdict_says_why(client: Client, job: Job, fault: int, verdict: str, message: str) -> None:
     page = CandidatePage.model_validate(get(client, f"/v1/jobs/{job.job}/candidates"))
     entry = next(
         candidate
@@ -112,7 +112,7 @@ def test_a_verdict_says_why(client: Client, job: Job, fault: int, verdict: str, 
         if candidate.problem == "mixed" and candidate.schedule == {"fault": fault}
     )
     assert entry.verdict == verdict
-    assert words in (entry.message or "")
+    assert message in (entry.message or "")
 
 
 def test_a_problem_without_a_right_candidate_fails_and_says_what_became_of_them(job: Job) -> None:

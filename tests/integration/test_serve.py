@@ -421,7 +421,7 @@ def test_a_gpu_that_fell_out_is_used_again_once_it_answers(with_gpu: Settings, t
 
 
 @pytest.mark.parametrize(
-    ("gpus", "module", "words"),
+    ("gpus", "module", "message"),
     [
         (
             "0,GPU-77",
@@ -432,10 +432,10 @@ def test_a_gpu_that_fell_out_is_used_again_once_it_answers(with_gpu: Settings, t
     ],
 )
 def test_a_gpu_that_was_named_and_is_not_there_is_refused(
-    with_gpu: Settings, gpus: str, module: str, words: str
+    with_gpu: Settings, gpus: str, module: str, message: str
 ) -> None:
     asked = with_gpu.model_copy(update={"gpus": gpus, "gpu_module": module})
-    with pytest.raises(ServeError, match=f"(?s){words}"):
+    with pytest.raises(ServeError, match=f"(?s){message}"):
         serve.Supervisor(asked, say=print).start()
 
 
@@ -467,7 +467,7 @@ def test_a_host_that_others_can_reach_needs_a_key(
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("field", "value", "message"),
     [
         (
             "blobs_url",
@@ -480,12 +480,12 @@ def test_a_host_that_others_can_reach_needs_a_key(
     ],
 )
 def test_a_setting_that_the_machine_does_not_bear_out_is_named_in_one_sentence(
-    capsys: pytest.CaptureFixture[str], settings: Settings, field: str, value: str, words: str
+    capsys: pytest.CaptureFixture[str], settings: Settings, field: str, value: str, message: str
 ) -> None:
     assert serve.serve(settings.model_copy(update={field: value})) == 78
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2, said
-    assert re.search(words, said[1])
+    assert re.search(message, said[1])
 
 
 def test_a_database_that_is_none_is_named_in_one_sentence(
@@ -525,7 +525,7 @@ def test_without_a_compiler_it_says_what_to_install(settings: Settings, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "status", "words"),
+    ("variable", "value", "status", "message"),
     [
         ("CUKILN_NVCC", "/nowhere/nvcc", 1, "CUKILN_NVCC names /nowhere/nvcc, which is not an executable file"),
         ("CUKILN_CXX", "no-such-g++", 1, r"no host compiler: CUKILN_CXX names no-such-g\+\+, which is not"),
@@ -535,7 +535,7 @@ def test_without_a_compiler_it_says_what_to_install(settings: Settings, monkeypa
     ],
 )
 def test_a_path_that_leads_nowhere_is_refused_in_one_sentence_that_names_its_variable(
-    variable: str, value: str, status: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    variable: str, value: str, status: int, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "half"
     folder.mkdir()
@@ -546,7 +546,7 @@ def test_a_path_that_leads_nowhere_is_refused_in_one_sentence_that_names_its_var
         assert serve.serve(load_settings()) == status
     said = capsys.readouterr().out.splitlines()
     assert len(said) == 2, said  # where the data are, and why it does not start
-    assert re.match("cukiln serve: .*" + words.format(folder=folder), said[1]), said
+    assert re.match("cukiln serve: .*" + message.format(folder=folder), said[1]), said
     assert not processes_of(tmp_path)
 
 

@@ -495,17 +495,17 @@ def test_an_empty_argument_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         (["fetch", "e28f", "--out", "out"], "'e28f' is neither a file nor a key: give 64 hexadecimal digits, or"),
         (["profile", "d92468d"], "'d92468d' is neither a file nor a job: give 32 lower-case hexadecimal digits, or"),
     ],
 )
 def test_too_few_digits_are_answered_with_how_many_are_enough(
-    cukiln: Run, scripted: ScriptedService, arguments: list[str], words: str
+    cukiln: Run, scripted: ScriptedService, arguments: list[str], message: str
 ) -> None:
     code, _, err = cukiln(*arguments, "--url", scripted.url)
-    assert code == 2 and words in err and not scripted.seen
+    assert code == 2 and message in err and not scripted.seen
 
 
 @pytest.mark.parametrize("command", ["lookup", "lock"])

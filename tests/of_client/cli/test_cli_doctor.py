@@ -114,7 +114,7 @@ def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "name", "words"),
+    ("variable", "value", "name", "message"),
     [
         ("REDIS_URL", f"redis://:secret@{CLOSED}/0", "redis", "does not answer"),
         ("DATABASE_URL", f"postgresql://me:secret@{CLOSED}/db", "database", "does not answer"),
@@ -127,12 +127,12 @@ def test_a_folder_that_may_not_be_looked_into_is_a_finding(monkeypatch: pytest.M
     ],
 )
 def test_what_the_environment_names_must_be_there(
-    variable: str, value: str, name: str, words: str, monkeypatch: pytest.MonkeyPatch
+    variable: str, value: str, name: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
     by_name = findings()[name]
     assert by_name.state == "missing"
-    assert words in by_name.detail
+    assert message in by_name.detail
     assert by_name.todo
     assert "secret" not in by_name.detail
 

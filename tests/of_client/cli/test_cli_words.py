@@ -91,11 +91,11 @@ def test_a_stage_of_unknown_size_has_not_begun() -> None:
 
 
 @pytest.mark.parametrize(
-    ("eta", "words"),
+    ("eta", "message"),
     [(None, "2 failed"), (0.0, "; under 1 s left"), (0.99, "; under 1 s left"), (75.0, "; about 1 min 15 s left")],
 )
-def test_the_time_left_is_an_estimate_or_nothing(eta: float | None, words: str) -> None:
-    assert counts(progress(candidates_failed=2, eta_seconds=eta)).endswith(words)
+def test_the_time_left_is_an_estimate_or_nothing(eta: float | None, message: str) -> None:
+    assert counts(progress(candidates_failed=2, eta_seconds=eta)).endswith(message)
 
 
 def test_a_terminal_gets_a_bar_per_stage() -> None:
@@ -265,7 +265,7 @@ def test_a_measured_winner_is_shown_beside_the_vendors_library_and_the_runner_up
 
 
 @pytest.mark.parametrize(
-    ("winner", "words"),
+    ("winner", "explained"),
     [
         ({}, ["measured µs", "× cuBLASLt", "runner-up"]),
         ({"runner_up": {**RUNNER_UP, "tie": True}}, ["measured µs", "× cuBLASLt", "tie"]),
@@ -275,14 +275,16 @@ def test_a_measured_winner_is_shown_beside_the_vendors_library_and_the_runner_up
         ({"vendor_us": None, "runner_up": None}, ["measured µs"]),
     ],
 )
-def test_the_notes_of_a_measured_job_explain_the_words_of_its_table(winner: dict[str, Any], words: list[str]) -> None:
+def test_the_notes_of_a_measured_job_explain_the_words_of_its_table(
+    winner: dict[str, Any], explained: list[str]
+) -> None:
     job = measured_job(**winner)
     shown = notes(Job.model_validate(job))
     rest = ["seconds", "3 more schedules broke a rule of their operator and were not compiled"]
-    assert [line.split(":")[0] for line in shown] == ["verified gpu", *words, *rest]
+    assert [line.split(":")[0] for line in shown] == ["verified gpu", *explained, *rest]
     assert H200 in shown[1]
     text = printed(job, 200)
-    assert ("vendor" in text.splitlines()[0]) == ("runner-up" in text.splitlines()[0]) == (len(words) > 1)
+    assert ("vendor" in text.splitlines()[0]) == ("runner-up" in text.splitlines()[0]) == (len(explained) > 1)
     if winner.get("runner_up") and winner["runner_up"]["tie"]:
         assert "tie" in next(line for line in text.splitlines() if line.startswith("ffn1")).split()
 
@@ -292,12 +294,12 @@ OFF = {"vendor_us": 9.0, "vendor_library": "cuBLASLt", "vendor_max_error": 25.0,
 
 @pytest.mark.parametrize("width", [80, 140, 200])
 @pytest.mark.parametrize(
-    ("error", "words"), [(25.0, "(its result is off by 25, allowed 7e-05)"), (None, "(its result is not a number)")]
+    ("error", "message"), [(25.0, "(its result is off by 25, allowed 7e-05)"), (None, "(its result is not a number)")]
 )
-def test_a_vendor_with_a_wrong_result_is_no_peer(width: int, error: float | None, words: str) -> None:
+def test_a_vendor_with_a_wrong_result_is_no_peer(width: int, error: float | None, message: str) -> None:
     job = measured_job(**{**OFF, "vendor_max_error": error})
     text = printed(job, width)
-    assert "9 µs" in text and words in text
+    assert "9 µs" in text and message in text
     assert "× cuBLASLt" not in text
     assert max(map(len, text.splitlines())) <= width
     shown = [line.split(":")[0] for line in notes(Job.model_validate(job))]
@@ -362,21 +364,23 @@ EQUAL = {"ratio": 1.0021, "low": 0.9962, "high": 1.0043, "tie": True}
 RATIOS = [(CLEAR, "13.3 µs, 1.083× cuBLASLt (1.079–1.088)"), (EQUAL, "13.3 µs, tie with cuBLASLt (0.996–1.004)")]
 
 
-@pytest.mark.parametrize(("ratio", "words"), RATIOS)
+@pytest.mark.parametrize(("ratio", "message"), RATIOS)
 @pytest.mark.parametrize("width", [80, 100, 200])
-def test_a_ratio_to_the_vendor_has_its_interval_and_may_be_a_tie(ratio: dict[str, Any], words: str, width: int) -> None:
+def test_a_ratio_to_the_vendor_has_its_interval_and_may_be_a_tie(
+    ratio: dict[str, Any], message: str, width: int
+) -> None:
     text = printed(measured_job(vendor_ratio=ratio), width)
-    assert words in text and max(map(len, text.splitlines())) <= width
+    assert message in text and max(map(len, text.splitlines())) <= width
     (note,) = (line for line in notes(Job.model_validate(measured_job(vendor_ratio=ratio))) if "cuBLASLt" in line)
     assert note.split(":")[0] == ("tie with cuBLASLt" if ratio["tie"] else "× cuBLASLt")
 
 
-@pytest.mark.parametrize(("ratio", "words"), RATIOS)
-def test_a_lookup_shows_the_ratio_of_the_comparison_that_the_kernel_was_in(ratio: dict[str, Any], words: str) -> None:
+@pytest.mark.parametrize(("ratio", "message"), RATIOS)
+def test_a_lookup_shows_the_ratio_of_the_comparison_that_the_kernel_was_in(ratio: dict[str, Any], message: str) -> None:
     output = io.StringIO()
     answer = LookupResult.model_validate({"name": "ffn1", "key": "a" * 64, "record": compared_record(ratio)})
     print_lookups(Console(file=output, width=140), [answer])
-    assert words in output.getvalue()
+    assert message in output.getvalue()
 
 
 CHANGED = ["the clock went from 1980 to 1700 MHz"]
@@ -394,11 +398,11 @@ def test_a_winner_of_a_gpu_that_changed_or_was_held_back_is_marked_and_the_legen
     assert "steady" not in steady and "limited" not in steady
 
 
-@pytest.mark.parametrize(("tie", "words"), [(False, "+2.4 % (1.9–2.8)"), (True, "tie (1.9–2.8)")])
+@pytest.mark.parametrize(("tie", "message"), [(False, "+2.4 % (1.9–2.8)"), (True, "tie (1.9–2.8)")])
 @pytest.mark.parametrize("width", [80, 200])
-def test_a_runner_up_has_its_interval(tie: bool, words: str, width: int) -> None:
+def test_a_runner_up_has_its_interval(tie: bool, message: str, width: int) -> None:
     job = measured_job(runner_up={**RUNNER_UP, "tie": tie, "low": 0.0189, "high": 0.0281})
-    assert words in printed(job, width) and max(map(len, printed(job, width).splitlines())) <= width
+    assert message in printed(job, width) and max(map(len, printed(job, width).splitlines())) <= width
 
 
 def test_a_legend_says_why_no_vendor_was_compared() -> None:

@@ -126,7 +126,7 @@ def test_device_functions_are_no_kernels(compile_code: Compile) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda data: b"", "not a 64-bit"),
         (lambda data: b"MZ" + data[2:], "not a 64-bit"),
@@ -136,8 +136,8 @@ def test_device_functions_are_no_kernels(compile_code: Compile) -> None:
         (lambda data: data[:60] + b"\0\0" + data[62:], "do not fit|not a cubin|no section"),
     ],
 )
-def test_what_is_no_cubin_is_refused(probe_cubin: bytes, change: object, words: str) -> None:
-    with pytest.raises(NotElf, match=words):
+def test_what_is_no_cubin_is_refused(probe_cubin: bytes, change: object, message: str) -> None:
+    with pytest.raises(NotElf, match=message):
         read_cubin(change(probe_cubin))  # type: ignore[operator]
 
 

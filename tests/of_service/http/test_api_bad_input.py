@@ -399,7 +399,7 @@ def test_a_probe_may_add_what_it_likes(shared_api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         ({"problems": {}}, "problems should be an array."),
         ({"problems": []}, "problems needs at least 1 item."),
@@ -412,9 +412,9 @@ def test_a_probe_may_add_what_it_likes(shared_api: Api) -> None:
         ({"problems": [MATMUL], "search": {"tunables": {"tile_m": [7]}}}, "tile_m = 7 is not allowed"),
     ],
 )
-def test_an_error_speaks_of_json_and_keeps_the_names_of_fields(shared_api: Api, body: Any, words: str) -> None:
+def test_an_error_speaks_of_json_and_keeps_the_names_of_fields(shared_api: Api, body: Any, message: str) -> None:
     """Messages use JSON's terms: no tuples, no dictionaries, no instances of Budget."""
-    assert problem(shared_api.client.post("/v1/jobs", json=body)).detail.startswith(words)
+    assert problem(shared_api.client.post("/v1/jobs", json=body)).detail.startswith(message)
 
 
 def test_no_answer_repeats_a_request_without_end(shared_api: Api) -> None:

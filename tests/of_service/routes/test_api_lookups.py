@@ -204,16 +204,16 @@ def test_a_cancelled_problem_is_sent_again_and_a_failed_one_by_another_search_or
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({"search": {"tunables": {"nothing": [1]}}}, "nothing"),
         ({"search": {"schedules": [{"tile_m": 7}]}}, "tile_m"),
     ],
 )
-def test_what_no_job_can_be_made_of_leaves_the_hits(fields: dict[str, Any], words: str, api: Api) -> None:
+def test_what_no_job_can_be_made_of_leaves_the_hits(fields: dict[str, Any], message: str, api: Api) -> None:
     publish(api.database)
     answer = missing(api, MATMUL, {**MATMUL, "m": 66}, **fields)
-    assert answer["hits"] == 1 and words in answer["not_queued"] and api.rows()["jobs"] == 0
+    assert answer["hits"] == 1 and message in answer["not_queued"] and api.rows()["jobs"] == 0
 
 
 def test_what_is_for_another_gpu_is_not_queued(api: Api) -> None:

@@ -358,10 +358,10 @@ WRONG: list[tuple[Edit, str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("edit", "field", "words"), WRONG, ids=[f"{number}-{each[1]}" for number, each in enumerate(WRONG)]
+    ("edit", "field", "message"), WRONG, ids=[f"{number}-{each[1]}" for number, each in enumerate(WRONG)]
 )
 def test_what_does_not_fit_is_refused_by_name(
-    edit: Edit, field: str, words: str, client: Client, results: dict[str, Any], job: Job, settings: Settings
+    edit: Edit, field: str, message: str, client: Client, results: dict[str, Any], job: Job, settings: Settings
 ) -> None:
     before = rows(settings)
     with pytest.raises(BadRequest) as caught:
@@ -371,7 +371,7 @@ def test_what_does_not_fit_is_refused_by_name(
     assert error.detail is not None
     faults = error.detail.errors or [error.detail.model_dump()]
     faults = [(str(fault.get("field")), f"{fault.get('detail')} {fault.get('allowed')}".lower()) for fault in faults]
-    assert any(place.startswith(field) and words.lower() in said for place, said in faults), faults
+    assert any(place.startswith(field) and message.lower() in said for place, said in faults), faults
     assert rows(settings) == before, "nothing of it is written"
 
 
@@ -402,12 +402,12 @@ def test_large_results_are_sent_in_parts(results: dict[str, Any]) -> None:
     assert all(part["device"] == results["device"] for part in parts)
 
 
-@pytest.mark.parametrize(("text", "words"), [("{", "not JSON"), ("[]", "no list of problems"), (None, "cannot read")])
-def test_a_file_that_holds_no_results_is_named(text: str | None, words: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("text", "message"), [("{", "not JSON"), ("[]", "no list of problems"), (None, "cannot read")])
+def test_a_file_that_holds_no_results_is_named(text: str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "results.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(UsageError, match=words):
+    with pytest.raises(UsageError, match=message):
         read_results(*result_files(tmp_path if text is not None else path))
 
 

@@ -131,7 +131,7 @@ def test_every_variable_refuses_nonsense_by_its_name(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "words"),
+    ("name", "value", "message"),
     [
         ("CUKILN_PORT", "http", "CUKILN_PORT"),
         ("CUKILN_PORT", "70000", "CUKILN_PORT.*65535"),
@@ -158,10 +158,10 @@ def test_every_variable_refuses_nonsense_by_its_name(monkeypatch: pytest.MonkeyP
     ],
 )
 def test_nonsense_is_refused_with_the_variable_and_what_is_allowed(
-    monkeypatch: pytest.MonkeyPatch, name: str, value: str, words: str
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(name, value)
-    with pytest.raises(SettingsError, match=f"(?s){words}"):
+    with pytest.raises(SettingsError, match=f"(?s){message}"):
         load_settings()
 
 

@@ -181,7 +181,7 @@ def test_a_kernel_of_two_functions_has_one_digest_of_both(toolchain: Toolchain, 
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"),
+    ("fault", "message"),
     [
         ("front_end", "fault 1: the front end refuses this kernel"),
         ("ptxas_line", "no_such_instruction"),
@@ -190,7 +190,7 @@ def test_a_kernel_of_two_functions_has_one_digest_of_both(toolchain: Toolchain, 
     ],
 )
 def test_a_bad_kernel_is_named_with_its_words_and_the_others_survive(
-    toolchain: Toolchain, processes: Processes, fault: str, words: str
+    toolchain: Toolchain, processes: Processes, fault: str, message: str
 ) -> None:
     counting = Faulty(lambda program, folder: None)
     good = [probe(1), probe(2), probe(3)]
@@ -201,7 +201,7 @@ def test_a_bad_kernel_is_named_with_its_words_and_the_others_survive(
     for kernel in bad:
         result = outcome.outcomes[kernel.id]
         assert result.status == "compile_error"
-        assert words in result.log
+        assert message in result.log
         assert (result.code_digest, result.resources) == (None, None)
     assert artifact_of(outcome).kernels == tuple(kernel.id for kernel in good)
     assert (outcome.left, outcome.why) == ((), "")
@@ -235,9 +235,9 @@ UNNAMED = [
 ]
 
 
-@pytest.mark.parametrize(("finished", "status", "words"), UNNAMED)
+@pytest.mark.parametrize(("finished", "status", "message"), UNNAMED)
 def test_where_no_kernel_is_named_all_are_left_with_the_compilers_words(
-    toolchain: Toolchain, finished: Finished, status: str, words: str
+    toolchain: Toolchain, finished: Finished, status: str, message: str
 ) -> None:
     bad = probe(3)
     kernels = [probe(1), probe(2), bad, probe(4), probe(5)]
@@ -245,7 +245,7 @@ def test_where_no_kernel_is_named_all_are_left_with_the_compilers_words(
     outcome = compile_kernels(kernels, toolchain, faulty)
     assert (outcome.outcomes, outcome.artifact) == ({}, None)
     assert outcome.left == tuple(kernels)
-    assert words in outcome.why
+    assert message in outcome.why
     assert faulty.started == ["nvcc"], "no file but that of the group"
     # The seconds of a file that failed are part of the price.
     assert (outcome.wall_seconds, outcome.cpu_seconds) == pytest.approx((0.1, 0.2))
@@ -255,7 +255,7 @@ def test_where_no_kernel_is_named_all_are_left_with_the_compilers_words(
     assert (alone.artifact, alone.left, alone.why) == (None, (), "")
     result = alone.outcomes[bad.id]
     assert (result.status, result.code_digest, result.resources) == (status, None, None)
-    assert words in result.log
+    assert message in result.log
 
 
 @pytest.mark.parametrize("fault", ["ptxas_line", "host"])
@@ -391,7 +391,7 @@ def test_a_helper_that_is_not_expected_stops_the_group_before_nvcc(
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    ("change", "message"),
     [
         (lambda names: names | {"_ZN5extra3runEv"}, "missing \\['_ZN5extra3runEv'\\]"),
         (lambda names: frozenset(sorted(names)[1:]), "not expected \\['_ZN23kernel_"),
@@ -402,33 +402,33 @@ def test_a_cubin_with_other_kernels_than_expected_is_a_bug(
     caching_processes: CachingProcesses,
     monkeypatch: pytest.MonkeyPatch,
     change: Callable[[frozenset[str]], frozenset[str]],
-    words: str,
+    message: str,
 ) -> None:
     def render(kernels: Sequence[Kernel]) -> object:
         group = render_device(kernels)
         return replace(group, symbols=change(group.symbols))
 
     monkeypatch.setattr(module, "render_device", render)
-    with pytest.raises(UnexpectedSymbols, match=words):
+    with pytest.raises(UnexpectedSymbols, match=message):
         compile_kernels([probe()], toolchain, caching_processes)
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("text", "message"),
     [
         ("\nCUKILN_EXPORT int one_too_many() { return 0; }\n", "not expected \\['one_too_many'\\]"),
         ("\n#define cukiln_prepare cukiln_other\n", "missing \\['cukiln_prepare'\\]"),
     ],
 )
 def test_a_library_with_other_exports_than_expected_is_a_bug(
-    toolchain: Toolchain, caching_processes: CachingProcesses, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+    toolchain: Toolchain, caching_processes: CachingProcesses, monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
     def render(kernels: Sequence[Kernel], *, target: str) -> str:
         whole = render_library(kernels, target=target)
         return whole + text if "EXPORT" in text else text + whole
 
     monkeypatch.setattr(module, "render_library", render)
-    with pytest.raises(UnexpectedSymbols, match=words):
+    with pytest.raises(UnexpectedSymbols, match=message):
         compile_kernels([probe()], toolchain, caching_processes)
 
 

@@ -173,7 +173,7 @@ def zeros(*shape: int, dtype: type = np.float32) -> np.ndarray[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("operands", "error", "words"),
+    ("operands", "error", "message"),
     [
         ([OnGpu(zeros(6, 40)), zeros(6, 40)], ValueError, "operand 0 is on a GPU; a library of target cpu takes CPU"),
         ([zeros(6, 40), OnGpu(zeros(6, 40))], ValueError, "operand 1 is on a GPU; a library of target cpu takes CPU"),
@@ -184,10 +184,10 @@ def zeros(*shape: int, dtype: type = np.float32) -> np.ndarray[Any, Any]:
     ],
 )
 def test_what_is_wrong_with_a_call_is_an_exception(
-    libraries: Libraries, operands: list[Any], error: type[Exception], words: str
+    libraries: Libraries, operands: list[Any], error: type[Exception], message: str
 ) -> None:
     _, kernel = libraries.load("softmax")
-    with pytest.raises(error, match=words):
+    with pytest.raises(error, match=message):
         kernel(*operands)
 
 

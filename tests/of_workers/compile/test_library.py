@@ -191,7 +191,7 @@ def test_operands_may_share_an_allocation_but_no_element(matmul: Built, child: C
 
 
 @pytest.mark.parametrize(
-    ("arguments", "kind", "words"),
+    ("arguments", "kind", "message"),
     [
         ("", "TypeError", "one argument"),
         ("'cuda'", "TypeError", "one argument"),
@@ -202,21 +202,21 @@ def test_operands_may_share_an_allocation_but_no_element(matmul: Built, child: C
     ],
 )
 def test_prepare_refuses_what_is_no_device(
-    matmul: Built, child: Child, fake_driver: Path, arguments: str, kind: str, words: str
+    matmul: Built, child: Child, fake_driver: Path, arguments: str, kind: str, message: str
 ) -> None:
     answer, _ = child(calls(matmul.path, f"answer = attempt('prepare', {arguments})"), driver=fake_driver)
-    assert answer[0] == kind and words in answer[1]
+    assert answer[0] == kind and message in answer[1]
 
 
 @pytest.mark.parametrize(
-    ("function", "words"),
+    ("function", "message"),
     [
         ("cuInit", "does not start"),
         ("cuModuleLoadData", "made for sm_90a, cannot be loaded on cuda:1: no kernel image"),
     ],
 )
 def test_a_driver_that_refuses_is_quoted_and_asked_again(
-    matmul: Built, child: Child, fake_driver: Path, function: str, words: str
+    matmul: Built, child: Child, fake_driver: Path, function: str, message: str
 ) -> None:
     body = """
     import ctypes
@@ -225,7 +225,7 @@ def test_a_driver_that_refuses_is_quoted_and_asked_again(
     answer = [first, attempt("prepare", tvm_ffi.device("cuda:1"))]
     """
     answer, _ = child(calls(matmul.path, body), driver=fake_driver, FAKE_CUDA_FAIL=function)
-    assert answer[0][0] == "RuntimeError" and words in answer[0][1]
+    assert answer[0][0] == "RuntimeError" and message in answer[0][1]
     assert answer[1] is None
 
 

@@ -157,15 +157,15 @@ def test_a_kernel_has_the_same_code_in_any_file_and_in_its_own_library(nvrtc: To
 
 
 @pytest.mark.parametrize(
-    ("fault", "words"), [("front_end", "fault 1: the front end refuses"), ("ptxas_line", "no_such_instruction")]
+    ("fault", "message"), [("front_end", "fault 1: the front end refuses"), ("ptxas_line", "no_such_instruction")]
 )
 def test_a_kernel_that_either_half_refuses_is_named(
-    fault: str, words: str, nvrtc: Toolchain, processes: Processes
+    fault: str, message: str, nvrtc: Toolchain, processes: Processes
 ) -> None:
     good, bad = probe(1), probe(2, fault)
     outcome = compile_kernels([good, bad], nvrtc, processes)
     assert statuses(outcome, [good, bad]) == ["ok", "compile_error"], outcome.why
-    assert words in outcome.outcomes[bad.id].log
+    assert message in outcome.outcomes[bad.id].log
 
 
 def test_variables_that_are_named_stay_in_the_ptx() -> None:
@@ -199,21 +199,21 @@ def build(library: Path, body: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("body", "words"),
+    ("body", "message"),
     [
         ("return 11;", "NVRTC failed of itself: NVRTC_ERROR_OF_THE_TEST"),
         ("raise(SIGSEGV); return 0;", "nvrtc died of signal 11"),
     ],
 )
 def test_a_crash_is_the_kernels_where_it_is_alone(
-    body: str, words: str, failing: tuple[Toolchain, Processes, Path]
+    body: str, message: str, failing: tuple[Toolchain, Processes, Path]
 ) -> None:
     tools, processes, library = failing
     build(library, body)
     kernels: list[Kernel] = [probe()]
     outcome = compile_kernels(kernels, tools, processes)
     assert statuses(outcome, kernels) == ["compile_error"]
-    assert words in outcome.outcomes[kernels[0].id].log
+    assert message in outcome.outcomes[kernels[0].id].log
 
 
 @pytest.mark.parametrize("body", ["return 1;", "return 7;", "raise(SIGKILL); return 0;", None])

@@ -38,14 +38,16 @@ def test_without_wheels_the_path_is_searched(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
         ({"nvcc": "/nowhere/nvcc"}, "CUKILN_NVCC names /nowhere/nvcc"),
         ({"host_compiler": "no-such-g++"}, "apt-get install g\\+\\+"),
     ],
 )
-def test_what_is_missing_is_named_with_what_to_do(processes: Processes, arguments: dict[str, str], words: str) -> None:
-    with pytest.raises(ToolchainMissing, match=words):
+def test_what_is_missing_is_named_with_what_to_do(
+    processes: Processes, arguments: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ToolchainMissing, match=message):
         find_toolchain(processes, **arguments)
 
 
@@ -56,12 +58,14 @@ def test_no_nvcc_at_all_says_how_to_get_one(processes: Processes, monkeypatch: p
         find_toolchain(processes, host_compiler="/usr/bin/g++")
 
 
-@pytest.mark.parametrize(("body", "words"), [("exit 3", "failed with 3"), ("echo no version here", "says no version")])
+@pytest.mark.parametrize(
+    ("body", "message"), [("exit 3", "failed with 3"), ("echo no version here", "says no version")]
+)
 def test_an_nvcc_that_does_not_work_is_a_missing_one(
-    tmp_path: Path, processes: Processes, body: str, words: str
+    tmp_path: Path, processes: Processes, body: str, message: str
 ) -> None:
     nvcc = script(tmp_path, "nvcc", body)
-    with pytest.raises(ToolchainMissing, match=words):
+    with pytest.raises(ToolchainMissing, match=message):
         find_toolchain(processes, nvcc=str(nvcc))
 
 

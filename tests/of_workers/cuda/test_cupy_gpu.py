@@ -123,10 +123,10 @@ def test_the_gpu_group_alone_brings_the_headers_that_cupy_compiles_with() -> Non
 
 
 @pytest.mark.parametrize(
-    ("status", "words"),
+    ("status", "message"),
     [(35, "driver is missing"), (100, "has no NVIDIA GPU"), (46, "exclusive use"), (999, "cannot be used")],
 )
-def test_a_machine_without_a_usable_gpu_says_why(monkeypatch: pytest.MonkeyPatch, status: int, words: str) -> None:
+def test_a_machine_without_a_usable_gpu_says_why(monkeypatch: pytest.MonkeyPatch, status: int, message: str) -> None:
     def refuse() -> int:
         raise CudaError(status, "cudaErrorOfSomeKind: words")
 
@@ -134,7 +134,7 @@ def test_a_machine_without_a_usable_gpu_says_why(monkeypatch: pytest.MonkeyPatch
     cupy.cuda.runtime.getDeviceCount = refuse
     cupy.cuda.runtime.driverGetVersion = cupy.cuda.runtime.runtimeGetVersion = lambda: 0
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    with pytest.raises(GpuMissing, match=f"{words}.*cudaErrorOfSomeKind: words"):
+    with pytest.raises(GpuMissing, match=f"{message}.*cudaErrorOfSomeKind: words"):
         cupy_gpu.list_devices()
 
 
@@ -360,7 +360,7 @@ def test_a_library_that_cannot_be_prepared_is_refused_with_its_words(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("words", "kind"),
+    ("message", "kind"),
     [
         ("out of memory (CUDA error 2)", LoadFailed),
         ("no kernel image is available (CUDA error 209)", LoadFailed),
@@ -373,8 +373,10 @@ def test_a_library_that_cannot_be_prepared_is_refused_with_its_words(tmp_path: P
         ("named symbol not found (CUDA error 500)", LaunchRefused),
     ],
 )
-def test_a_load_that_fails_is_the_machines_fault_unless_the_file_is_no_good(words: str, kind: type[Exception]) -> None:
-    assert type(load_failure(words)) is kind
+def test_a_load_that_fails_is_the_machines_fault_unless_the_file_is_no_good(
+    message: str, kind: type[Exception]
+) -> None:
+    assert type(load_failure(message)) is kind
 
 
 def test_a_call_that_fails_on_a_lost_device_is_a_fault(tmp_path: Path) -> None:

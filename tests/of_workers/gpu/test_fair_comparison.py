@@ -171,7 +171,7 @@ STEADY = placed(*[10.0, 10.1] * 8)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "turns", "words"),
+    ("before", "after", "turns", "message"),
     [
         ({}, {}, [STEADY], []),
         ({"nvml": "not installed"}, {"nvml": "not installed"}, [placed(1.0)], []),
@@ -196,9 +196,9 @@ STEADY = placed(*[10.0, 10.1] * 8)
     ],
 )
 def test_what_changes_during_a_comparison_is_said(
-    before: dict[str, object], after: dict[str, object], turns: list[Placed], words: list[str]
+    before: dict[str, object], after: dict[str, object], turns: list[Placed], message: list[str]
 ) -> None:
-    assert unsteady(before, after, turns) == words
+    assert unsteady(before, after, turns) == message
 
 
 def held_back(us: int, at_us: int, *throttle: str) -> dict[str, object]:
@@ -206,7 +206,7 @@ def held_back(us: int, at_us: int, *throttle: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "words", "limits"),
+    ("before", "after", "message", "limits"),
     [
         (held_back(500, 0), held_back(500, 1_000_000), [], []),
         (held_back(500, 0), held_back(30_500, 1_000_000), [], []),
@@ -219,9 +219,9 @@ def held_back(us: int, at_us: int, *throttle: str) -> dict[str, object]:
     ],
 )
 def test_throttling_between_the_two_moments_is_said_too(
-    before: dict[str, object], after: dict[str, object], words: list[str], limits: list[str]
+    before: dict[str, object], after: dict[str, object], message: list[str], limits: list[str]
 ) -> None:
-    assert unsteady(before, after, [STEADY]) == words
+    assert unsteady(before, after, [STEADY]) == message
     assert limited_by(before, after) == limits
 
 

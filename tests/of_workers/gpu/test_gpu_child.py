@@ -305,7 +305,7 @@ def test_an_operand_is_aligned_as_asked_and_no_better() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offset", "words"),
+    ("offset", "message"),
     [
         (-1, "wrote outside of out, 1 bytes before it"),
         (-64, "wrote outside of out, 64 bytes before it"),
@@ -316,13 +316,13 @@ def test_an_operand_is_aligned_as_asked_and_no_better() -> None:
         (4 * 4, None),
     ],
 )
-def test_what_is_written_beside_an_operand_is_found(offset: int, words: str | None) -> None:
+def test_what_is_written_beside_an_operand_is_found(offset: int, message: str | None) -> None:
     import ctypes
 
     tensor = DeviceTensor(HostGpu(), operand(), guard=64, alignment=256)  # type: ignore[arg-type]
     tensor.poison()
     ctypes.memset(tensor.pointer + offset, 0, 1)
-    assert tensor.harm() == words
+    assert tensor.harm() == message
 
 
 def test_poison_is_nan_and_reaches_every_element() -> None:
@@ -493,7 +493,7 @@ def test_a_vendor_that_is_as_fast_is_a_tie(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize(
-    ("throttled", "words"),
+    ("throttled", "message"),
     [
         # The first state is the child's, before it begins; each ranking has two.
         ([[], [], ["hw_slowdown"]], []),
@@ -501,11 +501,11 @@ def test_a_vendor_that_is_as_fast_is_a_tie(gpu: Gpu) -> None:
     ],
 )
 def test_a_comparison_on_a_throttled_gpu_is_done_once_more_and_then_marked(
-    gpu: Gpu, throttled: list[list[str]], words: list[str]
+    gpu: Gpu, throttled: list[list[str]], message: list[str]
 ) -> None:
     gpu.configure(throttled=throttled)
     comparison = compare(gpu, FIRST, SECOND, vendor=False)
-    assert (comparison.unsteady, comparison.limited_by) == (words, [])
+    assert (comparison.unsteady, comparison.limited_by) == (message, [])
 
 
 def test_a_cap_that_holds_throughout_is_named_and_nothing_is_compared_again(gpu: Gpu) -> None:
@@ -516,7 +516,7 @@ def test_a_cap_that_holds_throughout_is_named_and_nothing_is_compared_again(gpu:
 
 
 @pytest.mark.parametrize(
-    ("vendor", "words"),
+    ("vendor", "message"),
     [
         ({"vendor_us": []}, "has nothing for this problem"),
         ({"vendor": "raises"}, "the vendor's library failed: IndexError: tuple index out of range"),
@@ -530,22 +530,22 @@ def test_a_cap_that_holds_throughout_is_named_and_nothing_is_compared_again(gpu:
         ({"vendor": "fault"}, "did not survive: the process ended with exit status 3: an illegal memory access"),
     ],
 )
-def test_a_vendor_that_fails_is_missing_and_says_why(gpu: Gpu, vendor: dict[str, Any], words: str) -> None:
+def test_a_vendor_that_fails_is_missing_and_says_why(gpu: Gpu, vendor: dict[str, Any], message: str) -> None:
     gpu.configure(**vendor)
     comparison = compare(gpu, FIRST, SECOND)
-    assert comparison.vendor is None and words in (comparison.vendor_missing or "")
+    assert comparison.vendor is None and message in (comparison.vendor_missing or "")
     assert len(comparison.contenders) == 2
 
 
 @pytest.mark.parametrize(
-    ("vendor", "words"),
+    ("vendor", "message"),
     [("first raises", "NumPy failed: KeyError: 'q'"), ("first refuses", "CUBLAS_STATUS_NOT_SUPPORTED")],
 )
-def test_an_algorithm_that_fails_is_named_beside_the_one_that_runs(gpu: Gpu, vendor: str, words: str) -> None:
+def test_an_algorithm_that_fails_is_named_beside_the_one_that_runs(gpu: Gpu, vendor: str, message: str) -> None:
     gpu.configure(vendor=vendor)
     comparison = compare(gpu, FIRST)
     assert comparison.vendor is not None and comparison.vendor_missing is None
-    assert comparison.vendor.algorithm == f"simulated algorithm 1; refused: {words}"
+    assert comparison.vendor.algorithm == f"simulated algorithm 1; refused: {message}"
 
 
 def test_what_a_vendor_is_asked_for_is_heard_by_the_parent(gpu: Gpu) -> None:
@@ -664,7 +664,7 @@ def test_probing_lists_the_devices_and_says_why_there_are_none(gpu: Gpu) -> None
 
 
 @pytest.mark.parametrize(
-    ("module", "words"),
+    ("module", "message"),
     [
         ("tests.no_such_module", "cannot be imported: No module named 'tests.no_such_module'"),
         ("no_such_package.gpu", "cannot be imported: No module named 'no_such_package'"),
@@ -672,11 +672,11 @@ def test_probing_lists_the_devices_and_says_why_there_are_none(gpu: Gpu) -> None
         ("", "cannot be imported: Empty module name"),
     ],
 )
-def test_a_module_that_drives_no_gpu_is_a_sentence_about_the_setting(gpu: Gpu, module: str, words: str) -> None:
+def test_a_module_that_drives_no_gpu_is_a_sentence_about_the_setting(gpu: Gpu, module: str, message: str) -> None:
     with pytest.raises(GpuMissing) as raised:
         probe(module, gpu.processes, LIMITS)
     assert str(raised.value) == (
-        f"CUKILN_GPU_MODULE names {module!r}, which {words}; leave it out for workers.cuda.cupy_gpu"
+        f"CUKILN_GPU_MODULE names {module!r}, which {message}; leave it out for workers.cuda.cupy_gpu"
     )
 
 

@@ -122,7 +122,7 @@ def lose(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"),
+    ("spoil", "message"),
     [
         (damage, "the file is damaged"),
         (lose, "No such file"),
@@ -131,9 +131,9 @@ def lose(folder: Path) -> None:
         (lambda folder: (folder / "bundle.json").write_text("{"), "not a bundle of schema 1"),
     ],
 )
-def test_a_damaged_bundle_is_not_measured(spoil: Callable[[Path], None], words: str, bundle: Path) -> None:
+def test_a_damaged_bundle_is_not_measured(spoil: Callable[[Path], None], message: str, bundle: Path) -> None:
     spoil(bundle)
-    with pytest.raises(BundleError, match=words):
+    with pytest.raises(BundleError, match=message):
         read_bundle(bundle)
 
 
@@ -155,7 +155,7 @@ def lost_kernel(content: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("edit", "words"),
+    ("edit", "message"),
     [
         (other_generator, "another release of cukiln exported the bundle"),
         (other_schedule, "is not that of its problem and schedule"),
@@ -163,9 +163,11 @@ def lost_kernel(content: Any) -> None:
         (lost_kernel, "wide"),
     ],
 )
-def test_a_bundle_that_does_not_fit_together_is_refused(edit: Callable[[Any], None], words: str, bundle: Path) -> None:
+def test_a_bundle_that_does_not_fit_together_is_refused(
+    edit: Callable[[Any], None], message: str, bundle: Path
+) -> None:
     change(bundle, edit)
-    with pytest.raises(BundleError, match=words):
+    with pytest.raises(BundleError, match=message):
         work_of_bundle(read_bundle(bundle), bundle)
 
 

@@ -117,18 +117,18 @@ def test_a_terminated_run_ends_in_order(exported: Path, elsewhere: Elsewhere) ->
 
 
 @pytest.mark.parametrize(
-    ("options", "words"),
+    ("options", "message"),
     [
         (("--problem", "none"), "no problem is called 'none'"),
         (("--device", "7"), "there is no GPU 7 on this machine: it has 0 = "),
     ],
 )
 def test_what_cannot_be_measured_is_a_sentence(
-    options: tuple[str, ...], words: str, exported: Path, elsewhere: Elsewhere
+    options: tuple[str, ...], message: str, exported: Path, elsewhere: Elsewhere
 ) -> None:
     ended = elsewhere.run(exported, "--out", elsewhere.folder / "out", *options)
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1), ended.stdout + ended.stderr
-    assert words in ended.stderr
+    assert message in ended.stderr
     assert not (elsewhere.folder / "out" / "results.json").exists()
 
 

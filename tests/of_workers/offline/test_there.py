@@ -49,7 +49,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **fields: Any) ->
 
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(
-    ("gpu", "bundle", "words"),
+    ("gpu", "bundle", "message"),
     [
         ({"devices": [{"driver": "570.1", "cuda": 12080}]}, {}, "install a driver of release 580 or later"),
         ({"devices": [{"driver": "470.1", "cuda": 11040}]}, {"nvcc": "12.9.86"}, "release 525 or later"),
@@ -61,7 +61,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, **fields: Any) ->
 def test_a_card_that_loads_nothing_of_what_was_carried_is_said_before_any_part(
     gpu: dict[str, Any],
     bundle: dict[str, str],
-    words: str,
+    message: str,
     part: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -70,7 +70,7 @@ def test_a_card_that_loads_nothing_of_what_was_carried_is_said_before_any_part(
     simulated(monkeypatch, tmp_path, **gpu)
     assert run(tmp_path, **bundle) == there.WRONG_USE
     said = capsys.readouterr().err
-    assert said.startswith("measure_there: ") and words in said and said.count("\n") == 1
+    assert said.startswith("measure_there: ") and message in said and said.count("\n") == 1
     assert not part.exists() and not (tmp_path / "into" / "parts.jsonl").exists()
 
 
@@ -105,11 +105,11 @@ def test_a_driver_that_answers_in_no_pid_namespace_is_asked_outside_and_parts_st
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize(("words", "inherited"), [((), "true"), (("--no-pid-namespaces",), "false")])
+@pytest.mark.parametrize(("message", "inherited"), [((), "true"), (("--no-pid-namespaces",), "false")])
 def test_parts_are_set_to_stay_outside_of_pid_namespaces(
-    words: tuple[str, ...], inherited: str, part: Path, tmp_path: Path
+    message: tuple[str, ...], inherited: str, part: Path, tmp_path: Path
 ) -> None:
-    assert run(tmp_path, *words) == there.DONE
+    assert run(tmp_path, *message) == there.DONE
     assert part.read_text().startswith(f"{inherited} ")
 
 

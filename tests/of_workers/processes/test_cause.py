@@ -64,9 +64,9 @@ WORDS: list[tuple[int, str, Cause]] = [
 ]
 
 
-@pytest.mark.parametrize(("returncode", "words", "cause"), WORDS)
-def test_the_drivers_messages_give_the_cause(returncode: int, words: str, cause: Cause) -> None:
-    assert cause_of(returncode, words) == cause
+@pytest.mark.parametrize(("returncode", "message", "cause"), WORDS)
+def test_the_drivers_messages_give_the_cause(returncode: int, message: str, cause: Cause) -> None:
+    assert cause_of(returncode, message) == cause
 
 
 @pytest.mark.parametrize("number", sorted(MACHINE_SIGNALS | CRASH_SIGNALS))

@@ -169,8 +169,8 @@ def test_a_refused_launch_is_a_runtime_error_in_the_library_s_words(
     assert [run_on_gpu(folder, 0)[name] for name in ("verdict", "message")] == ["runtime_error", "no such device"]
 
 
-@pytest.mark.parametrize(("gpus", "words"), [(0, "CUDA shows 0"), (1, "there is no GPU 1")])
-def test_a_gpu_that_is_not_there_is_said(folder: Path, cupy: SimulatedCupy, gpus: int, words: str) -> None:
+@pytest.mark.parametrize(("gpus", "message"), [(0, "CUDA shows 0"), (1, "there is no GPU 1")])
+def test_a_gpu_that_is_not_there_is_said(folder: Path, cupy: SimulatedCupy, gpus: int, message: str) -> None:
     cupy.gpus = gpus
-    with pytest.raises(GpuAbsent, match=words):
+    with pytest.raises(GpuAbsent, match=message):
         run_on_gpu(folder, 1)

@@ -74,7 +74,7 @@ def test_the_bounds_say_which_keys_a_query_sees(fields: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "message"),
     [
         ({}, None),
         ({"causal": True}, None),
@@ -89,10 +89,10 @@ def test_the_bounds_say_which_keys_a_query_sees(fields: dict[str, Any]) -> None:
         ({"lengths": "paged", "page_size": 16}, "not for lengths = paged"),
     ],
 )
-def test_pytorch_is_asked_for_whole_problems_only(fields: dict[str, Any], words: str | None) -> None:
+def test_pytorch_is_asked_for_whole_problems_only(fields: dict[str, Any], message: str | None) -> None:
     why = pytorch_refuses(attention(**{**PLAIN, **fields}))
-    assert (words is None) == (why is None)
-    assert words is None or words in str(why)
+    assert (message is None) == (why is None)
+    assert message is None or message in str(why)
 
 
 def test_attention_has_this_vendor_and_another_operator_is_refused() -> None:

@@ -53,14 +53,14 @@ def test_without_cupy_nothing_is_started_and_the_words_say_what_to_install(
 
 
 @pytest.mark.parametrize(
-    ("devices", "words"),
+    ("devices", "message"),
     [([], "no GPU is found.*nvidia-smi"), ([device(0, "predicted:sm_90a")], "cannot be the name of a device class")],
 )
 def test_a_machine_without_a_gpu_that_can_be_used_is_reported(
-    devices: list[Device], words: str, processes: Processes, monkeypatch: pytest.MonkeyPatch
+    devices: list[Device], message: str, processes: Processes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gpu_worker, "probe", lambda *_: devices)
-    with pytest.raises(GpuMissing, match=words):
+    with pytest.raises(GpuMissing, match=message):
         find_gpus(load_settings(gpu_module=FAKE), processes)
 
 
