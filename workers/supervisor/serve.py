@@ -116,14 +116,14 @@ class Supervisor:
         """Keep the children running until `ask_to_stop`."""
         self._api = ApiWatch(_reachable(self.settings.host), self.settings.port)
         while not self._stop:
-            message = [self._valkey.keep()] if self._valkey is not None else []
+            messages = [self._valkey.keep()] if self._valkey is not None else []
             self._watch_server()
             for child in self._children:
-                message.append(child.keep())
+                messages.append(child.keep())
                 if child.name == API and self._api.is_silent(child.runs_for_seconds):
-                    message.append(child.end_hung("does not answer"))
-            for line in filter(None, message):
-                self._say(line)
+                    messages.append(child.end_hung("does not answer"))
+            for message in filter(None, messages):
+                self._say(message)
             time.sleep(WATCH_SECONDS)
 
     def ask_to_stop(self) -> None:
