@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 
-# Before anything is imported that makes threads: these processes outnumber the cores, and a fork copies no threads, so
-# that a child of one in which MKL had some would wait for them for ever (where it has a tiny product is up to the CPU).
+# Before anything is imported that makes threads. These processes outnumber the cores, and a fork copies no threads:
+# where MKL has some, the next parallel product in a fork hangs. From which size one is parallel depends on the CPU.
 os.environ["OMP_NUM_THREADS"] = os.environ["OPENBLAS_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 
 import gc

@@ -15,7 +15,7 @@ NOUNS = "blob|build|byte|candidate|file|group|job|kernel|measurement|problem|rec
 
 
 @pytest.mark.parametrize(
-    ("count", "noun", "message"),
+    ("count", "noun", "text"),
     [
         (0, "kernel", "0 kernels"),
         (1, "kernel", "1 kernel"),
@@ -26,8 +26,8 @@ NOUNS = "blob|build|byte|candidate|file|group|job|kernel|measurement|problem|rec
         (2, "survey day", "2 survey days"),
     ],
 )
-def test_a_noun_follows_its_number(count: int, noun: str, message: str) -> None:
-    assert counted(count, noun) == message
+def test_a_noun_follows_its_number(count: int, noun: str, text: str) -> None:
+    assert counted(count, noun) == text
 
 
 @pytest.mark.checkout

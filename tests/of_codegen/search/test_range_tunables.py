@@ -61,7 +61,7 @@ def test_an_unknown_tunable_is_distinguished_from_a_wrong_value() -> None:
 
 
 @pytest.mark.parametrize(
-    ("allowed", "json", "message"),
+    ("allowed", "json", "text"),
     [
         (range(1, 1025), {"minimum": 1, "maximum": 1024}, "1 to 1024"),
         (range(1), {"minimum": 0, "maximum": 0}, "0 to 0"),
@@ -69,9 +69,9 @@ def test_an_unknown_tunable_is_distinguished_from_a_wrong_value() -> None:
         (("none", "atomic"), ["none", "atomic"], "none, atomic"),
     ],
 )
-def test_what_is_allowed_as_json_and_as_words(allowed: Any, json: Any, message: str) -> None:
+def test_what_is_allowed_as_json_and_as_text(allowed: Any, json: Any, text: str) -> None:
     assert allowed_json(allowed) == json
-    assert allowed_text(allowed) == message
+    assert allowed_text(allowed) == text
 
 
 @pytest.mark.parametrize("allowed", [range(0, 8, 2), range(3, 3), range(9, 0, -1), ()])

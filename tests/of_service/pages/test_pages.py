@@ -384,7 +384,7 @@ def test_older_jobs_are_on_further_pages(api: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    ("write", "value", "message"),
+    ("write", "value", "text"),
     [
         (page_filters.seconds, 0.0123, "0.012"),
         (page_filters.seconds, 4.312, "4.31"),
@@ -401,13 +401,13 @@ def test_older_jobs_are_on_further_pages(api: Api) -> None:
         (page_filters.microseconds, 12345.6, "12,346 µs"),
     ],
 )
-def test_numbers_are_written_with_about_three_digits(write: Any, value: float | None, message: str) -> None:
-    assert write(value) == message
+def test_numbers_are_written_with_about_three_digits(write: Any, value: float | None, text: str) -> None:
+    assert write(value) == text
 
 
-@pytest.mark.parametrize(("part", "whole", "message"), [(1, 4, "25 %"), (0, 4, "0 %"), (0, 0, "–")])
-def test_a_share_of_nothing_is_a_dash(part: int, whole: int, message: str) -> None:
-    assert page_filters.share(part, whole) == message
+@pytest.mark.parametrize(("part", "whole", "text"), [(1, 4, "25 %"), (0, 4, "0 %"), (0, 0, "–")])
+def test_a_share_of_nothing_is_a_dash(part: int, whole: int, text: str) -> None:
+    assert page_filters.share(part, whole) == text
 
 
 # ---- with an API key

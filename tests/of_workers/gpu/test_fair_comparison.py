@@ -171,7 +171,7 @@ STEADY = placed(*[10.0, 10.1] * 8)
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "turns", "message"),
+    ("before", "after", "turns", "reasons"),
     [
         ({}, {}, [STEADY], []),
         ({"nvml": "not installed"}, {"nvml": "not installed"}, [placed(1.0)], []),
@@ -196,9 +196,9 @@ STEADY = placed(*[10.0, 10.1] * 8)
     ],
 )
 def test_what_changes_during_a_comparison_is_said(
-    before: dict[str, object], after: dict[str, object], turns: list[Placed], message: list[str]
+    before: dict[str, object], after: dict[str, object], turns: list[Placed], reasons: list[str]
 ) -> None:
-    assert unsteady(before, after, turns) == message
+    assert unsteady(before, after, turns) == reasons
 
 
 def held_back(us: int, at_us: int, *throttle: str) -> dict[str, object]:
@@ -206,7 +206,7 @@ def held_back(us: int, at_us: int, *throttle: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "message", "limits"),
+    ("before", "after", "reasons", "limits"),
     [
         (held_back(500, 0), held_back(500, 1_000_000), [], []),
         (held_back(500, 0), held_back(30_500, 1_000_000), [], []),
@@ -219,9 +219,9 @@ def held_back(us: int, at_us: int, *throttle: str) -> dict[str, object]:
     ],
 )
 def test_throttling_between_the_two_moments_is_said_too(
-    before: dict[str, object], after: dict[str, object], message: list[str], limits: list[str]
+    before: dict[str, object], after: dict[str, object], reasons: list[str], limits: list[str]
 ) -> None:
-    assert unsteady(before, after, [STEADY]) == message
+    assert unsteady(before, after, [STEADY]) == reasons
     assert limited_by(before, after) == limits
 
 

@@ -493,7 +493,7 @@ def test_a_vendor_that_is_as_fast_is_a_tie(gpu: Gpu) -> None:
 
 
 @pytest.mark.parametrize(
-    ("throttled", "message"),
+    ("throttled", "reasons"),
     [
         # The first state is the child's, before it begins; each ranking has two.
         ([[], [], ["hw_slowdown"]], []),
@@ -501,11 +501,11 @@ def test_a_vendor_that_is_as_fast_is_a_tie(gpu: Gpu) -> None:
     ],
 )
 def test_a_comparison_on_a_throttled_gpu_is_done_once_more_and_then_marked(
-    gpu: Gpu, throttled: list[list[str]], message: list[str]
+    gpu: Gpu, throttled: list[list[str]], reasons: list[str]
 ) -> None:
     gpu.configure(throttled=throttled)
     comparison = compare(gpu, FIRST, SECOND, vendor=False)
-    assert (comparison.unsteady, comparison.limited_by) == (message, [])
+    assert (comparison.unsteady, comparison.limited_by) == (reasons, [])
 
 
 def test_a_cap_that_holds_throughout_is_named_and_nothing_is_compared_again(gpu: Gpu) -> None:

@@ -393,7 +393,7 @@ CARD = Device("Simulated GPU", "GPU-1", (9, 0), "1.0", 4, 1 << 16, 1 << 30)
 OTHER = replace(CARD, uuid="GPU-2")
 
 
-def test_what_tells_of_a_card_is_run_again_on_another_and_what_tells_of_its_product_on_another_product(
+def test_what_depends_on_a_card_is_run_again_on_another_and_what_depends_on_its_product_on_another_product(
     tmp_path: Path,
 ) -> None:
     parts = parts_of(tmp_path, tmp_path, gpu_module="m", device="0", seconds=0.3)

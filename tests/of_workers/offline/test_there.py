@@ -105,11 +105,11 @@ def test_a_driver_that_answers_in_no_pid_namespace_is_asked_outside_and_parts_st
 
 
 @pytest.mark.usefixtures("at_once")
-@pytest.mark.parametrize(("message", "inherited"), [((), "true"), (("--no-pid-namespaces",), "false")])
+@pytest.mark.parametrize(("arguments", "inherited"), [((), "true"), (("--no-pid-namespaces",), "false")])
 def test_parts_are_set_to_stay_outside_of_pid_namespaces(
-    message: tuple[str, ...], inherited: str, part: Path, tmp_path: Path
+    arguments: tuple[str, ...], inherited: str, part: Path, tmp_path: Path
 ) -> None:
-    assert run(tmp_path, *message) == there.DONE
+    assert run(tmp_path, *arguments) == there.DONE
     assert part.read_text().startswith(f"{inherited} ")
 
 

@@ -115,7 +115,7 @@ def test_no_secret_of_the_worker_is_in_its_memory(warm: Processes, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("message", "changes", "ended_by", "returncode"),
+    ("arguments", "changes", "ended_by", "returncode"),
     [
         (("exit", 3), {}, None, 3),
         (("fail",), {}, None, 1),
@@ -133,14 +133,14 @@ def test_it_ends_as_a_new_interpreter_does(
     warm: Processes,
     cold: Processes,
     tmp_path: Path,
-    message: tuple[object, ...],
+    arguments: tuple[object, ...],
     changes: dict[str, float],
     ended_by: str | None,
     returncode: int,
 ) -> None:
     bounds = Limits(**{**vars(LIMITS), **changes})  # type: ignore[arg-type]
     for processes in (warm, cold):
-        finished = run(processes, tmp_path, *message, bounds=bounds)
+        finished = run(processes, tmp_path, *arguments, bounds=bounds)
         assert (finished.ended_by, finished.returncode) == (ended_by, returncode), finished.text()
     assert run(warm, tmp_path, "say").ok  # and the next is fine
 

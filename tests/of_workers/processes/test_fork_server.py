@@ -57,10 +57,10 @@ def test_a_module_is_run_by_the_process_that_imported_it_and_a_program_is_execut
 
 
 @pytest.mark.parametrize(
-    ("message", "returncode"), [(("exit", "3"), 3), (("fail",), 1), (("signal", "6"), -6), (("signal", "9"), -9)]
+    ("arguments", "returncode"), [(("exit", "3"), 3), (("fail",), 1), (("signal", "6"), -6), (("signal", "9"), -9)]
 )
-def test_an_end_is_reported_as_it_was(server: ForkServer, message: tuple[str, ...], returncode: int) -> None:
-    ending = fork(server, *CHILD, *message).wait(30.0)
+def test_an_end_is_reported_as_it_was(server: ForkServer, arguments: tuple[str, ...], returncode: int) -> None:
+    ending = fork(server, *CHILD, *arguments).wait(30.0)
     assert ending is not None and ending.returncode == returncode
     assert ending.max_rss_kib > 1024
 

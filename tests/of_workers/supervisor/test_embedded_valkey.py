@@ -300,9 +300,9 @@ def test_a_pid_file_that_names_a_stranger_harms_nothing(server: EmbeddedValkey) 
             stranger.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize("message", ["", "not a number", "0", "-1", "99999999"])
-def test_a_broken_pid_file_is_removed(tmp_path: Path, message: str) -> None:
-    (tmp_path / "valkey.pid").write_text(message)
+@pytest.mark.parametrize("content", ["", "not a number", "0", "-1", "99999999"])
+def test_a_broken_pid_file_is_removed(tmp_path: Path, content: str) -> None:
+    (tmp_path / "valkey.pid").write_text(content)
     end_orphan(tmp_path)
     assert not (tmp_path / "valkey.pid").exists()
 
