@@ -274,7 +274,7 @@ class Supervisor:
 
 
 def serve(settings: Settings, *, commands: Commands | None = None) -> int:
-    """Run until SIGINT or SIGTERM; a second one stops at once. Returns the exit status. For the main thread."""
+    """Run until SIGINT or SIGTERM; a later one stops at once. Returns the exit status. For the main thread."""
     supervisor = Supervisor(settings, say=write_line, commands=commands)
 
     def asked(number: int, frame: FrameType | None) -> None:
