@@ -37,7 +37,7 @@ GEMM = (
     "gemm/ring.cuh", "gemm/tile.cuh", "gemm/simt.cuh", "gemm/tensor.cuh", "gemm/limbs.cuh", "gemm/split.cuh",
     "gemm/limb_planes.cuh", "gemm/multiply.cuh", "gemm/launch.cuh",
 )  # fmt: skip
-# Convolutions: an image gathered on the way, sums without a product, launch code. After GEMM, of which they are made.
+# Convolutions: operands gathered and fed, planes, sums without a product, launch code. After GEMM, which they use.
 CONV = (
     "conv/gather.cuh", "conv/feed.cuh", "conv/channel_planes.cuh", "conv/direct.cuh", "conv/window.cuh",
     "conv/launch.cuh",

@@ -21,9 +21,10 @@ MAX_TUNABLES = 64
 
 def _as_value(value: Any) -> Any:
     """One error where the union would have one for each type."""
-    if type(as_integer(value)) not in (int, str):
+    value = as_integer(value)
+    if type(value) not in (int, str):
         raise refuse("search_value", "Input should be an integer or a string")
-    return as_integer(value)
+    return value
 
 
 SearchValue = Annotated[StrictInt | StrictStr, BeforeValidator(_as_value)]

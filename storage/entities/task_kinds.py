@@ -1,5 +1,5 @@
 """What tasks are about: kinds, the refs of each, and how long past its jobs' deadlines it may continue. The queue
-knows none of them."""
+depends on none of them."""
 
 import hashlib
 import math

@@ -239,7 +239,7 @@ def ptx_plans(sums: int = TURING_SUMS) -> PlanVersions:
     version of the CPU's plan for the operator. `sums`: whose tensor cores add (`Target.tensor_sums`)."""
     modules = _modules()
     return {
-        name: digest("ptx_plan", ptx_plan.PLAN_SCHEMA, cpu_plan=version, judge=modules)
+        name: digest("ptx_plan", ptx_plan.PLAN_SCHEMA, cpu_plan=version, modules=modules)
         for name, version in cpu_plans(sums=sums).items()
     }
 

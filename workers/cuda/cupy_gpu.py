@@ -203,7 +203,7 @@ class CupyGpu:
         own = operator("matmul")
         rng = np.random.default_rng(0)
         for fields in WARM_UP_PROBLEMS:
-            beat(f"warming up: judging {fields['dtype']}")
+            beat(f"warming up: verifying {fields['dtype']}")
             problem = own.parse({"operator": "matmul", "m": 8, "n": 16, "k": 16, "ldc": 24, **fields})
             operands = own.operands(problem)
             for kind in ("integer", "normal"):

@@ -43,10 +43,10 @@ class Rotation:
     def of(sets: int, fastest_us: float, *, cold: bool) -> "Rotation":
         """Of so many sets, so that a sample of the fastest takes a millisecond. Sets that the L2 holds are all used in
         each sample: so it holds them equally for all."""
-        repeats = max(1, math.ceil(SAMPLE_US / fastest_us))
-        if repeats >= sets or not cold:
-            return Rotation(math.ceil(repeats / sets) * sets, 1)
-        groups = sets // repeats
+        launches = max(1, math.ceil(SAMPLE_US / fastest_us))
+        if launches >= sets or not cold:
+            return Rotation(math.ceil(launches / sets) * sets, 1)
+        groups = sets // launches
         return Rotation(sets // groups, groups)
 
     def calls(self, calls: Sequence[Launch], group: int, samples: int = 1) -> list[Launch]:

@@ -196,8 +196,8 @@ class OperandSets:
 def set_count(device: Device, one_set: int) -> tuple[int, bool]:
     """How many sets of that many bytes to rotate through, and whether that leaves nothing of a set in the L2."""
     # Two at least: what a run used last of a set, however large, is what the next run on it would find in the L2.
-    enough = max(2, L2_TIMES * device.l2_bytes // one_set + 1)
-    count = max(1, min(enough, MOST_SETS, device.memory_bytes // MEMORY_SHARE // one_set))
+    beyond_l2 = max(2, L2_TIMES * device.l2_bytes // one_set + 1)
+    count = max(1, min(beyond_l2, MOST_SETS, device.memory_bytes // MEMORY_SHARE // one_set))
     return count, count > 1 and count * one_set > L2_TIMES * device.l2_bytes
 
 

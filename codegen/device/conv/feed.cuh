@@ -79,7 +79,7 @@ struct Copier : gemm::tensor::Copier<C, SharedTile<C, Operand>, Operand::tile_ou
   using T = typename C::Input;
   static constexpr int align = Operand::align;
 
-  // `k_left` by reference: of a copy more nvcc 13.2 makes other code.
+  // `k_left` by reference: with one more copy nvcc 13.2 generates other code.
   static __device__ __forceinline__ void start(char* tile, Operand& operand, const int& k_left) {
     if constexpr (Operand::gathered) {
       using V = typename Operand::V;

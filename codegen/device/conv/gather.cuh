@@ -3,7 +3,7 @@
 // A column of k is a tap: a row r and a column s of the filter, and a channel c of the group. An image with channels last
 // is A: a row for each output pixel, taps in the order (r, s, c), so that a vector of channels is one access. With channels
 // first it is B: a column for each output pixel, taps in the order (c, r, s), one element at a time. Nothing is divided in
-// the main loop: a thread knows the corner of the filter's window at each of its pixels, and counts taps like an odometer.
+// the main loop: a thread keeps the corner of the filter's window at each of its pixels, and counts taps like an odometer.
 //
 // `Arguments` is an operator's own struct. Beside what gemm/tile.cuh reads it has the image (`a` with channels last, else
 // `b`; stride_a, stride_b), its height and width, the pitches of it (image_pitch, row_pitch, pixel_pitch, channel_pitch: from

@@ -112,7 +112,7 @@ inline bool check_sums(const gemm::Plan& product, int64_t k, Complaint complaint
   return true;
 }
 
-// Whether filters have the columns that a kernel of neighbouring pixels knows; of others nothing is asked.
+// Whether filters have the columns that a kernel of neighbouring pixels is made for; of others any number is taken.
 template <class C>
 bool check_window(const Shape& shape, Complaint complaint) {
   if constexpr (C::direct) {

@@ -2,8 +2,8 @@
 //
 // Vector clocks, one per warp, because only whole warps synchronise: the block's barrier, named barriers, warp_barrier.
 // Collectives such as mma and shuffles order nothing. A warp counts epochs: the present one is stamped on every access of
-// its lanes, and each barrier that it comes to begins another. `clocks[w][v]` says what warp w has seen of warp v: accesses
-// of v in epochs below it happened before whatever w does now. For v = w it speaks of the warp's other lanes; what a
+// its lanes, and each barrier that it comes to begins another. `clocks[w][v]` is an epoch of warp v: its accesses in epochs
+// below that happened before whatever warp w does now. For v = w they are those of the warp's other lanes; what a
 // thread did itself always happened before. (Lamport 1978; the division of a word's history into its last write and the
 // reads since is that of Flanagan and Freund, "FastTrack", PLDI 2009.)
 //

@@ -15,7 +15,7 @@ namespace simt {
 
 // Brings one operand's tile from global memory to shared memory, through registers so that the loads of the next tile
 // fly while this one is used. `outer` is the operand's own extent (m for A, n for B) and `stored_k_major` says that a
-// stored row runs along it, as shared memory wants it; otherwise a stored row runs along k and is turned on the way.
+// stored row runs along it, as a row of shared memory does; otherwise a stored row runs along k and is turned on the way.
 template <class C, int tile_outer, bool stored_k_major, int align>
 struct Loader {
   using T = typename C::Input;

@@ -1,4 +1,4 @@
-// Keys that are split among blocks: what each of them leaves in the workspace, and how a second launch merges it.
+// Keys that are split among blocks: what each of them leaves in the workspace, which attention/merge_rows.cuh merges.
 #pragma once
 
 namespace cukiln {

@@ -1,4 +1,4 @@
-// The filters as an operand of a phase: what the product wants as a matrix with a row or a column for each tap lies in w tap
+// The filters as an operand of a phase: what the product takes as a matrix with a row or a column for each tap lies in w tap
 // by tap, and a phase has only some of them. Both operands come element by element or vector by vector (conv/gather.cuh).
 #pragma once
 

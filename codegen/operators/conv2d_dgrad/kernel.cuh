@@ -45,7 +45,7 @@ template <class C>
 __device__ __forceinline__ void run_direct(const Arguments& arguments) {
   constexpr int tile_p = C::threads / C::threads_k * C::pixels;
   const int phases = arguments.h.phases * arguments.w.phases;
-  // Of strips pixels do not tell how many there are; the grid does.
+  // The number of strips does not follow from that of pixels, but from the grid.
   const int per_phase = C::window > 0 ? static_cast<int>(gridDim.x) / phases : (arguments.m - 1) / tile_p + 1;
   const int number = static_cast<int>(blockIdx.x) / per_phase;
   const Phase<C> phase(arguments, number);

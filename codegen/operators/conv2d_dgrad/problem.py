@@ -63,7 +63,7 @@ class Conv2dDgradProblem(AllowsWinograd):
             if residues > MOST_RESIDUES:
                 raise refuse(
                     "too_large",
-                    f"makes {residues} residues of the stride along {extent}; at most {MOST_RESIDUES} are told apart",
+                    f"makes {residues} residues of the stride along {extent}; at most {MOST_RESIDUES} are possible",
                     allowed=MOST_RESIDUES,
                 )
         return value

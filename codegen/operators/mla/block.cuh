@@ -52,7 +52,7 @@ template <class C> constexpr int stage_bytes = C::tile_kv * columns * 2;
 template <class C> constexpr int weights_bytes = C::tile_q * C::tile_kv * 2;
 template <class C> constexpr int exchange_bytes = C::warps_vo * C::tile_q * 4;
 template <class C> constexpr int numbers_bytes = C::stages * C::tile_kv * 4;
-// Q, where out is staged afterwards; the ring of keys; weights; what warps of the same rows tell each other; numbers of pages.
+// Q, where out is staged afterwards; the ring of keys; weights; what warps of the same rows exchange; numbers of pages.
 template <class C>
 constexpr int shared_bytes = q_bytes<C> + C::stages * stage_bytes<C> + weights_bytes<C> + exchange_bytes<C> + numbers_bytes<C>;
 
