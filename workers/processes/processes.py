@@ -25,6 +25,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -346,9 +347,11 @@ class Processes:
             self._cleaner = self._root = None
             if cleaner is None or root is None or self._owner != os.getpid():
                 return
+        cleaner.send_signal(signal.SIGCONT)  # it may be stopped
         # A line, not the pipe's end alone: a fork of ours may hold that for long. A killed cleaner raises nothing here.
         cleaner.communicate(b"\n")
-        if cleaner.wait() != 0:
+        cleaner.wait()
+        if root.exists():  # also where another part of this process has reaped it, so that its status is unknown
             shutil.rmtree(root, ignore_errors=True)
 
     def _private_root(self) -> Path:

@@ -11,10 +11,11 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from storage.config.settings import load_settings
@@ -219,13 +220,31 @@ def test_a_folder_that_cannot_be_made_is_the_machines_failure(tmp_path: Path) ->
         pass
 
 
-def test_closing_removes_the_folder_of_a_cleaner_that_was_killed(tmp_path: Path) -> None:
+@pytest.mark.parametrize("reaped", [False, True])
+def test_closing_removes_the_folder_of_a_cleaner_that_was_killed(tmp_path: Path, reaped: bool) -> None:
     processes = Processes(root=tmp_path)
     with processes.private_folder() as folder:
         (cleaner,) = running_with(f"cleaner\0{folder.parent}")
         cleaner.kill()
+        if reaped:
+            os.waitpid(cleaner.pid, 0)
     processes.close()
     assert not any(tmp_path.iterdir())
+
+
+def test_closing_continues_a_cleaner_that_is_stopped(tmp_path: Path) -> None:
+    processes = Processes(root=tmp_path)
+    with processes.private_folder() as folder:
+        (cleaner,) = running_with(f"cleaner\0{folder.parent}")
+        cleaner.suspend()
+    closing = threading.Thread(target=processes.close, daemon=True)
+    closing.start()
+    closing.join(30)
+    try:
+        assert not closing.is_alive() and not any(tmp_path.iterdir())
+    finally:
+        with suppress(psutil.NoSuchProcess):
+            cleaner.resume()
 
 
 def test_closing_removes_the_folder_and_later_runs_make_a_new_one(tmp_path: Path) -> None:
