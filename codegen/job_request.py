@@ -6,6 +6,7 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StrictStr
+from pydantic_core import PydanticKnownError
 
 from codegen.canonical import LARGEST_INTEGER
 from codegen.operator import Operator
@@ -17,11 +18,13 @@ from codegen.targets import target as find_target
 
 LONGEST_BUDGET_SECONDS = 7 * 24 * 3600
 
-
 _LINE = r"^[^\x00-\x1f\x7f-\x9f]{1,%d}$"
+_SURROGATE = re.compile(r"[\ud800-\udfff]")
 
 
 def _line(most: int, value: str) -> str:
+    if _SURROGATE.search(value):
+        raise PydanticKnownError("string_unicode")  # as a pattern of pydantic's own would
     if re.fullmatch(_LINE % most, value) is None:
         raise refuse("line", f"Input should be 1 to {most} characters without control characters")
     return value

@@ -347,3 +347,12 @@ def test_what_is_wrong_with_a_file_is_said_as_the_service_says_it(
     file.write_text(json.dumps({"problems": [{**RING, "fraction_bits": 64}, {"operator": "sort"}]}), encoding="utf-8")
     code, text = printed(capsys, "profile", str(file), monkeypatch=monkeypatch)
     assert code == 2 and "problems[0].fraction_bits" in text and "problems[1].operator" in text
+
+
+def test_a_file_with_half_of_a_surrogate_pair_in_a_name_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "request.json"
+    file.write_text(json.dumps({"problems": [{**RING, "name": "\ud800"}]}), encoding="utf-8")
+    code, text = printed(capsys, "profile", str(file), monkeypatch=monkeypatch)
+    assert code == 2 and "problems[0].name should be a valid string" in text
