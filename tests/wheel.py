@@ -24,6 +24,7 @@ RELEASES = ("3.11", "3.12", "3.13")
 NEEDED = ("hypothesis", "pytest", "pytest-timeout", "starlette", "uvicorn", "numpy")  # by the tests themselves
 OF_CODEGEN = ("ml-dtypes", "rfc8785")
 CLIENT = "tests/support/fixtures/client.py"
+OF_CLIENT = (CLIENT, "tests/support/run/forget_caches.py")
 SERVICE = "tests/support/service/running_service.py"
 REFERENCES = ("tests/support/kernels/reference_kernel.py", "tests/support/kernels/torch_graphs.py")
 CONFTEST = """
@@ -47,16 +48,18 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Part:
-    """Tests of one folder. `beside`: what they may import of the checkout, packages and modules."""
+    """Tests of one folder, and of the `rooms` in it. `beside`: what they may import of the checkout, packages and
+    modules."""
 
     tests: str
-    beside: tuple[str, ...] = (CLIENT,)
+    rooms: tuple[str, ...] = ()
+    beside: tuple[str, ...] = OF_CLIENT
     extra: str = ""
     packages: tuple[str, ...] = NEEDED
 
     def files(self) -> list[Path]:
         """Those that import no more than that of the checkout."""
-        paths = sorted((ROOT / self.tests).glob("*.py"))
+        paths = [path for room in ("", *self.rooms) for path in sorted((ROOT / self.tests / room).glob("*.py"))]
         return [path for path in paths if set(imports(path)) <= set(self.beside)]
 
     def lay_out(self, folder: Path) -> None:
@@ -78,11 +81,12 @@ def imports(path: Path) -> list[str]:
 
 
 def parts(torch: str | None) -> list[Part]:
-    beside = (CLIENT, SERVICE)
-    found = [Part("tests/of_client"), Part("tests/of_client/jax", beside, "jax")]
+    beside = (*OF_CLIENT, SERVICE)
+    found = [Part("tests/of_client", ("http", "kernels")), Part("tests/of_client/jax", beside=beside, extra="jax")]
     if torch is not None:
         packages = (*NEEDED, *OF_CODEGEN, torch)
-        found.append(Part("tests/of_client/torch", (*beside, *REFERENCES, "codegen"), "torch", packages))
+        beside = (*beside, *REFERENCES, "codegen")
+        found.append(Part("tests/of_client/torch", beside=beside, extra="torch", packages=packages))
     return found
 
 
