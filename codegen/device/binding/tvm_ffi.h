@@ -91,8 +91,13 @@ inline bool read_workspace(const TVMFFIAny& value, int64_t needed, int device, v
     fail("TypeError: the workspace must be a " CUKILN_TENSOR_WORD " tensor or an address");
     return false;
   }
-  int64_t bytes = (tensor->dtype.bits * tensor->dtype.lanes + 7) / 8;
-  for (int axis = 0; axis < tensor->ndim; ++axis) bytes *= tensor->shape[axis];
+  int64_t bytes = (tensor->dtype.bits * tensor->dtype.lanes + 7) / 8, elements = 1;
+  for (int axis = tensor->ndim - 1; axis >= 0; elements *= tensor->shape[axis--]) {
+    if (tensor->strides == nullptr || tensor->shape[axis] == 1 || tensor->strides[axis] == elements) continue;
+    fail("ValueError: the workspace is not contiguous");
+    return false;
+  }
+  bytes *= elements;
   if (tensor->device.device_type != kernels_reach || tensor->device.device_id != device || bytes < needed) {
     fail("ValueError: the workspace has %lld bytes; %lld on " CUKILN_DEVICE_WORD ":%d are needed", static_cast<long long>(bytes),
          static_cast<long long>(needed), device);

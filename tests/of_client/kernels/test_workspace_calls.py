@@ -37,6 +37,8 @@ def test_several_launches_share_a_workspace(two_launches: Built, child: Child, f
         attempt("run", *vectors, "here", 2.5),
         attempt("run", *vectors, 0x73000008, 2.5),
         attempt("workspace_bytes", 1000, 2),
+        attempt("run", *vectors, T((4000,), "uint8", strides=(0,)), 2.5),
+        attempt("run", *vectors, T((2, 4000), "uint8", strides=(8000, 1)), 2.5),
     ]
     """
     answer, log = child(calls(two_launches.path, body), driver=fake_driver, FAKE_CUDA_PEEK="16")
@@ -52,6 +54,7 @@ def test_several_launches_share_a_workspace(two_launches: Built, child: Child, f
     assert answer[9] == ["TypeError", "the workspace must be a CUDA tensor or an address"]
     assert answer[10] == ["ValueError", "the workspace begins at 0x73000008; a multiple of 16 bytes is allowed"]
     assert answer[11] == ["TypeError", "2 extents were given; this kernel has 1"]
+    assert answer[12] == answer[13] == ["ValueError", "the workspace is not contiguous"]
     seen = launches(log)
     assert [(each["grid"], each["block"], each["shared"]) for each in seen[:2]] == [
         (function.grid, function.block, function.shared_bytes) for function in two_launches.launch.functions
